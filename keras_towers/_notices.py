@@ -5,13 +5,38 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 _logger = logging.getLogger("keras_towers")
 # By the id of an object that lives.
 _said: dict[int, set[Hashable]] = {}
+_of_thread = threading.local()
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Let this thread say nothing in a block that only tries something."""
+
+    def is_of_other_thread(_: logging.LogRecord) -> bool:
+        return threading.get_ident() != own
+
+    own = threading.get_ident()
+    before = is_silent()
+    _of_thread.is_silent = True
+    _logger.addFilter(is_of_other_thread)
+    try:
+        yield
+    finally:
+        _logger.removeFilter(is_of_other_thread)
+        _of_thread.is_silent = before
+
+
+def is_silent() -> bool:
+    """Whether this thread says nothing."""
+    return vars(_of_thread).get("is_silent", False)
 
 
 def first_time(owner: Any, key: Hashable) -> bool:
@@ -22,6 +47,8 @@ def first_time(owner: Any, key: Hashable) -> bool:
             one of the same name has notices of its own.
         key: tells its notices apart.
     """
+    if is_silent():
+        return False
     if id(owner) not in _said:
         _said[id(owner)] = set()
         weakref.finalize(owner, _said.pop, id(owner), None)
@@ -37,6 +64,8 @@ def announce(line: str) -> None:
     Whoever sets a level above INFO for the logger ``keras_towers``, one above
     WARNING for the root, or disables logging, does not see it.
     """
+    if is_silent():
+        return
     root = logging.getLogger()
     if _takes_info():
         _logger.info("%s", line)

@@ -70,13 +70,13 @@ class Backup(ResumesFit):
     one is kept beside it, as ``.failed``. To go on from the backup, let the
     process end, and start it again; in a notebook, restart the kernel.
 
-    A backup knows its model: the layers and how they are connected, their
-    settings, and what the model was compiled with. It is refused for another
-    one. Names, seeds and the first values of weights may differ, as may the
-    metrics at an epoch's end, and a learning rate if the number of ranks has
-    changed: training then goes on with that of the backup, and says so. Not
-    compared are the data, the arguments of ``fit``, Python code, and what no
-    ``get_config()`` returns.
+    A backup knows its model: the shapes of its variables, and the numbers and
+    texts that its layers, optimizers, losses and metrics are set to. It is
+    refused for another one. Names, seeds and the first values of weights may
+    differ, as may the metrics at an epoch's end, and a learning rate if the
+    number of ranks has changed: training then goes on with that of the backup,
+    and says so. Not compared are the data, the arguments of ``fit``, Python
+    code, how layers are connected, and what no ``get_config()`` returns.
 
     A backup is a checkpoint of TensorFlow, which ``tf.train.load_checkpoint``
     reads; ``kt.load_backup`` gives its weights to a model. A process that is

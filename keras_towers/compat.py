@@ -175,6 +175,7 @@ variables_module = _tf("ops.variables", "default_variable_creator_v2")
 
 # TensorFlow: this process, and calls of functions.
 eager_context = _tf("eager.context:context")
+_list_local_devices = _tf("client.device_lib:list_local_devices")
 anonymous_name = _tf("eager.context:anonymous_name")
 _tf(
     "eager.context:Context",
@@ -445,6 +446,16 @@ def execution_of(item: Any, steps: int) -> tuple[int, int, Any]:
     first, *last, data = item
     # Keras counts the last step itself since version 3.11.
     return first, last[0] if last else first + steps - 1, data
+
+
+def memory_of_devices() -> dict[str, int]:
+    """Return the bytes that TensorFlow may allocate on devices, by short name.
+
+    Those of GPUs are the limits of their allocators, which are there already.
+    """
+    eager_context().ensure_initialized()
+    listed = _list_local_devices(eager_context().config)
+    return {device.name: device.memory_limit for device in listed}
 
 
 def graph_of_function(graph: Any, name: str) -> Any:

@@ -10,9 +10,11 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers._bytes import parse_bytes
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.settings import ENV_OWN_GPUS
+from keras_towers.settings import ENV_DEVICE_MEMORY, ENV_OWN_GPUS
 from keras_towers.system import usable_cores
 from keras_towers.transport import Transport
 
@@ -173,6 +175,24 @@ def canonical(
         spec.device_type,
         spec.device_index or 0,
     )
+
+
+def memory_of(devices: Iterable[str]) -> list[int | None]:
+    """Return the bytes of memory of each device; None: not known.
+
+    They are those that ``KERAS_TOWERS_DEVICE_MEMORY`` gives, else of a GPU
+    those that TensorFlow may allocate there.
+    """
+    given = os.environ.get(ENV_DEVICE_MEMORY, "")
+    names = [*devices]
+    if given:
+        size = parse_bytes(f"{ENV_DEVICE_MEMORY}={given}", given)
+        return [size or None for _ in names]
+    if all_on_host(names):
+        # It is shared, and what TensorFlow reports of it is not a limit.
+        return [None for _ in names]
+    found = compat.memory_of_devices()
+    return [found.get(short_name(n)) if "GPU" in n else None for n in names]
 
 
 def all_on_host(devices: Iterable[str]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,45 +20,33 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import patches
-from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
+from keras_towers.fit.step.planned_step import (
+    LaidOutStep,
+    Needs,
+    PlannedRanks,
+    lay_out_planned,
+    planning,
+)
 from keras_towers.fit.step.step_costs import (
     Exchanged,
     StepCosts,
     costs_of,
     exchanged_in,
 )
-from keras_towers.fit.step.trace import Trace
-from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.model_state import (
     collect,
     eager_cause,
     runs_eagerly,
 )
-from keras_towers.fit.weights.shards import (
-    SMALLEST_BYTES,
-    ShardedVariable,
-    choose_layout,
-    share_counts,
-)
-from keras_towers.fit.weights.tower_variables import with_values
-from keras_towers.fit.weights.without_memory import (
-    graph_without_memory,
-    variable_like,
-    without_memory,
-)
-from keras_towers.partition import Program
-from keras_towers.partition.lifetimes import Lifetimes
-from keras_towers.partition.program import Tensor
+from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
+from keras_towers.fit.weights.without_memory import without_memory
 from keras_towers.step_times import work_of
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.model_parallel import OnMesh
-from keras_towers.transport import SingleProcess
 from keras_towers.user_models import random_examples
 
 _SEEDS = "global_seed_generator"
@@ -101,13 +90,6 @@ class Choice:
     strategy: Callable[[PlanSetting], BaseStrategy]
 
 
-class _Hosts(SingleProcess):
-    """The last of several ranks, whose towers have the most rows."""
-
-    def __init__(self, size: int):
-        self.rank, self.size = size - 1, size
-
-
 class _Planned(BaseStrategy):
     """``TowerStrategy`` on devices, and hosts, that need not exist."""
 
@@ -116,7 +98,7 @@ class _Planned(BaseStrategy):
         super().__init__(
             setting.devices,
             StrategyOptions(**options),
-            transport=_Hosts(hosts),
+            transport=PlannedRanks(hosts),
         )
         self._compose()
 
@@ -176,18 +158,13 @@ _LAYOUTS = Choice("layouts", _PlannedOnMesh)
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Needs):
     """What a choice needs.
 
     Attributes:
         choice: its name.
         model: the name of the model.
         parameters: the number of its parameters.
-        weights: the bytes of the model's weights on each of K devices.
-        optimizer: the bytes of the optimizer's variables on each of them.
-        step: the bytes that a device has at a time while a step runs, besides
-            these variables: an estimate, as ``Lifetimes`` says; None: unknown.
-        gradients: the bytes of the gradients that a device updates with.
         costs: what the step exchanges.
         whole: the paths of weights that are never in shards, by the reason.
         is_small: whether that is all of them, on any number of devices.
@@ -201,10 +178,6 @@ class Plan:
     choice: str
     model: str
     parameters: int
-    weights: list[int]
-    optimizer: list[int]
-    gradients: int | None
-    step: int | None
     costs: StepCosts
     whole: dict[str, list[str]]
     is_small: bool
@@ -213,14 +186,6 @@ class Plan:
     columns: int
     exchanged: Sequence[Exchanged]
     work: Mapping[int, float]
-
-    @property
-    def total(self) -> int | None:
-        """The bytes on the device that has most; None: unknown."""
-        if self.step is None:
-            return None
-        held = zip(self.weights, self.optimizer, strict=True)
-        return max(map(sum, held)) + self.step
 
     def fits(self, memory: int | None) -> bool | None:
         """Whether it fits into the memory of a device; None: unknown."""
@@ -297,139 +262,60 @@ def _plan(
             model, batch = _model_and_batch(
                 build(), None if open_size else size
             )
-        stack.enter_context(graph_without_memory())
-        variables = collect(model).everything()
-        stack.enter_context(
-            with_values((v, variable_like(v)) for v in variables)
-        )
-        strategy = choice.strategy(setting)
-        calls: Any = strategy._calls
-        # Other ranks, which do not exist, have the same values.
-        agreed: dict[str, Any] = {
-            name: lambda *_: None for name in ("synchronize", "agree_on_values")
-        }
-        with patches.shadowed(calls.adoption, agreed):
-            traced, program = calls.plan(model, batch, size)
-        step = _PlannedStep(
-            choice, setting, model, strategy._config, traced, program
-        )
-        return [step.on(number) for number in step.like_first()]
+        make = functools.partial(choice.strategy, setting)
+        strategy = stack.enter_context(planning(model, make))
+        step = lay_out_planned(strategy, model, batch, size)
+        numbers = _like_first(step, setting)
+        return [_plan_on(step, choice, setting, n) for n in numbers]
 
 
-@dataclasses.dataclass(frozen=True)
-class _PlannedStep:
-    """A step that is laid out for the first number of hosts.
+def _like_first(step: LaidOutStep, setting: PlanSetting) -> list[int]:
+    """Return the numbers of hosts that have the program of the first.
 
-    Attributes:
-        choice: how it is to train.
-        setting: what it is planned for.
-        model: the model, adopted by a strategy.
-        config: the places of the strategy.
-        traced: the trace of its step.
-        program: the program.
+    A program knows the number of towers by symbols, but for the axes of shards.
+    And rows that are gathered in place of sums are more with more examples.
     """
+    first, *others = setting.hosts or [1]
+    if first == 1 or step.program.replaced_sums:
+        return [first]
+    axes = step.axes_of_shards(first)
+    same = itertools.takewhile(
+        lambda number: step.axes_of_shards(number) == axes, others
+    )
+    return [first, *same]
 
-    choice: Choice
-    setting: PlanSetting
-    model: keras.Model
-    config: TowerConfig
-    traced: Trace
-    program: Program
 
-    def like_first(self) -> list[int]:
-        """Return the numbers of hosts that have the program of the first.
-
-        A program knows the number of towers by symbols, but for the axes of
-        shards. And rows that are gathered in place of sums are more with more
-        examples.
-        """
-        first, *others = self.setting.hosts or [1]
-        if first == 1 or self.program.replaced_sums:
-            return [first]
-        axes = self._axes_of_shards(first)
-        same = itertools.takewhile(
-            lambda number: self._axes_of_shards(number) == axes, others
-        )
-        return [first, *same]
-
-    def on(self, hosts: int) -> Plan:
-        """Return the plan for a number of hosts."""
-        config, program = self.config, self.program
-        here, columns = config.num_towers, len(config.mesh[0])
-        size, towers = hosts * self.setting.batch_size, hosts * here
-        step = gradients = None
-        work: Mapping[int, float] = {}
-        # The step may not fit the sizes that the trace leaves open.
-        with contextlib.suppress(ValueError):
-            lifetimes = Lifetimes(program, towers, -(-size // towers))
-            gradients = lifetimes.bytes_of(_gradients_in(self.traced, program))
-            step = lifetimes.most_bytes()
-            work = work_of(program, lifetimes)
-        costs = costs_of(program, towers, columns=columns)
-        if towers == columns == 1:
-            # It has no one to exchange with.
-            costs = dataclasses.replace(costs, exchanges=0, rounds=0)
-        state, model = collect(self.model), self.model
-        return Plan(
-            choice=self.choice.name,
-            model=model.name,
-            parameters=model.count_params(),
-            weights=self._held(state.weights, hosts),
-            optimizer=self._held(state.optimizer_variables, hosts),
-            gradients=gradients,
-            step=step,
-            costs=costs,
-            whole=_whole(state.weights, towers * columns),
-            is_small=all(map(_is_small, state.weights)),
-            hosts=hosts,
-            examples=size,
-            columns=columns,
-            exchanged=[*exchanged_in(program, towers)],
-            work=work,
-        )
-
-    @property
-    def _in_shards_of_all(self) -> list[ShardedVariable]:
-        """The variables in shards, if these are over the towers of all."""
-        if self.config.places("fit").ranks.shards.size == 1:
-            return []
-        state = collect(self.model)
-        values = [
-            v._value for v in (*state.weights, *state.optimizer_variables)
-        ]
-        return [v for v in values if isinstance(v, ShardedVariable)]
-
-    def _axes_of_shards(self, hosts: int) -> list[Any]:
-        towers, axes = hosts * self.config.num_towers, []
-        for variable in self._in_shards_of_all:
-            item_bytes = variable.dtype.size
-            layout = choose_layout(variable.shape, item_bytes, towers)
-            rows = None if layout is None else layout.towers
-            axes.append(rows and (rows.axis, rows.size % towers == 0))
-        return axes
-
-    def _held(
-        self, variables: Iterable[keras.Variable], hosts: int
-    ) -> list[int]:
-        """Return the bytes of variables on the devices of the last host."""
-        config, variables = self.config, list(variables)
-        mesh, here = config.mesh, config.num_towers
-        on = dict(bytes_on(mesh, variables))
-        of_all = set(map(id, self._in_shards_of_all))
-        for value in (v._value for v in variables if id(v._value) in of_all):
-            rows = value.layout.towers
-            counts = share_counts(rows.size, here * hosts)[-here:]
-            for devices, shards, count in zip(
-                mesh, value.shards, counts, strict=True
-            ):
-                for device, shard in zip(devices, shards, strict=False):
-                    size, planned = byte_size(shard), shard.shape[rows.axis]
-                    on[short_name(device)] += size * count // planned - size
-        names = [short_name(device) for device in itertools.chain(*mesh)]
-        found = [on[name] for name in names]
-        # What towers have once was made on the host of this process.
-        others = sum(on.values()) - sum(found)
-        return [others + found[0], *found[1:]]
+def _plan_on(
+    step: LaidOutStep, choice: Choice, setting: PlanSetting, hosts: int
+) -> Plan:
+    """Return the plan for a number of hosts."""
+    config, program, model = step.config, step.program, step.model
+    columns = len(config.mesh[0])
+    size, towers = hosts * setting.batch_size, hosts * config.num_towers
+    lifetimes = step.lifetimes(size, hosts)
+    needs = step.needs(lifetimes, size, hosts)
+    costs = costs_of(program, towers, columns=columns)
+    if towers == columns == 1:
+        # It has no one to exchange with.
+        costs = dataclasses.replace(costs, exchanges=0, rounds=0)
+    weights = collect(model).weights
+    return Plan(
+        weights=needs.weights,
+        optimizer=needs.optimizer,
+        gradients=needs.gradients,
+        step=needs.step,
+        choice=choice.name,
+        model=model.name,
+        parameters=model.count_params(),
+        costs=costs,
+        whole=_whole(weights, towers * columns),
+        is_small=all(map(_is_small, weights)),
+        hosts=hosts,
+        examples=size,
+        columns=columns,
+        exchanged=[*exchanged_in(program, towers)],
+        work={} if lifetimes is None else work_of(program, lifetimes),
+    )
 
 
 def _model_and_batch(
@@ -489,13 +375,6 @@ def _with_rows(spec: Any, examples: int | None) -> Any:
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)
     # Of ragged and sparse tensors only the graph knows the number.
     return of_any_size(spec) if has_rows(spec) else spec
-
-
-def _gradients_in(traced: Trace, program: Program) -> list[Tensor]:
-    """Return what towers have of gradients, as optimizers get them."""
-    values = [program.values[name] for name in traced.gradients]
-    found = [value.local or value.whole for value in values]
-    return [tensor for tensor in found if tensor is not None]
 
 
 def _is_small(weight: keras.Variable) -> bool:

@@ -27,7 +27,7 @@ import tensorflow as tf
 from keras_towers import backup_folder
 from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import contract, model_settings, rank_agreement
+from keras_towers.fit import contract, plain_settings, rank_agreement
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights import model_state as state_lib
@@ -210,7 +210,8 @@ class SavedTraining:
         self._found, refusal = None, ""
         if self._writes:
             self._settings = {
-                **model_settings.describe(model),
+                "keras": keras.__version__,
+                "model": plain_settings.of_model(model),
                 "ranks": peers.size,
             }
             try:
@@ -295,11 +296,14 @@ class SavedTraining:
 
     def _compare(self, saved: dict[str, Any]) -> str:
         """Return why the backup is not that of this model; empty if it is."""
-        own = self._settings
-        differing = model_settings.differing(saved, own)
+        own, both = self._settings, [saved["model"], self._settings["model"]]
+        if saved["keras"] != own["keras"]:
+            # Each version may have settings that the other one has not.
+            known = both[0].keys() & both[1].keys()
+            both = [{name: of[name] for name in known} for of in both]
+        differing = rank_checks.differing_settings(both)
         if not self.batch:
-            for name in model_settings.METRICS:
-                differing.pop(name, None)
+            differing.pop("metrics", None)
         shown = [
             f"{name} ({was} in the backup, {now} now)"
             for name, (was, now) in differing.items()
@@ -308,7 +312,7 @@ class SavedTraining:
             return ""
         listed = "; ".join(shown[:_SHOWN_SETTINGS])
         if saved["ranks"] != own["ranks"] and all(
-            map(model_settings.is_rate, differing)
+            map(plain_settings.is_rate, differing)
         ):
             logger.warning(
                 "the number of ranks has changed, and so has %s: training goes "

@@ -8,6 +8,10 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder of built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
+#: Memory of each device on which towers compute, such as 24GiB, with which the
+#: first step is compared: `--device-memory`. Default: that of GPUs; 0: it is
+#: not compared.
+ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
 #: Seed of all processes of a job; `keras-towers run` sets it. Default: no seed.
 ENV_SEED = "KERAS_TOWERS_SEED"
 #: Rank of a process, if no launcher sets it.
@@ -155,10 +159,6 @@ TRACEBACK_S = 0.3
 SAME_FAILURE_S = 60.0
 #: For a file that rank 0 has made to appear on another rank.
 SEES_FILE_S = 5.0
-#: For other ranks to arrive at a save that rank 0 writes for all ranks.
-SAVE_WAIT_S = 10.0
-#: For rank 0 to begin a save, until another rank writes the file itself.
-SAVE_OWN_S = 1.0
 #: Largest number of slots of a host: more are taken for a mistake.
 MAX_SLOTS = 10_000
 #: Largest number of ranks that a message names.

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import compat
 from keras_towers import devices as devices_lib
-from keras_towers.settings import ENV_OWN_GPUS
+from keras_towers.settings import ENV_DEVICE_MEMORY, ENV_OWN_GPUS
 from tests.conftest import TOWERS
 
 pytestmark = pytest.mark.core
@@ -173,3 +174,28 @@ def test_share_machine(own, monkeypatch):
     if not own:
         with pytest.raises(kt.TowerError, match="its machine has only 2"):
             devices_lib.share_machine(rank, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", [80 * 10**9, None, None]),
+        ("24GiB", [24 * 2**30] * 3),
+        ("0", [None] * 3),
+    ],
+)
+def test_the_memory_of_devices(given, expected, monkeypatch):
+    """That of GPUs, which TensorFlow reports, unless it is given."""
+    of_tensorflow = {"/device:GPU:0": 80 * 10**9, "/device:CPU:0": 2**28}
+    monkeypatch.setattr(compat, "memory_of_devices", lambda: of_tensorflow)
+    monkeypatch.setenv(ENV_DEVICE_MEMORY, given)
+    names = ["/job:worker/replica:0/task:1/device:GPU:0", "/device:GPU:1"]
+    found = devices_lib.memory_of([*names, "/device:CPU:0"])
+    assert found == expected
+
+
+def test_what_is_no_memory_is_refused(monkeypatch):
+    monkeypatch.setenv(ENV_DEVICE_MEMORY, "much")
+    with pytest.raises(kt.TowerError, match="KERAS_TOWERS_DEVICE_MEMORY=much"):
+        devices_lib.memory_of(["/device:CPU:0"])
+    assert compat.memory_of_devices()["/device:CPU:0"] > 0

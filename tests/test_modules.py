@@ -33,7 +33,7 @@ SHOWN_BY = {
     "fit/step/test_global_step.py": """
         fit/contract fit/step/program_inputs
         fit/step/step_layout fit/step/tower_exchanges
-        fit/step/tower_functions fit/step/tower_tensors fit/step/trace
+        fit/step/tower_functions fit/step/trace
     """,
     "fit/step/test_step_costs.py": "fit/step/step_reports",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
@@ -53,7 +53,7 @@ SHOWN_BY = {
     """,
     "partition/rules": """
         partition/conversions partition/division partition/effects
-        partition/infinities partition/list_conversions partition/registry
+        partition/infinities partition/moments partition/registry
         partition/rules/batched partition/rules/draws
         partition/rules/elementwise partition/rules/indexing
         partition/rules/reductions partition/rules/rounds
@@ -61,7 +61,8 @@ SHOWN_BY = {
     """,
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
-        partition/partitioner partition/program partition/undivided
+        partition/layout_pass partition/nodes partition/program
+        partition/undivided partition/units
     """,
     "processes/test_elastic.py": """
         engines/horovod/hvd/elastic_states
@@ -86,6 +87,7 @@ SHOWN_BY = {
     """,
     "test_backup.py": "backup_folder saved_training",
     "test_explanation.py": "fit/step/program_text",
+    "test_planning.py": "fit/step/planned_step",
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",
 }

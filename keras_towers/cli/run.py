@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 import typer
 
 from keras_towers import known_engines, settings
+from keras_towers._bytes import parse_bytes
 from keras_towers.errors import TowerError
 from keras_towers.known_engines import Engine
 from keras_towers.launching.elastic_hosts import ElasticOptions
@@ -73,6 +74,10 @@ def run(
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, metavar="N")
     ] = None,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", envvar=settings.ENV_DEVICE_MEMORY),
+    ] = None,
     module: Annotated[bool, typer.Option("-m")] = False,
     output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
     stall_warning: Annotated[
@@ -128,6 +133,9 @@ def run(
         servers: BytePS servers to start besides the processes. Default: 1 with
             --strategy byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
+        device_memory: Memory of each device, such as 24GiB: fit says before the
+            first step if a model does not fit. Default: that of GPUs; 0: it
+            does not say.
         module: SCRIPT is a module name, as for python -m.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
@@ -158,6 +166,8 @@ def run(
             Default: a temporary one; on several hosts, in the working folder.
     """
     _check_variables()
+    if device_memory is not None:
+        parse_bytes(f"--device-memory {device_memory}", device_memory)
     strategy, named = parse(strategy) if strategy else (None, {})
     if "towers" in named:
         raise TowerError(
@@ -241,6 +251,7 @@ def run(
         restarts=reset_limit if elastic else restarts,
         commits=commits,
         standby=standby,
+        device_memory=device_memory,
     )
     if plan.joined:
         _exec_as_rank(job)

@@ -1,7 +1,7 @@
 """How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
 
 Its parts, from the bottom up: ``options`` and ``contract``, ``context``,
-``model_settings``, ``rank_agreement`` and ``step_errors``, ``weights``,
+``plain_settings``, ``rank_agreement`` and ``step_errors``, ``weights``,
 ``data``, ``update`` and ``step``, ``calls``, ``keras_patches``.
 
 ``contract``
@@ -12,6 +12,8 @@ Its parts, from the bottom up: ``options`` and ``contract``, ``context``,
   Marks in a training step: the times at which towers reach certain points.
 ``options``
   The options of all strategies: declared, documented and checked once.
+``plain_settings``
+  What a model's layers and optimizers are set to, as far as it is plain.
 ``places``
   Where the steps of a call compute, and with whom.
 ``rank_agreement``
@@ -20,6 +22,4 @@ Its parts, from the bottom up: ``options`` and ``contract``, ``context``,
   The errors of steps that a user sees, with notes on what failed.
 ``step_order``
   Order and agreement of steps, and of their collectives, over all ranks.
-``model_settings``
-  What a model's layers are set to, and what it was compiled with, in words.
 """

@@ -277,6 +277,21 @@ class KerasStrategy:
         """Make the strategy TensorFlow's current one inside a block."""
         raise NotImplementedError
 
+    @property
+    def follows_options(self) -> bool:
+        """Whether options say where variables are, and who updates them."""
+        raise NotImplementedError
+
+    def planned(self, transport: Transport, **options: Any) -> KerasStrategy:
+        """Return a strategy on such devices, to plan with; it never runs.
+
+        Args:
+            transport: connects its ranks.
+            **options: those of ``StrategyOptions`` that are other ones; if this
+                strategy does not follow them, all.
+        """
+        raise NotImplementedError
+
 
 def active_strategy() -> KerasStrategy | None:
     """Return the current strategy if it is a ``KerasStrategy``, else None."""

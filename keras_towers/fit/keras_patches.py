@@ -5,12 +5,20 @@ strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
 the six methods of a model, the one that resolves its ``jit_compile="auto"``,
 the one that gives a variable its first value, the function by which Keras
-stores a distribution, and the filter of tracebacks.
-``calls/saving.py`` lists the functions that write a model, which are wrapped
-where several ranks save at one path. ``compat.py`` exempts this package from
+stores a distribution, the functions that write a model (``calls/saving.py``),
+and the filter of tracebacks. ``compat.py`` exempts this package from
 AutoGraph for good. ``tf.random.shuffle`` and the ``random`` module of Keras's
 ``PyDataset`` adapter are patched while ``fit`` creates its data on several
 ranks with different seeds (``fit/data/shuffle_order.py``).
+
+Two of ``_PATCHES`` see all that Python makes meanwhile, as they cannot be bound
+to what a strategy has taken over. ``from_func_graph``: an attribute of a
+function can only be given when it is made, before anyone can know whether a
+step will call it, and TensorFlow makes many itself, as for branches, loops and
+gradients. ``__getattribute__`` of optimizers: a step may use one that no model
+holds, which nothing sees before its first use, and whose class may override the
+methods without calling those of Keras. Where no strategy of ours is in force,
+the methods of an optimizer do what the originals do.
 
 While asynchronous towers train, ``replicas/replica_calls.py`` patches
 ``assign``, ``assign_add`` and ``assign_sub`` of Keras variables, and ``next``
@@ -49,7 +57,7 @@ from keras_towers._notices import first_time
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.calls import tower_call
+from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import METHODS
@@ -269,8 +277,6 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # Keras divides losses by the number of replicas, even outside of replicas.
     (compat.loss_module, "scale_loss_for_distribution", _scaled_loss),
     (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
-    # What is exported knows no towers.
-    (keras.Model, "export", _export),
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
 )
@@ -323,6 +329,9 @@ def patch_until_closed(
             functools.partial(_create_variable, around_creation),
         ),
         (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
+        *saving.PATCHES,
+        # What is exported knows no towers.
+        (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.
         (compat.global_state, "set_global_attribute", store),
         # Tracebacks show the user's lines.

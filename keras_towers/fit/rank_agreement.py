@@ -1,7 +1,7 @@
 """What all ranks have to agree on: calls, and the variables of models.
 
-They compare the arguments, data and settings of a call, and the names, shapes
-and values of variables; ``rendezvous/rank_checks.py`` exchanges values.
+They compare the arguments of a call, and the names, shapes and values of
+variables; ``rendezvous/rank_checks.py`` exchanges values.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import model_settings
+from keras_towers.fit import plain_settings
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
+from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each
@@ -43,7 +43,6 @@ _FOR_SAME_DATA = (
     "validation_split",
     "validation_batch_size",
 )
-_LAYERS = "layers"
 # How many differences an error shows.
 _SHOWN_SETTINGS = 3
 
@@ -54,12 +53,12 @@ def check_call(
     observer: Any,
     is_compiled_again: bool = False,
 ) -> None:
-    """Check that all ranks call the same method with the same settings.
+    """Check that all ranks call the same method with the same arguments.
 
-    It compares the arguments of the call that determine its steps, the settings
-    of layers and, for training, the compiled loss and optimizer. Different
-    learning rates only cause a warning, since all ranks train with the learning
-    rate of rank 0.
+    It compares the arguments that determine its steps and, for training, the
+    settings of optimizers; of the rest of a model, ranks compare the steps that
+    they trace. Different learning rates only cause a warning, since all ranks
+    train with the learning rate of rank 0.
 
     Args:
         config: the towers.
@@ -83,30 +82,25 @@ def check_call(
         names += _FOR_SAME_DATA
     if config.places(kind).ranks.batch.size > 1:
         names += _STEPS
-    words = model_settings.Words()
     settings = {
-        name: words.cut(arguments[name])
+        name: plain_settings.in_words(arguments[name])
         for name in names
         if arguments.get(name) is not None
     }
     settings["validation_data"] = str(
         arguments.get("validation_data") is not None
     )
+    settings["run_eagerly"] = str(state_lib.runs_eagerly(model))
     if keras_call.trains:
-        settings |= model_settings.compiled(model, words)
+        steps = getattr(model, "steps_per_execution", 1)
+        settings["steps_per_execution"] = str(steps)
+        settings |= plain_settings.of_optimizers(model)
         if config.transport.size > 1:
             name = None if observer is None else type(observer).__name__
             settings["callback that measures"] = str(name)
-    # All ranks need to see them only if they differ.
-    layers = model_settings.layers(model, words)
-    of_layers = [of_layer for _, of_layer in layers]
-    settings[_LAYERS] = model_settings.digest(repr(of_layers).encode())
     ranks = _meet(config, settings, kind, where)
     differing = rank_checks.differing_settings(ranks)
-    if differing.pop(_LAYERS, None):
-        of_ranks = _meet(config, layers, kind, where)
-        differing |= model_settings.differing_layer(of_ranks)
-    rates = [name for name in differing if model_settings.is_rate(name)]
+    rates = [name for name in differing if plain_settings.is_rate(name)]
     for name in rates:
         values = differing.pop(name)
         if config.job.rank == 0:
@@ -128,13 +122,6 @@ def check_call(
             f"{kind} of model {model.name!r} has different settings on some "
             f"ranks: {shown}. Build and compile the model, and call {kind}, in "
             "the same way on every rank."
-        )
-    unread = ", ".join(sorted(words.unread))
-    if unread and config.job.rank == 0 and first_time(model, unread):
-        announce(
-            f"the ranks of model {model.name!r} compare these only by their "
-            f"class, since they have no get_config() to read: {unread}. Make "
-            "them with the same settings on every rank."
         )
 
 

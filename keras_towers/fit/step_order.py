@@ -7,8 +7,8 @@ import dataclasses
 import functools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -19,6 +19,7 @@ from keras_towers.fit.data.batches import TowerBatch, identity_of, tensors_in
 from keras_towers.fit.data.same_data import (
     SIZE,
     check_batch,
+    check_results,
     different_data,
     different_numbers,
 )
@@ -55,6 +56,7 @@ class StepOrder:
         self._turn = compat.hidden_variable(0, tf.int64)
         self.agreement: StepAgreement = StepAgreement(transport)
         self._is_first = compat.hidden_variable(False)
+        self._results_are_first = False
         self._begun = 0
         self.gate: list[Any] = []
         self._batch: list[Any] = []
@@ -66,6 +68,7 @@ class StepOrder:
         """Note that the next step is the first one of an epoch."""
         if self._transport.size > 1:
             self._is_first.assign(True)
+            self._results_are_first = True
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
@@ -124,6 +127,16 @@ class StepOrder:
         check = functools.partial(check_batch, self._transport, data)
         return self.in_first_step(outside_of_loops(check))
 
+    def check_first_results(self, values: Callable[[], Any]) -> None:
+        """Check that the first eager step of an epoch does the same on all.
+
+        Args:
+            values: returns what it has computed.
+        """
+        if self._transport.size > 1 and self._results_are_first:
+            self._results_are_first = False
+            check_results(self._transport, values())
+
     def compare(
         self,
         step: ComparedStep,
@@ -141,7 +154,7 @@ class StepOrder:
                 copies on K towers, or its only handle.
             devices: the K towers' devices.
         """
-        self._same_step = self.agreement.assert_same(step, self._batch)
+        self._same_step = self.agreement.assert_same(step, self._batch, _KEY)
         if others:
             take_over = functools.partial(
                 self.agreement.take_over, others, devices
@@ -205,16 +218,29 @@ class StepOrder:
         described: Sequence[str],
         tower_grads: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
+        step: ComparedStep | None = None,
     ) -> list[list[Any]]:
-        """Reduce K lists of N gradients, if all ranks have the same ones."""
+        """Reduce K lists of N gradients, if all ranks have the same ones.
+
+        Args:
+            described: describes each gradient.
+            tower_grads: the gradients.
+            reduction: reduces them.
+            step: a step that each rank has made by itself, to be compared, too.
+        """
         if not tower_grads[0]:
             return [list(grads) for grads in tower_grads]
         if self._transport.size == 1:
             return reduction(tower_grads)
         same_step = self._same_step
         if same_step is None:
-            step = ComparedStep(described)
-            same_step = self.agreement.assert_same(step, self._batch)
+            # Their examples may differ.
+            step = dataclasses.replace(
+                step or ComparedStep(()), exchanged=described, fingerprint=None
+            )
+            # A step may do this for each of several optimizers.
+            key = next_key(_UPDATE)
+            same_step = self.agreement.assert_same(step, self._batch, key)
         with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))
 
@@ -257,6 +283,41 @@ def _end_data() -> tf.Tensor:
     return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
 
 
+class OperationText(NamedTuple):
+    """Describes an operation of a step.
+
+    Attributes:
+        result: its type, and the dtype and shape of what it returns.
+        attributes: its settings, by their names.
+        line: the line of code that has added it.
+    """
+
+    result: str
+    attributes: dict[str, str]
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.result} of {self.line}"
+
+
+class Operations(Protocol):
+    """The operations of a step.
+
+    Attributes:
+        checksum: 32 bits of the step.
+        checksums: of each operation, in their order.
+    """
+
+    checksum: int
+
+    @property
+    def checksums(self) -> list[int]: ...
+
+    def first_beside(self, others: Sequence[int]) -> OperationText | None:
+        """Return the first operation that others, by checksums, do not have."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Constants:
     """The numbers among the constants of a step.
@@ -266,12 +327,12 @@ class Constants:
             and booleans.
         approximate: three integers that differ by at most one between ranks
             whose real numbers differ by rounding only.
-        descriptions: describes each of them, with its line of code.
+        describe: describes each of them, with its line of code.
     """
 
     digest: int = 0
     approximate: tuple[int, int, int] = (0, 0, 0)
-    descriptions: Sequence[str] = ()
+    describe: Callable[[], Sequence[str]] = tuple
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -280,17 +341,41 @@ class ComparedStep:
 
     Attributes:
         exchanged: describes what they exchange, in its order.
-        constants: its constants, which must be the same, too, on ranks that
+        operations: its operations, which must be the same, too, on ranks that
             have traced it for the same specs; None: they are not compared.
+        constants: its constants, which are compared with its operations.
         spec: the specs of the batch for which it was traced.
         fingerprint: integers of the global batch, which differ by at most one
             between ranks with the same batch; None: each has its own.
     """
 
     exchanged: Sequence[str]
-    constants: Constants | None = None
+    operations: Operations | None = None
+    constants: Constants = Constants()
     spec: Any = None
     fingerprint: tf.Tensor | None = None
+
+    @functools.cached_property
+    def numbers(self) -> tuple[list[int], Sequence[int]]:
+        """Numbers that are equal on all ranks, and that are nearly equal."""
+        kinds = map(rank_checks.without_numbers, self.exchanged)
+        leaves = tf.nest.flatten(self.spec)
+        shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
+        exact = [
+            zlib.crc32("\n".join(kinds).encode()),
+            0 if self.operations is None else self.operations.checksum,
+            self.constants.digest,
+            zlib.crc32(" ".join(shapes).encode()),
+        ]
+        return exact, self.constants.approximate
+
+    def is_like(self, exact: Sequence[int], approximate: Sequence[int]) -> bool:
+        """Whether it is like another one, given that one's numbers."""
+        own, nearly = self.numbers
+        *same, same_sizes = (a == b for a, b in zip(own, exact, strict=True))
+        pairs = zip(nearly, approximate, strict=True)
+        same.append(all(abs(a - b) <= 1 for a, b in pairs))
+        return all(same) or (same[0] and not same_sizes)
 
 
 class StepAgreement:
@@ -305,12 +390,11 @@ class StepAgreement:
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        # What steps exchange, and their constants.
-        self._traced: dict[int, list[str]] = {}
-        self._constants: dict[tuple[str, int], None] = {}
+        # The steps of this rank, by what others compare of them.
+        self._traced: dict[tuple[int, ...], ComparedStep] = {}
 
     def assert_same(
-        self, step: ComparedStep, after: Sequence[Any]
+        self, step: ComparedStep, after: Sequence[Any], key: str
     ) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
 
@@ -320,42 +404,33 @@ class StepAgreement:
         Args:
             step: what to compare.
             after: tensors for which the comparison waits.
+            key: the key of the collective.
         """
-        # A step may do this for each of several optimizers.
-        key = next_key(_UPDATE) if step.constants is None else _KEY
-        constants, data = step.constants or Constants(), step.fingerprint
-        self._constants.update(dict.fromkeys(_numbered(constants.descriptions)))
-        kinds = map(rank_checks.without_numbers, step.exchanged)
-        digest = zlib.crc32("\n".join(kinds).encode())
-        self._traced[digest] = list(step.exchanged)
+        (exact, approximate), data = step.numbers, step.fingerprint
+        name = (*exact, *approximate)
+        # The last one is the one that was traced last.
+        self._traced.pop(name, None)
+        self._traced[name] = step
         if tf.executing_eagerly():
-            where = "compares the steps"
-            if len(set(rank_checks.gather(self._transport, digest, where))) > 1:
-                raise self.mismatch_error()
-            return []
-        leaves = tf.nest.flatten(step.spec)
-        shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
-        shapes_digest = zlib.crc32(" ".join(shapes).encode())
+            rank_checks.gather(self._transport, None, "compares the steps")
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
-            equal = self._compare(
-                [digest, constants.digest, shapes_digest],
-                constants.approximate,
-                data,
-                key,
-            )
-        same_exchanges, same_integers, same_sizes = tf.unstack(equal.exact)
-        reals = len(constants.approximate)
-        same_reals = tf.reduce_all(equal.approximate[:reals])
-        same_data = tf.reduce_all(equal.approximate[reals:])
+            equal = self._compare(exact, approximate, data, key)
+        number = len(approximate)
+        exchanges, operations, integers, sizes = tf.unstack(equal.exact)
+        reals = tf.reduce_all(equal.approximate[:number])
         # Ranks with data of their own may know other sizes of a batch, on which
-        # constants depend.
-        same_constants = (same_integers & same_reals) | ~same_sizes
-        same_step = same_exchanges & same_constants
+        # operations and constants depend.
+        same_step = exchanges & ((operations & integers & reals) | ~sizes)
+        if tf.executing_eagerly():
+            if not same_step:
+                raise self.mismatch_error()
+            return []
         assertions = [tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP])]
         if data is None:
             return assertions
+        same_data = tf.reduce_all(equal.approximate[number:])
         # Other steps may have other data: say that the steps differ.
         with tf.control_dependencies(assertions):
             return assertions + step_errors.assert_for_user(
@@ -371,7 +446,7 @@ class StepAgreement:
         of local SGD the update that ends its round.
         """
         key = next_key(_UPDATE) if in_rounds else _KEY
-        ended = [_END, batches, 0]
+        ended = [_END, batches, 0, 0]
         with tf.control_dependencies(after):
             equal = self._compare(ended, Constants().approximate, key=key)
             return tf.reduce_all(equal.exact)
@@ -431,32 +506,47 @@ class StepAgreement:
             batches: after how many batches this rank's data has ended; None: it
                 is in a step.
         """
-        lists, constants, ends = zip(
-            *rank_checks.gather(
-                self._transport,
-                (list(self._traced.values()), list(self._constants), batches),
-                "compares the steps",
-            ),
-            strict=True,
-        )
+        where, traced = "compares the steps", self._traced
+        ranks = rank_checks.gather(self._transport, ([*traced], batches), where)
+        ends = [of_rank for _, of_rank in ranks]
         if set(ends) != {None}:
             return different_numbers(["more" if n is None else n for n in ends])
-        of_ranks = [
-            {tuple(map(rank_checks.without_numbers, of)): of for of in own}
-            for own in lists
+        common = set.intersection(*({*map(tuple, of)} for of, _ in ranks))
+        # A rank whose steps others have had, too, is in one of these.
+        odd = [step for name, step in traced.items() if name not in common]
+        odd = odd or [*traced.values()]
+        operations = odd[-1].operations if odd else None
+        checksums = operations.checksums if operations else []
+        listed = rank_checks.gather(self._transport, checksums, where)
+        if any(of_rank != listed[0] for of_rank in listed):
+            other = next(of for of in listed if of != checksums)
+            first = operations and operations.first_beside(other)
+            own = first and tuple(first)
+            texts = rank_checks.gather(self._transport, own, where)
+            return TowerError(rank_checks.describe_operations(texts))
+        exchanged = [
+            pair
+            for step in odd
+            for pair in zip(
+                _numbered(map(rank_checks.without_numbers, step.exchanged)),
+                step.exchanged,
+                strict=True,
+            )
         ]
-        common = set.intersection(*map(set, of_ranks))
-        odd = [
-            [
-                pair
-                for kinds, described in own.items()
-                if kinds not in common
-                for pair in zip(_numbered(kinds), described, strict=True)
-            ]
-            for own in of_ranks
+        constants = [
+            pair
+            for step in odd
+            for pair in _numbered(step.constants.describe())
         ]
-        numbered = [list(map(tuple, own)) for own in constants]
-        return TowerError(rank_checks.describe_steps(odd, numbered))
+        described = rank_checks.gather(
+            self._transport, (exchanged, constants), where
+        )
+        return TowerError(
+            rank_checks.describe_steps(
+                [[(tuple(k), name) for k, name in of] for of, _ in described],
+                [[*map(tuple, of)] for _, of in described],
+            )
+        )
 
 
 class Equal(NamedTuple):
@@ -500,7 +590,7 @@ def are_equal(
     return Equal(high & low, others)
 
 
-def _numbered(texts: Sequence[str]) -> list[tuple[str, int]]:
+def _numbered(texts: Iterable[str]) -> list[tuple[str, int]]:
     """Return texts with the number of equal ones before each."""
     seen: Counter[str] = Counter()
     numbered = []

@@ -64,6 +64,7 @@ class Job:
             the working folder.
         standby: whether a second process of each rank, which has imported
             TensorFlow, stands by for that.
+        device_memory: the memory of each device, as text; None: that of GPUs.
         runs: what each process runs: a script, or a function, which no option
             puts into a strategy.
     """
@@ -85,6 +86,7 @@ class Job:
     restarts: int | None = 0
     commits: Path | None = None
     standby: bool = False
+    device_memory: str | None = None
     runs: Literal["script", "function"] = "script"
 
     def how_to_connect(self, strategy: str, kind: str) -> str:
@@ -96,7 +98,10 @@ class Job:
     def environment(self) -> dict[str, str]:
         """Variables for every process, whichever engine connects them."""
         return rank_environment.process_environment(
-            self.stall_warning_s, self.stall_shutdown_s, self.seed
+            self.stall_warning_s,
+            self.stall_shutdown_s,
+            self.seed,
+            self.device_memory,
         )
 
 

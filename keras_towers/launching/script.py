@@ -198,7 +198,8 @@ def _connect(setup: Setup) -> Iterator[None]:
             strategy = kt.strategy(name, **options)
     except kt.TowerError as error:
         sys.exit(f"keras-towers run: {error}")
-    with strategy, _save_once():
+    _save_once()
+    with strategy:
         try:
             yield
         except Exception as error:
@@ -231,18 +232,14 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
         )
 
 
-def _save_once() -> contextlib.AbstractContextManager[None]:
+def _save_once() -> None:
     """Let only rank 0 write the files that several ranks save."""
     from keras_towers.fit.calls import saving
-    from keras_towers.rendezvous import launchers, store, tf_config
+    from keras_towers.rendezvous import launchers, tf_config
 
-    job_store = store.store_of_job()
     member = launchers.detect() or tf_config.from_environment()
-    if job_store is None or member is None:
-        return contextlib.nullcontext()
-    if member.size is None or member.size == 1:
-        return contextlib.nullcontext()
-    return saving.on_rank_0_only(member.rank, member.size, job_store)
+    if member is not None and member.size != 1:
+        saving.let_rank_0_write(member.rank)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

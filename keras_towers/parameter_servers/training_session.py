@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
+from keras_towers.fit.step_order import ComparedStep
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.parameter_servers.key_value_store import value_of
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
@@ -29,6 +30,7 @@ from keras_towers.parameter_servers.server_connection import (
 )
 from keras_towers.parameter_servers.server_variables import ServerVariables
 from keras_towers.parameter_servers.workers import Workers
+from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas import named_resources
 from keras_towers.replicas.averages import (
     Averages,
@@ -124,6 +126,30 @@ class Session:
 
     def begin_trace(self) -> None:
         """Prepare for a new trace of the step."""
+
+    def compare(self, step: ComparedStep) -> None:
+        """Compare a traced step with those of workers that have traced theirs.
+
+        No worker waits for another, and the last one compares with all.
+
+        Raises:
+            TowerError: another worker has another step.
+        """
+        assert step.operations is not None
+        store, key = self.connection.store, f"{self.name}/traced"
+        own = *step.numbers, step.operations.checksums
+        with tf.init_scope():
+            store.put(f"{key}-{self.rank}", own)
+            others = store.by_rank(key, range(self.peers.size))
+        for rank, (exact, approximate, checksums) in others.items():
+            if not step.is_like(exact, approximate):
+                first = step.operations.first_beside(checksums)
+                raise TowerError(
+                    f"worker {self.rank} has another step than worker {rank}. "
+                    f"{rank_checks.OPERATIONS}: "
+                    f"{first or 'the value of a constant'}. "
+                    f"{rank_checks.SAME_STEP}"
+                )
 
     def begin_fit(self) -> None:
         """Begin a ``fit``: the chief uploads all variables."""

@@ -27,6 +27,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
+from keras_towers.fit.step_order import ComparedStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.server_connection import ServerPeers
@@ -407,6 +408,12 @@ class ServerUpdate(WeightUpdate):
             "weights are updated on the parameter servers and copied to each "
             f"{copies}"
         )
+
+    def note_own_step(self, step: ComparedStep) -> None:
+        """Note a step that workers compare."""
+        session = current_session.get()
+        if session is not None:
+            session.compare(step)
 
     def push(self, call: ApplyCall) -> None:
         """Pass gradients on that are results of a step."""

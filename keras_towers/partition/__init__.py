@@ -57,69 +57,86 @@ The terms of the code, in the order in which a reader needs them:
   a loop, in a branch, or in a function that XLA compiles apart from the rest:
   if one is needed there, the whole loop, branch or call is computed once.
 
-The objects that most functions take:
+The objects that functions take, each with what only it keeps:
 
 * a ``Value``: a tensor of the trace, and its local and whole values;
-* a ``Node``: the traced operation that is being laid out;
-* a ``Partitioner``: adds operations to the program (as a ``Builder``), converts
-  values to other layouts (as a ``Converter``), and applies rules.
+* a ``Builder``: the operations and exchanges that are added to the program, or
+  to a function that towers call;
+* ``Units``: what is divided, and the sizes that symbols stand for;
+* a ``Converter``: the other layouts that values were converted to;
+* ``VariableContents``: what variables hold, and who uses them in which order;
+* a ``Scope``: these four, for the graph or the function that is being laid out,
+  and the values of its tensors. The scope of a function is made from that of
+  its caller;
+* a ``Node``: the traced operation that is being laid out, in its scope. A rule
+  takes it, and the values of its inputs, and returns those of its outputs.
 
-The docstring of ``rules`` lists the file of each operation's rule.
+The modules, in the order in which to read them: each imports only those before
+it. From ``program`` to ``nodes`` are the objects; from ``spans`` to ``entry``
+is the pass, and the rules are between its two last modules (the docstring of
+``rules`` lists the file of each operation's rule); then follows what is done
+with a program.
 
-``assumed``
-  The shapes that the tensors of a program have for an assumed batch.
-``builder``
-  Builds a program: operations, exchanges, and the sizes that they take.
-``compiled_draws``
-  Functions that run without XLA, of which XLA compiles the random draws.
-``conversions``
-  Converts values to the layouts that operations need.
-``division``
-  Divides an operation along one of its axes, or keeps partial sums partial.
-``effects``
-  The side effects of operations.
-``emission``
-  Operations of a program as operations of a TensorFlow graph.
-``entry``
-  Lays out a traced graph, given the layouts of its inputs.
-``folding``
-  Folds what is known before a step runs: sizes, axes and numbers.
-``gathers``
-  When the rows of variables in shards are gathered: late, and again.
-``infinities``
-  Whether values may be infinite, which sums of products of them depend on.
-``kernels``
-  What XLA compiles, as the kernels that TensorFlow has registered say.
-``layouts``
-  How a value of the one-device step is laid out over towers.
-``left_out``
-  Results of a branch that the other branches leave out.
-``lifetimes``
-  How many bytes a tower has at a time while it runs a program.
-``list_conversions``
-  Converts lists of tensors to the layouts that operations need.
-``local_step``
-  The step of one of several processes that exchange nothing within a step.
-``mesh``
-  Divides a step over a mesh of two dimensions: the same pass, applied twice.
-``partitioner``
-  Lays out the trace of the one-device step over towers, in one pass.
 ``program``
   A step over towers as data: operations, and exchanges between them.
-``registry``
-  Operations as rules see them, and the rules of each type of operation.
-``resources``
-  When resources may be read and written, and what variables hold.
 ``sizes``
   Sizes as exact expressions in the number of examples.
+``reasons``
+  Why an operation is not divided, and what has to be so.
+``builder``
+  Builds a program: operations, exchanges, and the sizes that they take.
+``layouts``
+  How a value of the one-device step is laid out over towers.
+``units``
+  The units that rows are counted in, and the sizes that follow from them.
+``moments``
+  Finds the means in a graph whose variances it computes, too.
+``gathers``
+  When the rows of variables in shards are gathered: late, and again.
+``conversions``
+  Converts values to the layouts that operations need.
+``resources``
+  When resources may be read and written, and what variables hold.
+``nodes``
+  Operations that are laid out, as rules see them, and what is around them.
 ``spans``
   The ranges of axes that slices and splits select, if they are known.
+``folding``
+  Folds what is known before a step runs: sizes, axes and numbers.
+``infinities``
+  Whether values may be infinite, which sums of products of them depend on.
+``division``
+  Divides an operation along one of its axes, or keeps partial sums partial.
+``registry``
+  The rules of each type of operation.
+``effects``
+  The side effects of operations.
+``undivided``
+  Computes what is not divided as one device does, and shares the result.
+``layout_pass``
+  Lays out the trace of the one-device step over towers, in one pass.
+``entry``
+  Lays out a traced graph, given the layouts of its inputs.
+``kernels``
+  What XLA compiles, as the kernels that TensorFlow has registered say.
+``compiled_draws``
+  Functions that run without XLA, of which XLA compiles the random draws.
+``emission``
+  Operations of a program as operations of a TensorFlow graph.
+``left_out``
+  Results of a branch that the other branches leave out.
 ``stackable``
   Lists of tensors that go from one function to another as a stack.
 ``stages``
   What a level computes with XLA, as functions and single operations in turn.
-``undivided``
-  Computes what is not divided as one device does, and shares the result.
+``local_step``
+  The step of one of several processes that exchange nothing within a step.
+``assumed``
+  The shapes that the tensors of a program have for an assumed batch.
+``lifetimes``
+  How many bytes a tower has at a time while it runs a program.
+``mesh``
+  Divides a step over a mesh of two dimensions: the same pass, applied twice.
 """
 
 from keras_towers.partition import rules

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.layouts import NotDivided, static
 from keras_towers.partition.program import (
     Axis,
     Exchange,
@@ -18,8 +17,11 @@ from keras_towers.partition.program import (
     Operation,
     Tensor,
 )
+from keras_towers.partition.reasons import EXCHANGE, NotDivided
 
 AttrValue = tf.compat.v1.AttrValue
+# The axes of all places that may have a value of their own.
+EVERYWHERE: tuple[Axis, ...] = ("towers", "ranks")
 # The dtype of computed sizes.
 SIZE_DTYPE = tf.int64
 Output = tuple[Any, tf.TensorShape]
@@ -37,6 +39,7 @@ class Builder:
     Args:
         can_exchange: whether towers may exchange values; False inside loops,
             branches and compiled functions.
+        shard_axes: over which variables in shards are divided.
 
     Attributes:
         operations: the operations, in order.
@@ -47,13 +50,15 @@ class Builder:
         device: where what is computed once runs, as in ``Operation``.
     """
 
-    # Over which variables in shards are divided.
-    shard_axes: tuple[Axis, ...] = ("towers", "ranks")
-
-    def __init__(self, can_exchange: bool = True):
+    def __init__(
+        self,
+        can_exchange: bool = True,
+        shard_axes: tuple[Axis, ...] = EVERYWHERE,
+    ):
         self.operations: list[Operation] = []
         self.exchanges: list[Exchange] = []
         self.can_exchange = can_exchange
+        self.shard_axes = shard_axes
         self.name = self.gradient = self.device = ""
         self._constants: dict[Any, Tensor] = {}
 
@@ -188,7 +193,7 @@ class Builder:
             # All towers have the same value.
             return tensor
         if not self.can_exchange:
-            raise NotDivided
+            raise NotDivided(EXCHANGE)
         shape = tensor.shape
         if shape.rank is None and sizes is not None:
             shape = static(sizes)
@@ -201,7 +206,7 @@ class Builder:
         if over is None:
             # What depends on shards only is the same where they are.
             own = tensor.on_towers and not tensor.of_batch
-            over = self.shard_axes if own else ("towers", "ranks")
+            over = self.shard_axes if own else EVERYWHERE
         on_towers = on_towers or kind in ("before", "scatter")
         on_towers = on_towers or "towers" not in over
         of_batch = kind == "before"
@@ -413,6 +418,13 @@ class Builder:
         return self.op(
             "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
         )
+
+
+def static(shape: Any) -> tf.TensorShape:
+    """Return a shape as TensorFlow knows it: None for symbols."""
+    if isinstance(shape, tf.TensorShape):
+        return shape
+    return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
 
 
 def _depends_on_batch(tensors: Iterable[Tensor]) -> bool:

@@ -1,45 +1,46 @@
 """Converts values to the layouts that operations need.
 
-A conversion is an exchange, a slice, or a partial sum.
+A conversion is an exchange, a slice, or a partial sum. Lists of tensors are
+converted as the stack of their elements. A tower without rows has lists of one
+row: XLA compiles rounds that never run, and they take an element.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE_DTYPE, Builder
+from keras_towers.partition.builder import SIZE_DTYPE, static
 from keras_towers.partition.gathers import Gathers, whole_bytes
 from keras_towers.partition.layouts import (
+    PARTIAL,
     REPLICATED,
-    DataDependentUnit,
-    InShards,
+    Elements,
     Layout,
     ListOf,
-    NotDivided,
     Partial,
     Sharded,
-    Unit,
     Value,
+    is_row_per_element,
     local_shape,
+    may_hold_rows,
+    stacked_layout,
+)
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.reasons import (
+    EXCHANGE,
+    SHAPE,
+    NotDivided,
+    asserted,
     require,
-    static,
     unless_none,
 )
-from keras_towers.partition.list_conversions import gather_list, local_list
-from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import (
-    UNKNOWN,
-    Size,
-    data_dependent_symbol,
-    symbol_name,
-)
+from keras_towers.partition.units import Units
 
 
 class CannotGather(Exception):
@@ -65,9 +66,8 @@ class LayoutOptions:
             cost, but not for the result.
         over_columns: whether it is over the columns of a tower, of which each
             has all examples; the result is then laid out over towers. Gradients
-            keep their operation, and a partial sum that several
-            operations use is added up before them, as each might need another
-            exchange.
+            keep their operation, and a partial sum that several operations
+            use is added up before them, as each might need another exchange.
     """
 
     ranks: bool = False
@@ -81,23 +81,17 @@ class LayoutOptions:
     over_columns: bool = False
 
 
-class Converter(Builder):
+class Converter:
     """Converts values to layouts, each value once per layout.
 
-    It keeps the units that rows are counted in, and the sizes that symbols
-    stand for.
-
     Args:
-        unit: the unit of the batch: examples.
+        units: the units of the rows.
         is_first: a tensor: whether a tower is the first.
         is_first_part: a tensor: whether a micro-batch is its tower's first.
         options: the options of the layout.
-        around: for the body of a function, the converter of its caller.
 
     Attributes:
-        sizes: tensors of the global sizes that symbols stand for, by symbol.
-        units: the data-dependent units, by the symbols of their sizes.
-        variable_units: the axes of variables in shards, by their sizes.
+        builder: adds the operations.
         near: the level of the inputs of the operation that is being laid out.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered, because of ``gather_ratio``.
@@ -105,148 +99,21 @@ class Converter(Builder):
 
     def __init__(
         self,
-        unit: Unit,
+        units: Units,
         is_first: Tensor,
         is_first_part: Tensor,
         options: LayoutOptions,
-        around: Converter | None = None,
     ):
-        super().__init__(can_exchange=around is None)
-        self.unit = unit
+        self.builder = units.builder
+        self.units = units
         self.is_first = is_first
         self.is_first_part = is_first_part
         self.options = options
-        if options.replicate_shards:
-            self.shard_axes = ("towers",)
-        self.replaced_sums = 0
         self.near = 0
-        self.variable_units: dict[int, Unit] = {}
+        self.replaced_sums = 0
         self._gathers = Gathers(options.gather_bytes)
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
-        self._fractions: dict[Any, Tensor] = {}
-        self.sizes: dict[str, Tensor] = {}
-        self.units: dict[str, DataDependentUnit] = {}
-        self._unit_by_key: dict[Any, DataDependentUnit] = {}
-        self._unit_numbers = itertools.count()
-        if around is not None:
-            self.sizes = around.sizes
-            self.variable_units = around.variable_units
-            # The counts of units that a function finds are its own tensors.
-            self.units = dict(around.units)
-            self._unit_by_key = dict(around._unit_by_key)
-            self._unit_numbers = around._unit_numbers
-
-    # ---- units ---------------------------------------------------------------
-
-    def data_dependent_unit(self, key: Any, count: Tensor) -> DataDependentUnit:
-        """Return the unit of rows that a tower has because of its data.
-
-        Args:
-            key: identifies the unit: equal keys yield the same unit.
-            count: the number of units of each tower.
-        """
-        if key not in self._unit_by_key:
-            size = data_dependent_symbol(f"found{next(self._unit_numbers)}")
-            unit = DataDependentUnit(size, count, self)
-            self._unit_by_key[key] = self.units[symbol_name(size)] = unit
-        return self._unit_by_key[key]
-
-    def alias_unit(self, key: Any, unit: DataDependentUnit) -> None:
-        """Have another key identify a unit, unless the key is in use."""
-        self._unit_by_key.setdefault(key, unit)
-
-    def has_unit(self, unit: Unit | DataDependentUnit) -> bool:
-        """Whether a unit is counted outside of the functions that it calls."""
-        known = (self.unit, *self.units.values(), *self.variable_units.values())
-        return any(unit is other for other in known)
-
-    def unit_fraction(
-        self, unit: Unit | DataDependentUnit, dtype: Any
-    ) -> Tensor:
-        """Return the fraction of all units that each tower has."""
-        key = unit, dtype
-        if key not in self._fractions:
-            counts = [
-                self.cast(count, tf.float64)
-                for count in (unit.count, unit.total)
-            ]
-            fraction = self.op("RealDiv", counts, ())
-            self._fractions[key] = self.cast(fraction, dtype, is_repeated=False)
-        return self._fractions[key]
-
-    def find_rows(self, axis: int, size: Any) -> Sharded | None:
-        """Return the layout of an axis whose size is a multiple of a unit's."""
-        for unit in (self.unit, *self.units.values()):
-            layout = Sharded(axis, unit)
-            rows = layout.rows_per_unit_in(size)
-            if rows:
-                return dataclasses.replace(layout, rows=rows)
-        return None
-
-    def find_row_axis(self, sizes: Sequence[Any]) -> Sharded:
-        """Return the layout of a tensor with these sizes.
-
-        Raises:
-            NotDivided: no axis has rows of a unit, or several may have.
-        """
-        layouts = [self.find_rows(a, size) for a, size in enumerate(sizes)]
-        first = layouts[0] if layouts else None
-        if first is not None and first.rows == 1 and first.unit is self.unit:
-            # Any axis would be right, and examples are usually the first.
-            return first
-        grown = [
-            layout
-            for layout, size in zip(layouts, sizes, strict=True)
-            if isinstance(size, Size) or layout is not None
-        ]
-        require(len(grown) == 1)
-        return unless_none(grown[0])
-
-    def rows_in(self, layout: InShards) -> Sharded:
-        """Return the layout of what a variable in shards holds."""
-        return Sharded(layout.axis, self.variable_units[layout.size])
-
-    def local_rows(self, layout: Sharded) -> Tensor:
-        """Return the local size of the axis of a layout."""
-        return self.scaled_size(layout.rows_per_unit, layout.unit.count)
-
-    def global_size(self, size: Any) -> Tensor | None:
-        """Return the tensor of a global size; None: it is not available."""
-        if isinstance(size, (int, np.integer)):
-            return self.constant(int(size), SIZE_DTYPE)
-        if not isinstance(size, Size):
-            return None
-        factors: list[Tensor] = []
-        for symbol, power in size.powers:
-            unit = self.units.get(symbol)
-            factor = self.sizes.get(symbol) if unit is None else unit.total
-            if factor is None:
-                return None
-            factors += [factor] * power
-        product = functools.partial(self.compute_size, "Mul")
-        return self.scaled_size(size.number, functools.reduce(product, factors))
-
-    def known_tensor(self, entries: Any, dtype: tf.DType) -> Tensor | None:
-        """Return a tensor of known entries; None: it cannot be computed.
-
-        Args:
-            entries: an array of ints, bools, ``Size`` and ``UNKNOWN``.
-            dtype: the dtype of the tensor.
-        """
-        flat = list(np.ravel(entries))
-        if not any(
-            isinstance(entry, Size) or entry is UNKNOWN for entry in flat
-        ):
-            return self.constant(entries, dtype)
-        sizes = [self.global_size(entry) for entry in flat]
-        if np.ndim(entries) > 1 or any(size is None for size in sizes):
-            return None
-        if not np.ndim(entries):
-            return self.cast(unless_none(sizes[0]), dtype)
-        return self.size_vector([*map(unless_none, sizes)], dtype)
-
-    # ---- conversions ---------------------------------------------------------
 
     def assemble(self, value: Value) -> Tensor:
         """Return the whole value, adding an exchange if it is needed."""
@@ -260,7 +127,7 @@ class Converter(Builder):
         self, value: Value, layout: Sharded, on_towers: bool
     ) -> Tensor:
         """Gather rows of a variable for the operation that is laid out."""
-        local = unless_none(value.local)
+        local = value.own
         near = max(self.near, local.level)
         known = self._gathers.find(value, on_towers, near)
         if known is not None:
@@ -272,7 +139,7 @@ class Converter(Builder):
             if level > near:
                 # Nothing else makes it wait for that level.
                 tensors.append(self._gathers.before(level))
-            local, *_ = self.add(
+            local, *_ = self.builder.add(
                 "IdentityN",
                 tensors,
                 {"T": [tensor.dtype for tensor in tensors]},
@@ -285,25 +152,25 @@ class Converter(Builder):
 
     def _assemble(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            require(self.can_exchange)
+            require(self.builder.can_exchange, EXCHANGE)
             try:
-                return gather_list(self, value)
+                return self._gather_list(value)
             except NotDivided:
                 raise CannotGather from None
         if value.whole_from is not None:
             wholes = [self.assemble(part) for part in value.whole_from.inputs]
-            outputs = self.copy(value.whole_from.operation, wholes)
+            outputs = self.builder.copy(value.whole_from.operation, wholes)
             whole = outputs[value.whole_from.index]
             if all(part.sharded for part in value.whole_from.inputs):
-                size = unless_none(whole.shape.num_elements())
+                size = asserted(whole.shape.num_elements())
                 self.replaced_sums += whole.dtype.size * size
             return whole
-        local = unless_none(value.local)
+        local = value.own
         if isinstance(value.layout, Partial):
-            return self.exchange("sum", local, sizes=value.shape)
+            return self.builder.exchange("sum", local, sizes=value.shape)
         if isinstance(value.layout, Sharded):
             return self._gather(value.layout, local, value.shape)
-        return self.exchange("first", local)
+        return self.builder.exchange("first", local)
 
     def _gather(
         self,
@@ -314,7 +181,7 @@ class Converter(Builder):
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         gather = functools.partial(
-            self.exchange,
+            self.builder.exchange,
             "gather",
             on_towers=on_towers,
             units=_units_of(layout),
@@ -333,14 +200,17 @@ class Converter(Builder):
         self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
         """Insert an axis of blocks before the axis of their rows."""
-        axis, rows = layout.axis, self.scaled_size(layout.rows, units)
+        axis, rows = layout.axis, self.builder.scaled_size(layout.rows, units)
         sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
         return self._reshape(tensor, sizes, axis, -1)
 
     def _merge_blocks(
         self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
-        axis, rows = layout.axis, self.scaled_size(layout.rows_per_unit, units)
+        axis, rows = (
+            layout.axis,
+            self.builder.scaled_size(layout.rows_per_unit, units),
+        )
         sizes = [*shape[:axis], rows, *shape[axis + 1 :]]
         return self._reshape(tensor, sizes, axis, 1)
 
@@ -356,17 +226,17 @@ class Converter(Builder):
             axis: the first axis that differs.
             shift: the offset to the old index of later axes.
         """
-        before = self.shape_vector(tensor)
+        before = self.builder.shape_vector(tensor)
         target = [
             size
             if isinstance(size, (int, Tensor))
-            else self.vector_entry(
+            else self.builder.vector_entry(
                 before, index if index < axis else index + shift
             )
             for index, size in enumerate(sizes)
         ]
-        operands = [tensor, self.size_vector(target, SIZE_DTYPE)]
-        return self.op("Reshape", operands, sizes)
+        operands = [tensor, self.builder.size_vector(target, SIZE_DTYPE)]
+        return self.builder.op("Reshape", operands, sizes)
 
     def reduce_over_towers(
         self, kind: str, own: Tensor, sizes: Sequence[Any] | None = None
@@ -380,11 +250,13 @@ class Converter(Builder):
             own: the result of each tower for its own rows.
             sizes: its shape, in symbols, if it is known.
         """
-        require(own.shape.rank is not None)
-        row = self.op("ExpandDims", [own, 0], [1, *own.shape])
+        require(own.shape.rank is not None, SHAPE)
+        row = self.builder.op("ExpandDims", [own, 0], [1, *own.shape])
         sizes = [None, *sizes] if sizes is not None else None
-        results = self.exchange("gather", row, sizes=sizes)
-        whole = self.op(kind, [results, [0]], own.shape, keep_dims=False)
+        results = self.builder.exchange("gather", row, sizes=sizes)
+        whole = self.builder.op(
+            kind, [results, [0]], own.shape, keep_dims=False
+        )
         return Value(REPLICATED, whole=whole)
 
     def replicate(self, value: Value) -> Tensor:
@@ -406,11 +278,11 @@ class Converter(Builder):
             NotDivided: the value does not have these rows.
         """
         if value.layout == layout:
-            return unless_none(value.local)
+            return value.own
         require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
-            may_scatter = value.is_partial and self.can_exchange
+            may_scatter = value.is_partial and self.builder.can_exchange
             if may_scatter and layout.of_variables and layout.blocks == 1:
                 self._rows[key] = self.scatter(value, layout)
             else:
@@ -426,11 +298,11 @@ class Converter(Builder):
         """
         unit = layout.unit
         first, count = (
-            self.scaled_size(layout.rows, size)
+            self.builder.scaled_size(layout.rows, size)
             for size in (unit.start, unit.count)
         )
-        local, shape = unless_none(value.local), static(value.sizes)
-        rows = self.exchange(
+        local, shape = value.own, static(value.sizes)
+        rows = self.builder.exchange(
             "scatter",
             local,
             layout.axis,
@@ -438,11 +310,13 @@ class Converter(Builder):
             (first, count),
             local_size=local_shape(shape, layout)[layout.axis],
             units=_units_of(layout),
-            over=self.shard_axes,
+            over=self.builder.shard_axes,
         )
-        if "ranks" in self.shard_axes or not local.of_batch:
+        if "ranks" in self.builder.shard_axes or not local.of_batch:
             return rows
-        return self.exchange("sum", rows, sizes=value.shape, over=("ranks",))
+        return self.builder.exchange(
+            "sum", rows, sizes=value.shape, over=("ranks",)
+        )
 
     def once_per_tower(self, part: Tensor) -> Tensor:
         """Return a term of a sum over all micro-batches, given one of towers.
@@ -454,31 +328,31 @@ class Converter(Builder):
         is_repeated = options.micro_batches or options.replicate_shards
         if part.of_batch or not is_repeated:
             return part
-        zeros = self.op("ZerosLike", [part], part.shape)
-        return self.op(
+        zeros = self.builder.op("ZerosLike", [part], part.shape)
+        return self.builder.op(
             "SelectV2", [self.is_first_part, part, zeros], part.shape
         )
 
     def _slice_own_rows(self, value: Value, layout: Sharded) -> Tensor:
         tensor, unit, axis = self.replicate(value), layout.unit, layout.axis
-        first = self.scaled_size(layout.rows, unit.start)
-        count = self.scaled_size(layout.rows, unit.count)
+        first = self.builder.scaled_size(layout.rows, unit.start)
+        count = self.builder.scaled_size(layout.rows, unit.count)
         shape: Any = value.shape
         if layout.blocks == 1:
-            return self.slice_rows(tensor, shape, axis, first, count)
+            return self.builder.slice_rows(tensor, shape, axis, first, count)
         split = self._split_blocks(tensor, layout, unit.total, shape)
         sizes = [*shape[:axis], layout.blocks, *shape[axis:]]
-        rows = self.slice_rows(split, sizes, axis + 1, first, count)
+        rows = self.builder.slice_rows(split, sizes, axis + 1, first, count)
         return self._merge_blocks(rows, layout, unit.count, shape)
 
     def to_partial(self, value: Value) -> Tensor:
         """Return a partial sum: the whole on the first tower, 0 on the rest."""
         if value.is_partial:
-            return unless_none(value.local)
+            return value.own
         if value not in self._parts:
             whole = self.replicate(value)
-            zeros = self.op("ZerosLike", [whole], whole.shape)
-            self._parts[value] = self.op(
+            zeros = self.builder.op("ZerosLike", [whole], whole.shape)
+            self._parts[value] = self.builder.op(
                 "SelectV2", [self.is_first, whole, zeros], whole.shape
             )
         return self._parts[value]
@@ -490,7 +364,7 @@ class Converter(Builder):
             NotDivided: this would need an exchange.
         """
         if isinstance(layout, ListOf):
-            return local_list(self, value, layout)
+            return self._local_list(value, layout)
         require(value.is_replicated or value.layout == layout)
         if isinstance(layout, Sharded):
             return self.shard(value, layout)
@@ -507,16 +381,20 @@ class Converter(Builder):
         """
         like = self.replicate(vector)
         if all(isinstance(entry, int) for entry in entries):
-            return self.constant(entries, like.dtype)
+            return self.builder.constant(entries, like.dtype)
         sizes: list[Tensor] = []
         for index, entry in enumerate(entries):
             size = (
-                entry if isinstance(entry, Tensor) else self.global_size(entry)
+                entry
+                if isinstance(entry, Tensor)
+                else self.units.global_size(entry)
             )
             if size is None:
-                size = self.cast(self.vector_entry(like, index), SIZE_DTYPE)
+                size = self.builder.cast(
+                    self.builder.vector_entry(like, index), SIZE_DTYPE
+                )
             sizes.append(size)
-        return self.size_vector(sizes, like.dtype)
+        return self.builder.size_vector(sizes, like.dtype)
 
     def local_target(
         self, target: Value, sizes: Sequence[Any], layout: Sharded
@@ -529,45 +407,155 @@ class Converter(Builder):
             layout: the layout of the output.
         """
         own: list[Any] = list(sizes)
-        own[layout.axis] = self.local_rows(layout)
+        own[layout.axis] = self.units.local_rows(layout)
         return self.size_vector_like(target, own)
 
-    # ---- towers without rows -------------------------------------------------
+    def captured(self, value: Value) -> Value:
+        """Return a value as a function sees it that captures it."""
+        if not value.is_replicated:
+            return dataclasses.replace(value, whole_from=None)
+        return dataclasses.replace(
+            value,
+            layout=REPLICATED,
+            local=None,
+            whole=self.replicate(value),
+            whole_from=None,
+        )
 
-    def pad_empty(self, tensor: Tensor, layout: Sharded) -> Tensor:
-        """Append rows of zeros for one unit if the tower has none.
+    def gather_on_towers(self, value: Value, rows: Sharded) -> Tensor:
+        """Gather rows of examples on every tower."""
+        return self._gather(rows, value.own, value.shape, on_towers=True)
 
-        Args:
-            tensor: the tower's rows.
-            layout: their layout.
+    def gathered(self, value: Value) -> Value:
+        """Return a value, and of rows of a variable the whole."""
+        rows = value.sharded
+        if rows is None or not rows.of_variables:
+            return value
+        return Value(REPLICATED, self.replicate(value), shape=value.shape)
+
+    # ---- lists of tensors ----------------------------------------------------
+
+    def _local_list(self, value: Value, layout: ListOf) -> Tensor:
+        """Return the local list of a list on every tower.
+
+        Raises:
+            NotDivided: the list cannot have this layout.
         """
-        rank, count = unless_none(tensor.shape.rank), layout.unit.count
-        more = self.compute_size("Sub", self.least_one(count), count)
-        more = self.scaled_size(layout.rows_per_unit, more)
-        ends = [[0] * rank, self.size_at_axis(layout.axis, rank, more)]
-        widths = self.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
-        # OneDNN would fuse "Pad" with a convolution, without padding.
-        zero = self.constant(0, tensor.dtype)
-        return self.op("PadV2", [tensor, widths, zero], tensor.shape)
+        if value.layout == layout:
+            return value.own
+        require(value.is_replicated)
+        elements, element = unless_none(value.elements), layout.element
+        handle = self.replicate(value)
+        if _is_empty_optional(elements):
+            return handle
+        declared = self._declared_shape(elements, element)
+        if elements.item is None:
+            made_by = handle.operation
+            if made_by is not None and made_by.type == "EmptyTensorList":
+                # XLA needs to know how many elements it may get.
+                _, most = made_by.inputs
+                return self.builder.op(
+                    "EmptyTensorList",
+                    [declared, most],
+                    (),
+                    element_dtype=elements.dtype,
+                )
+            if is_row_per_element(element):
+                length = self.builder.cast(
+                    self.units.least_one(element.unit.count), tf.int32
+                )
+            else:
+                length = self.builder.op("TensorListLength", [handle], ())
+            return self.builder.op(
+                "TensorListReserve",
+                [declared, length],
+                (),
+                element_dtype=elements.dtype,
+            )
+        require(elements.is_full and not isinstance(element, ListOf))
+        whole = self._stacked(handle, elements)
+        if isinstance(element, Partial):
+            rows = self.to_partial(whole)
+        else:
+            rows = self.shard(whole, stacked_layout(element))
+        if is_row_per_element(element):
+            rows = self.units.pad_empty(rows, stacked_layout(element))
+        return self.builder.op("TensorListFromTensor", [rows, declared], ())
 
-    def drop_padding(
-        self, tensor: Tensor, sizes: Sequence[Any], layout: Sharded
+    def _gather_list(self, value: Value) -> Tensor:
+        """Return the whole list, gathered from all towers.
+
+        Raises:
+            NotDivided: the facts do not suffice to gather it.
+        """
+        elements = unless_none(value.elements)
+        element = cast("ListOf", value.layout).element
+        # Lists of lists stay where they are.
+        require(not isinstance(element, ListOf))
+        require(elements.dtype != tf.variant)
+        declared = self._declared_shape(elements, PARTIAL)
+        rows = self._stacked(value.local, elements, element)
+        whole = self.assemble(rows)
+        return self.builder.op("TensorListFromTensor", [whole, declared], ())
+
+    def _stacked(
+        self,
+        handle: Any,
+        elements: Elements,
+        layout: Any = REPLICATED,
+    ) -> Value:
+        """Return the stack of the elements of a list with a layout."""
+        # TensorFlow needs the full shape if a tower has no elements.
+        sizes = self.element_shape(elements.shape, layout)
+        stacked = self.builder.op(
+            "TensorListStack", [handle, sizes], element_dtype=elements.dtype
+        )
+        shape = (elements.length, *(elements.shape or ()))
+        rows = stacked_layout(layout)
+        if is_row_per_element(layout):
+            stacked = self.units.drop_padding(stacked, shape, rows)
+        return Value(rows, stacked, shape=shape)
+
+    def element_shape(
+        self, shape: Sequence[Any] | None, layout: Any = None
     ) -> Tensor:
-        """Drop the rows that ``pad_empty`` has appended.
+        """Return the local shape of the elements of a list.
 
         Args:
-            tensor: the tower's rows.
-            sizes: the global shape.
-            layout: the layout of the rows.
-        """
-        count = self.local_rows(layout)
-        return self.slice_rows(tensor, sizes, layout.axis, 0, count)
+            shape: the global shape.
+            layout: the layout of the elements.
 
-    def least_one(self, count: Tensor) -> Tensor:
-        """Return a number of rows, or 1 if it is 0."""
-        return self.compute_size("Maximum", count, 1)
+        Raises:
+            NotDivided: the shape is not known completely.
+        """
+        sizes = [
+            self.units.global_size(size) for size in unless_none(shape, SHAPE)
+        ]
+        if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
+            sizes[layout.axis] = self.units.local_rows(layout)
+        return self.builder.size_vector(
+            [unless_none(size, SHAPE) for size in sizes], tf.int32
+        )
+
+    def _declared_shape(self, elements: Elements, layout: Any) -> Tensor:
+        """Return the shape that the local list declares for its elements."""
+        declared = elements.declared
+        if declared is not None and not np.ndim(declared):
+            return self.builder.constant(-1, tf.int32)
+        has_rows = isinstance(layout, Sharded) and layout.axis >= 0
+        if declared and has_rows:
+            require(may_hold_rows(declared[layout.axis], layout))
+        return self.element_shape(declared, layout)
 
 
 def _units_of(layout: Sharded) -> int | None:
     """Return the size of the axis of variables that rows are of, or None."""
     return layout.unit.size if layout.of_variables else None
+
+
+def _is_empty_optional(elements: Elements) -> bool:
+    """Whether it is an optional value without an element, however nested."""
+    if elements.item is None:
+        return elements.is_optional
+    inner = elements.item.elements
+    return inner is not None and _is_empty_optional(inner)

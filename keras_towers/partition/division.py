@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from keras_towers.partition.conversions import Converter
 from keras_towers.partition.infinities import is_finite_factor
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -23,15 +24,12 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     WholeFrom,
-    require,
-    unless_none,
 )
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.reasons import require
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
-
-if TYPE_CHECKING:
-    from keras_towers.partition.conversions import Converter
-    from keras_towers.partition.registry import Node
+from keras_towers.partition.units import Units
 
 # None: the axis cannot be divided.
 Labels: TypeAlias = "Sequence[Hashable | None]"
@@ -172,10 +170,10 @@ def divide(node: Node, inputs: Values, factors: Factors) -> Values:
     Raises:
         NotDivided: no axis can be divided, and the operation is not linear.
     """
-    partitioner = node.partitioner
+    units, converter = node.units, node.converter
     require(not any(isinstance(value.layout, ListOf) for value in inputs))
     labels_of_inputs = factors.labels(inputs)
-    chosen = _choose_axis(partitioner, inputs, labels_of_inputs, factors)
+    chosen = _choose_axis(units, inputs, labels_of_inputs, factors)
     if chosen is None:
         return _apply_linearly(node, inputs, factors)
     label, layout = chosen
@@ -184,13 +182,13 @@ def divide(node: Node, inputs: Values, factors: Factors) -> Values:
         labels = labels_of_inputs[index]
         if label not in labels:
             operands.append(
-                _replicated_operand(partitioner, index, value, factors)
+                _replicated_operand(converter, index, value, factors)
             )
             continue
         along = layout.at_axis(labels.index(label))
-        rows = partitioner.shard(value, along)
+        rows = converter.shard(value, along)
         if factors.needs_rows:
-            rows = partitioner.pad_empty(rows, along)
+            rows = units.pad_empty(rows, along)
         operands.append(rows)
     layouts: list[Layout] = []
     for labels_of_output in factors.outputs:
@@ -208,7 +206,7 @@ def divide(node: Node, inputs: Values, factors: Factors) -> Values:
     )
     if factors.needs_rows:
         for output in outputs:
-            output.local = _drop_padding(partitioner, output, layout)
+            output.local = _drop_padding(units, output, layout)
     if _should_gather_rows(node, inputs, outputs):
         (output,) = outputs
         output.whole_from = WholeFrom(
@@ -224,11 +222,10 @@ def _should_gather_rows(node: Node, inputs: Values, outputs: Values) -> bool:
     of a layer's inputs and output gradients. Gathering both is known as
     sufficient factor broadcasting (Xie et al., arXiv 1511.08486).
     """
-    partitioner = node.partitioner
-    ratio = partitioner.options.gather_ratio
+    ratio = node.options.gather_ratio
     if (
         ratio is None
-        or not partitioner.can_exchange
+        or not node.builder.can_exchange
         or len(outputs) != 1
         or not outputs[0].is_partial
     ):
@@ -247,16 +244,16 @@ def _should_gather_rows(node: Node, inputs: Values, outputs: Values) -> bool:
 
 
 def _replicated_operand(
-    partitioner: Converter, index: int, value: Value, factors: Factors
+    converter: Converter, index: int, value: Value, factors: Factors
 ) -> Tensor:
     """Return the operand of an input that is not divided."""
     if index in factors.entries:
-        return partitioner.size_vector_like(value, factors.entries[index])
-    return partitioner.replicate(value)
+        return converter.size_vector_like(value, factors.entries[index])
+    return converter.replicate(value)
 
 
 def _choose_axis(
-    partitioner: Converter,
+    units: Units,
     inputs: Values,
     labels_of_inputs: Sequence[Labels],
     factors: Factors,
@@ -282,7 +279,7 @@ def _choose_axis(
         sizes = zip(value.shape or (), labels, strict=True)
         for axis, (size, label) in enumerate(sizes):
             if isinstance(size, Size) and factors.may_divide(label):
-                rows = partitioner.find_rows(axis, size)
+                rows = units.find_rows(axis, size)
                 if rows is not None:
                     return label, rows
     return None
@@ -290,19 +287,19 @@ def _choose_axis(
 
 def _apply_linearly(node: Node, inputs: Values, factors: Factors) -> Values:
     """Apply a linear operation to each tower's partial sum."""
-    partitioner = node.partitioner
+    converter = node.converter
     parts = {k for k, value in enumerate(inputs) if value.is_partial}
     groups = [group for group in factors.linear if parts <= {*group}]
     require(parts and groups and not any(value.sharded for value in inputs))
-    if partitioner.options.over_columns:
+    if node.options.over_columns:
         traced = [node.operation.inputs[k] for k in parts]
         require(all(len(tensor.consumers()) == 1 for tensor in traced))
     for k, value in enumerate(inputs):
         require(k in groups[0] or is_finite_factor(node, k, value))
     operands = [
-        partitioner.to_partial(value)
+        converter.to_partial(value)
         if k in groups[0]
-        else _replicated_operand(partitioner, k, value, factors)
+        else _replicated_operand(converter, k, value, factors)
         for k, value in enumerate(inputs)
     ]
     outputs = node.run_on_towers(
@@ -329,13 +326,12 @@ def _has_size_of(node: Node, index: int, part: int) -> bool:
     return is_as_large and before.dtype == after.dtype
 
 
-def _drop_padding(
-    partitioner: Converter, output: Value, divided_by: Sharded
-) -> Tensor:
+def _drop_padding(units: Units, output: Value, divided_by: Sharded) -> Tensor:
     """Drop the output for rows that ``Converter.pad_empty`` has appended."""
-    layout, tensor = output.sharded, unless_none(output.local)
+    builder = units.builder
+    layout, tensor = output.sharded, output.own
     if layout is not None:
-        return partitioner.drop_padding(tensor, output.sizes, layout)
-    some = partitioner.op("Greater", [divided_by.unit.count, 0], ())
-    zeros = partitioner.op("ZerosLike", [tensor], tensor.shape)
-    return partitioner.op("SelectV2", [some, tensor, zeros], tensor.shape)
+        return units.drop_padding(tensor, output.sizes, layout)
+    some = builder.op("Greater", [divided_by.unit.count, 0], ())
+    zeros = builder.op("ZerosLike", [tensor], tensor.shape)
+    return builder.op("SelectV2", [some, tensor, zeros], tensor.shape)

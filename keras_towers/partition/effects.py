@@ -10,13 +10,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 
-_READS = (
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarIsInitializedOp",
-    "VariableShape",
-)
+_READS = """
+    ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp
+    VariableShape
+"""
 # Operations that either fail or do nothing.
 _CHECKS = ("Assert", "CheckNumericsV2")
 _BY_REFERENCE = tuple(
@@ -46,7 +43,7 @@ class Effect(enum.IntEnum):
 
 def effect_of(operation: Any) -> Effect:
     """Return the effect of an operation, including the functions it calls."""
-    if not operation.op_def.is_stateful or operation.type in _READS:
+    if not operation.op_def.is_stateful or operation.type in _READS.split():
         return Effect.NONE
     if any(a.type in _BY_REFERENCE for a in operation.op_def.output_arg):
         return Effect.PER_PROCESS

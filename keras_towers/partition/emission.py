@@ -168,6 +168,11 @@ class _Nodes:
         return made or ()
 
 
+def value_of(tensor: Tensor, given: Mapping[Tensor, Any]) -> Any:
+    """Return the graph tensor of a tensor that is given, or repeated here."""
+    return emit([], given, [tensor])[0]
+
+
 def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     """Return the graph of a function.
 

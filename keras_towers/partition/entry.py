@@ -13,9 +13,14 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.partition.builder import SIZE_DTYPE
-from keras_towers.partition.conversions import CannotGather, LayoutOptions
+from keras_towers.partition.builder import EVERYWHERE, SIZE_DTYPE, Builder
+from keras_towers.partition.conversions import (
+    CannotGather,
+    Converter,
+    LayoutOptions,
+)
 from keras_towers.partition.effects import is_variable
+from keras_towers.partition.layout_pass import lay_out_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
@@ -33,7 +38,7 @@ from keras_towers.partition.layouts import (
     local_shape,
     sizes_of,
 )
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.nodes import Marks, Scope
 from keras_towers.partition.program import (
     ColumnInput,
     Inputs,
@@ -53,6 +58,7 @@ from keras_towers.partition.sizes import (
     symbol,
     symbol_name,
 )
+from keras_towers.partition.units import Units
 
 _DEFAULTS = LayoutOptions()
 _NOTHING = symbol("nothing")
@@ -78,7 +84,7 @@ def partition_graph(
         wanted: the tensors of the graph that the program returns.
         gradients: the operations that return gradients, and components of
             gradients, to an optimizer, by name: how to lay out each of them.
-        updates: the operations of optimizers' updates, as in ``Partitioner``.
+        updates: the operations of optimizers' updates, as in ``Marks``.
         of_columns: what the last inputs are, which differ between columns.
         options: the options of the layout.
     """
@@ -88,37 +94,27 @@ def partition_graph(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    arguments = graph, layouts, wanted, gradients, updates, of_columns
+    inputs = _inputs(graph, layouts, of_columns)
+    units = _units(graph, layouts, inputs, options)
+    of_gradients = itertools.chain(*gradients.values())
+    shares = _variable_shares(units, [*layouts, *of_gradients])
+    marks = Marks(gradients, _terms_of(graph, gradients), updates)
+    converter = Converter(units, inputs.is_first, inputs.is_first_part, options)
+    scope = Scope(converter, marks)
+    values, sizes = _values(graph, layouts, inputs, units)
+    copies = _copies(layouts, inputs.of_graph, values, scope)
     try:
-        return _laid_out(*arguments, options)
+        by_name = lay_out_graph(scope, graph, values)
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        return _laid_out(*arguments, dataclasses.replace(options, lists=False))
-
-
-def _laid_out(
-    graph: Any,
-    layouts: Sequence[InputLayout],
-    wanted: Sequence[Any],
-    gradients: Mapping[str, Sequence[InputLayout]],
-    updates: Mapping[str, str],
-    of_columns: Sequence[ColumnInput],
-    options: LayoutOptions,
-) -> Program:
-    inputs = _inputs(graph, layouts, of_columns)
-    partitioner = _partitioner(graph, layouts, inputs, options)
-    of_gradients = itertools.chain(*gradients.values())
-    shares = _variable_shares(partitioner, [*layouts, *of_gradients])
-    partitioner.gradient_layouts, partitioner.updates = gradients, updates
-    partitioner.gradients = _terms_of(graph, gradients)
-    values, sizes = _values(graph, layouts, inputs, partitioner)
-    copies = _copies(layouts, inputs.of_graph, values, partitioner)
-    by_name = partitioner.lay_out_graph(graph, values)
-    results = [partitioner.assemble(by_name[tensor.name]) for tensor in wanted]
+        undivided = dataclasses.replace(options, lists=False)
+        given = graph, layouts, wanted, gradients, updates, of_columns
+        return partition_graph(*given, undivided)
+    results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     inputs = dataclasses.replace(
         inputs, sizes=sizes, copies=copies, shares=shares
     )
-    return _program(partitioner, inputs, results, by_name)
+    return _program(scope, inputs, results, by_name)
 
 
 def _inputs(
@@ -145,35 +141,32 @@ def _inputs(
     )
 
 
-def _partitioner(
+def _units(
     graph: Any,
     layouts: Sequence[InputLayout],
     inputs: Inputs,
     options: LayoutOptions,
-) -> Partitioner:
-    """Return a partitioner that knows the number of examples."""
-    total = inputs.total
-    # Without rows in the inputs, everything is computed once, and the number of
-    # examples of a tower does not matter.
-    unit = Unit(EXAMPLES, total, inputs.start, total)
-    partitioner = Partitioner(
-        unit, inputs.is_first, inputs.is_first_part, options
+) -> Units:
+    """Return the units of a program, which know the number of examples."""
+    builder = Builder(
+        shard_axes=("towers",) if options.replicate_shards else EVERYWHERE
     )
-    size, count = _examples(partitioner, graph.inputs, inputs.of_graph, layouts)
-    partitioner.unit = dataclasses.replace(unit, size=size, count=count)
-    partitioner.sizes[symbol_name(EXAMPLES)] = total
-    return partitioner
+    total = inputs.total
+    size, count = _examples(builder, graph.inputs, inputs, layouts)
+    units = Units(builder, Unit(size, count, inputs.start, total))
+    units.sizes[symbol_name(EXAMPLES)] = total
+    return units
 
 
 def _program(
-    partitioner: Partitioner,
+    scope: Scope,
     inputs: Inputs,
     results: Sequence[Tensor],
     by_name: Mapping[str, Value],
 ) -> Program:
     """Return the program of what was laid out, without what nobody needs."""
     operations, exchanges = prune(
-        partitioner.operations, partitioner.exchanges, results
+        scope.builder.operations, scope.builder.exchanges, results
     )
     delay_operations(operations, exchanges, results)
     sources = {id(operation.source) for operation in operations}
@@ -182,10 +175,10 @@ def _program(
         operations,
         exchanges,
         results,
-        partitioner.graphs,
-        [o for o in partitioner.computed_once if id(o) in sources],
+        scope.graphs,
+        {o: why for o, why in scope.computed_once.items() if id(o) in sources},
         by_name,
-        partitioner.replaced_sums,
+        scope.converter.replaced_sums,
     )
 
 
@@ -234,47 +227,50 @@ def _tensor(traced: Any, layout: InputLayout) -> Tensor:
 
 
 def _examples(
-    partitioner: Partitioner,
+    builder: Builder,
     traced: Sequence[Any],
-    tensors: Sequence[Tensor],
+    inputs: Inputs,
     layouts: Sequence[InputLayout],
 ) -> tuple[Any, Tensor]:
     """Return the global and the local number of examples."""
-    count = partitioner.unit.total
+    # Without rows in the inputs, everything is computed once, and the number of
+    # examples of a tower does not matter.
+    count = inputs.total
     if any(isinstance(layout, AllExamples) for layout in layouts):
         # No size is a multiple of what is not there.
         return _NOTHING, count
-    for tensor, own, layout in zip(traced, tensors, layouts, strict=True):
+    for tensor, own, layout in zip(
+        traced, inputs.of_graph, layouts, strict=True
+    ):
         if isinstance(layout, Sharded) and layout.unit is None:
             size: Any = tensor.shape[layout.axis]
             size = EXAMPLES if size is None else size // layout.rows_per_unit
-            return size, _units(partitioner, own, layout)
+            return size, _number_of_units(builder, own, layout)
         if isinstance(layout, RowSplits):
-            ends = partitioner.axis_size(own)
-            count = partitioner.compute_size("Sub", ends, 1)
+            ends = builder.axis_size(own)
+            count = builder.compute_size("Sub", ends, 1)
         elif isinstance(layout, SparseShape):
-            count = partitioner.vector_entry(own, 0)
+            count = builder.vector_entry(own, 0)
     return EXAMPLES, count
 
 
-def _units(partitioner: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
+def _number_of_units(
+    builder: Builder, tensor: Tensor, layout: Sharded
+) -> Tensor:
     """Return the local number of units of sharded rows."""
-    rows = partitioner.axis_size(tensor, layout.axis)
+    rows = builder.axis_size(tensor, layout.axis)
     if layout.rows_per_unit == 1:
         return rows
-    return partitioner.compute_size("FloorDiv", rows, layout.rows_per_unit)
+    return builder.compute_size("FloorDiv", rows, layout.rows_per_unit)
 
 
 def _values(
-    graph: Any,
-    layouts: Sequence[InputLayout],
-    inputs: Inputs,
-    partitioner: Partitioner,
+    graph: Any, layouts: Sequence[InputLayout], inputs: Inputs, units: Units
 ) -> tuple[list[Value], dict[str, Tensor]]:
     """Return the values of inputs, and the sizes that their shapes name."""
     sizes: dict[str, Tensor] = {}
     values = [
-        _value(index, traced, tensor, layout, partitioner, sizes)
+        _value(index, traced, tensor, layout, units, sizes)
         for index, (traced, tensor, layout) in enumerate(
             zip(graph.inputs, inputs.of_graph, layouts, strict=True)
         )
@@ -284,7 +280,7 @@ def _values(
         if of_column.kind == "start":
             # Of a vector with it, the other entries are still known.
             value.known = np.array(UNKNOWN, object)
-    partitioner.sizes.update(sizes)
+    units.sizes.update(sizes)
     return values, sizes
 
 
@@ -293,21 +289,21 @@ def _value(
     traced: Any,
     tensor: Tensor,
     layout: InputLayout,
-    partitioner: Partitioner,
+    units: Units,
     sizes: dict[str, Tensor],
 ) -> Value:
     """Return the value of an input, with symbols for unknown sizes."""
     if isinstance(layout, SparseIndices):
-        return _sparse_indices(partitioner, tensor, layout)
+        return _sparse_indices(units, tensor, layout)
     if isinstance(layout, SparseShape):
-        return _sparse_shape(partitioner, tensor, layout)
+        return _sparse_shape(units, tensor, layout)
     if isinstance(layout, RowSplits):
-        return _row_splits(partitioner, tensor, layout)
+        return _row_splits(units, tensor, layout)
     if isinstance(layout, Sharded):
-        unit: Any = partitioner.unit
+        unit: Any = units.of_batch
         if layout.unit is not None:
-            count = _units(partitioner, tensor, layout)
-            unit = partitioner.data_dependent_unit(layout.unit, count)
+            count = _number_of_units(units.builder, tensor, layout)
+            unit = units.data_dependent_unit(layout.unit, count)
         layout = dataclasses.replace(layout, unit=unit)
     shape: Any = None
     if traced.shape.rank is not None:
@@ -335,7 +331,7 @@ def _copies(
     layouts: Sequence[InputLayout],
     tensors: Sequence[Tensor],
     values: Sequence[Value],
-    partitioner: Partitioner,
+    scope: Scope,
 ) -> dict[int, Tensor]:
     """Return the copies or shards that towers have of inputs, by the index."""
     copies: dict[int, Tensor] = {}
@@ -345,14 +341,14 @@ def _copies(
             copy = dataclasses.replace(common, on_towers=True, of_batch=False)
             copies[index] = values[index].local = copy
             if copy.handle is not None:
-                partitioner.resources.add_copies(common, copy)
+                scope.variables.resources.add_copies(common, copy)
         elif isinstance(layout, InShards):
             handle = _handle_of_shards(common.handle, layout)
             copies[index] = dataclasses.replace(
                 common, on_towers=True, handle=handle, of_batch=False
             )
-            rows = partitioner.rows_in(layout)
-            partitioner.resources.add_copies(common, copies[index], rows)
+            rows = scope.units.rows_in(layout)
+            scope.variables.resources.add_copies(common, copies[index], rows)
     return copies
 
 
@@ -360,7 +356,7 @@ def _copies(
 
 
 def _variable_shares(
-    partitioner: Partitioner, layouts: Iterable[InputLayout]
+    units: Units, layouts: Iterable[InputLayout]
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Add the units of variables in shards; return the shares of towers."""
     shares: dict[int, tuple[Tensor, Tensor]] = {}
@@ -374,12 +370,12 @@ def _variable_shares(
         )
         shares[layout.size] = count, start
         if layout.rows is not None:
-            count = partitioner.constant(layout.rows, SIZE_DTYPE)
-        partitioner.variable_units[layout.size] = Unit(
+            count = units.builder.constant(layout.rows, SIZE_DTYPE)
+        units.of_variables[layout.size] = Unit(
             layout.size,
             count,
             start,
-            partitioner.constant(layout.size, SIZE_DTYPE),
+            units.builder.constant(layout.size, SIZE_DTYPE),
             of_variables=True,
             local_size=layout.rows,
         )
@@ -398,48 +394,40 @@ def _handle_of_shards(whole: Any, layout: InShards) -> Any:
 # ---- sparse and ragged rows --------------------------------------------------
 
 
-def _sparse_indices(
-    partitioner: Partitioner, own: Tensor, layout: SparseIndices
-) -> Value:
+def _sparse_indices(units: Units, own: Tensor, layout: SparseIndices) -> Value:
     """Return the value of the indices of a sparse tensor."""
-    unit = partitioner.data_dependent_unit(
-        layout.unit, partitioner.axis_size(own)
-    )
-    rows, of = Sharded(0, unit), Sharded(0, partitioner.unit)
-    return index_value(partitioner, own, rows, of, int(own.shape[1] or 0))
+    unit = units.data_dependent_unit(layout.unit, units.builder.axis_size(own))
+    rows, of = Sharded(0, unit), Sharded(0, units.of_batch)
+    return index_value(units.builder, own, rows, of, int(own.shape[1] or 0))
 
 
-def _sparse_shape(
-    partitioner: Partitioner, own: Tensor, layout: SparseShape
-) -> Value:
+def _sparse_shape(units: Units, own: Tensor, layout: SparseShape) -> Value:
     """Return the value of the dense shape of a sparse tensor."""
     rank = 1 + len(layout.sizes)
     # The sizes after the first are the same on all towers.
-    rest = partitioner.op("Slice", [own, [1], [rank - 1]], (rank - 1,))
-    rest = partitioner.exchange("first", rest)
-    total = partitioner.size_vector([partitioner.unit.total], SIZE_DTYPE)
-    whole = partitioner.op("ConcatV2", [total, rest, 0], (rank,))
-    known = np.array([partitioner.unit.size, *sizes_of(layout.sizes)], object)
+    rest = units.builder.op("Slice", [own, [1], [rank - 1]], (rank - 1,))
+    rest = units.builder.exchange("first", rest)
+    total = units.builder.size_vector([units.of_batch.total], SIZE_DTYPE)
+    whole = units.builder.op("ConcatV2", [total, rest, 0], (rank,))
+    known = np.array([units.of_batch.size, *sizes_of(layout.sizes)], object)
     return Value(REPLICATED, whole=whole, shape=(rank,), known=known)
 
 
-def _row_splits(
-    partitioner: Partitioner, own: Tensor, layout: RowSplits
-) -> Value:
+def _row_splits(units: Units, own: Tensor, layout: RowSplits) -> Value:
     """Return the value of the row splits of a ragged tensor."""
-    last = partitioner.op("Max", [own, [0]], ())
-    unit = partitioner.data_dependent_unit(
-        layout.unit, partitioner.cast(last, SIZE_DTYPE)
+    last = units.builder.op("Max", [own, [0]], ())
+    unit = units.data_dependent_unit(
+        layout.unit, units.builder.cast(last, SIZE_DTYPE)
     )
-    ends = partitioner.op("Slice", [own, [1], [-1]], (None,))
-    start = partitioner.cast(unit.start, own.dtype)
-    ends = partitioner.op("AddV2", [ends, start], (None,))
-    ends = partitioner.exchange("gather", ends, 0, [partitioner.unit.size])
-    whole = partitioner.op("ConcatV2", [[0], ends, 0], (None,))
-    partitioner.sizes[symbol_name(ONE_MORE)] = partitioner.op(
-        "AddV2", [partitioner.unit.total, 1], ()
+    ends = units.builder.op("Slice", [own, [1], [-1]], (None,))
+    start = units.builder.cast(unit.start, own.dtype)
+    ends = units.builder.op("AddV2", [ends, start], (None,))
+    ends = units.builder.exchange("gather", ends, 0, [units.of_batch.size])
+    whole = units.builder.op("ConcatV2", [[0], ends, 0], (None,))
+    units.sizes[symbol_name(ONE_MORE)] = units.builder.op(
+        "AddV2", [units.of_batch.total, 1], ()
     )
-    examples = partitioner.unit.size
+    examples = units.of_batch.size
     size = ONE_MORE if isinstance(examples, Size) else examples + 1
     splits = RaggedSplits(own, unit)
     return Value(REPLICATED, whole=whole, shape=(size,), meaning=splits)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.registry import Node
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast, compared
 from keras_towers.partition.spans import spans, split_sizes
 
@@ -49,7 +49,7 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
         ]
     try:
         result = fold(node, *inputs)
-    except (ValueError, LookupError, ZeroDivisionError):
+    except (ValueError, IndexError, ZeroDivisionError):
         return None
     results = result if isinstance(result, list) else [result]
     if any(np.size(entries) > LARGEST for entries in results):

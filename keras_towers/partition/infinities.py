@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.layouts import Value
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.sizes import UNKNOWN, is_data_dependent
-
-if TYPE_CHECKING:
-    from keras_towers.partition.registry import Node
 
 # Operations whose outputs are finite or NaN, and operations whose outputs are
 # infinite only if an input is.
-_BOUNDED = frozenset(
-    (
-        "Tanh",
-        "Sigmoid",
-        "Softmax",
-        "Sign",
-        "Sin",
-        "Cos",
-        "Erf",
-        "Relu6",
-        "OnesLike",
-        "ZerosLike",
-    )
-)
-_MOVES = frozenset(
-    (
-        "Identity",
-        "StopGradient",
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "Transpose",
-        "BroadcastTo",
-        "Tile",
-        "Fill",
-        "OneHot",
-        "Pack",
-        "ConcatV2",
-        "StridedSlice",
-        "Slice",
-        "Neg",
-        "Abs",
-        "Select",
-        "SelectV2",
-    )
-)
+_BOUNDED = "Tanh Sigmoid Softmax Sign Sin Cos Erf Relu6 OnesLike ZerosLike"
+_MOVES = """
+    Identity StopGradient Reshape ExpandDims Squeeze Transpose BroadcastTo Tile
+    Fill OneHot Pack ConcatV2 StridedSlice Slice Neg Abs Select SelectV2
+"""
 _QUOTIENTS = ("RealDiv", "Div")
 # Operations whose factor only selects entries, or whose quotient is never
 # infinite.
@@ -99,8 +66,8 @@ def _may_be_infinite(tensor: Any) -> bool:
             if size < 4 or (is_real and size < size_before):
                 return True
             waiting.append(before)
-        elif operation.type in _MOVES:
+        elif operation.type in _MOVES.split():
             waiting += operation.inputs
-        elif operation.type not in _BOUNDED:
+        elif operation.type not in _BOUNDED.split():
             return True
     return False

@@ -16,37 +16,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.partition.builder import Builder
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.reasons import (
+    NUMBERS,
+    SHAPE,
+    asserted,
+    require,
+    unless_none,
+)
 from keras_towers.partition.sizes import UNKNOWN, Size, multiple_of
-
-if TYPE_CHECKING:
-    from keras_towers.partition.builder import Builder
 
 Shape: TypeAlias = "tuple[Any, ...]"
 Values: TypeAlias = "Sequence[Value]"
-FoundT = TypeVar("FoundT")
-
-
-class NotDivided(Exception):
-    """This way of dividing an operation does not apply; another one may."""
-
-
-def require(condition: object) -> None:
-    """Raise ``NotDivided`` unless a condition holds."""
-    if not condition:
-        raise NotDivided
-
-
-def unless_none(found: FoundT | None) -> FoundT:
-    """Return what was found; raise ``NotDivided`` if it is None."""
-    if found is None:
-        raise NotDivided
-    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -355,6 +342,7 @@ class Value:
             sum of the local values.
         elements: for a list, the facts that hold for all its elements.
         meaning: for integers, the rows that they refer to, or their limit.
+        variance: for a mean, the variance, if it was computed with it.
     """
 
     layout: Layout
@@ -365,6 +353,7 @@ class Value:
     whole_from: WholeFrom | None = None
     elements: Elements | None = None
     meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
+    variance: Value | None = None
 
     @property
     def rank(self) -> int:
@@ -378,7 +367,22 @@ class Value:
         Raises:
             NotDivided: its rank is unknown.
         """
-        return unless_none(self.shape)
+        return unless_none(self.shape, SHAPE)
+
+    @property
+    def own(self) -> Tensor:
+        """Its tensor on each tower, which is there unless it is replicated."""
+        assert self.local is not None
+        return self.local
+
+    @property
+    def known_array(self) -> Any:
+        """Its entries, as in ``known``.
+
+        Raises:
+            NotDivided: none is known.
+        """
+        return unless_none(self.known, NUMBERS)
 
     def as_rows(self) -> tuple[Sharded, Tensor]:
         """Return its layout and its local rows.
@@ -386,7 +390,7 @@ class Value:
         Raises:
             NotDivided: it is not sharded.
         """
-        return unless_none(self.sharded), unless_none(self.local)
+        return unless_none(self.sharded), self.own
 
     @property
     def entries(self) -> list[Any]:
@@ -455,8 +459,9 @@ def known_ints(value: Value) -> list[int]:
     Raises:
         NotDivided: an entry is unknown or symbolic.
     """
-    entries = list(np.ravel(unless_none(value.known)))
-    require(not any(isinstance(e, Size) or e is UNKNOWN for e in entries))
+    entries = list(np.ravel(value.known_array))
+    is_open = any(isinstance(e, Size) or e is UNKNOWN for e in entries)
+    require(not is_open, NUMBERS)
     return [int(entry) for entry in entries]
 
 
@@ -503,7 +508,7 @@ class Elements:
         after = dataclasses.replace(
             self, item=item, are_row_numbers=is_row_number
         )
-        return unless_none(common_elements(self, after))
+        return asserted(common_elements(self, after))
 
 
 # ---- common facts ------------------------------------------------------------
@@ -573,19 +578,32 @@ def _facts(value: Value | None) -> Any:
     return (*facts, *rest, _facts(elements.item))
 
 
+# ---- elements of lists -------------------------------------------------------
+
+
+def is_row_per_element(element: Any) -> TypeGuard[Sharded]:
+    """Whether each element of a list is a row."""
+    return isinstance(element, Sharded) and element.axis < 0
+
+
+def stacked_layout(element: Any) -> Any:
+    """Return the layout of a stack of elements."""
+    if isinstance(element, Sharded):
+        return element.at_axis(element.axis + 1)
+    return element
+
+
+def may_hold_rows(size: Any, layout: Sharded) -> bool:
+    """Whether a size of a declared shape admits rows."""
+    return size is not UNKNOWN and size in (-1, layout.size)
+
+
 # ---- shapes ------------------------------------------------------------------
 
 
 def sizes_of(shape: Iterable[Any]) -> Shape:
     """Return the sizes of a traced shape, with ``UNKNOWN`` for None."""
     return tuple(UNKNOWN if size is None else size for size in shape)
-
-
-def static(shape: Any) -> tf.TensorShape:
-    """Return a shape as TensorFlow knows it: None for symbols."""
-    if isinstance(shape, tf.TensorShape):
-        return shape
-    return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
 
 
 def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:

@@ -1,33 +1,34 @@
 """How many bytes a tower has at a time while it runs a program.
 
-An estimate: operations run in the order of the trace, each result has memory of
-its own until its last use, and an operation needs no other memory. TensorFlow
-runs operations in another order and in parallel, reuses the memory of inputs,
-and its kernels need workspaces; XLA also computes several operations as one.
+An estimate: operations run in the order of the trace, each result has memory
+until its last use, elementwise ones that of an input that ends there, and an
+operation needs no other memory. TensorFlow runs operations in another order and
+in parallel, and its kernels need workspaces; XLA also computes several
+operations as one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.partition.assumed import AssumedBatch
 from keras_towers.partition.program import Program, Tensor
+from keras_towers.partition.rules.elementwise import ELEMENTWISE
 
 # Their results are their inputs, or the memory of a variable.
-_SAME_MEMORY = {
-    "ExpandDims",
-    "Identity",
-    "IdentityN",
-    "PreventGradient",
-    "ReadVariableOp",
-    "Reshape",
-    "Squeeze",
-    "StopGradient",
-}
+_SAME_MEMORY = """
+    ExpandDims Identity IdentityN PreventGradient ReadVariableOp Reshape Squeeze
+    StopGradient
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,8 @@ class _Event:
 
     used: Sequence[Tensor]
     made: Sequence[Tensor] = ()
+    extra: int = 0
+    is_elementwise: bool = False
 
 
 class Lifetimes:
@@ -43,13 +46,23 @@ class Lifetimes:
 
     Args:
         program: the program.
-        towers: the number of towers of all processes.
+        towers: the number of towers, or of their micro-batches, of all
+            processes.
         rows: the number of examples of each, and any size that the trace does
             not know.
+        parts: the number of micro-batches of a tower, which it computes one
+            after another in each level.
     """
 
-    def __init__(self, program: Program, towers: int, rows: int):
+    def __init__(
+        self, program: Program, towers: int, rows: int, parts: int = 1
+    ):
         self._program = program
+        self._parts = parts
+        # Of what each micro-batch has its own until all of them are done.
+        self._held = held_tensors(program)
+        self._held |= {t for t in program.inputs.of_graph if t.on_towers}
+        self._summed = summed_tensors(program)
         results = [exchange.result for exchange in program.exchanges]
         computed = [
             tensor
@@ -65,7 +78,7 @@ class Lifetimes:
         specs = zip(tensors, assumed.inputs_of(tensors), strict=True)
         self._bytes = {tensor: _bytes(spec) for tensor, spec in specs}
         for operation in program.operations:
-            if operation.type in _SAME_MEMORY:
+            if operation.type in _SAME_MEMORY.split():
                 # Some have further inputs, such as a shape.
                 pairs = zip(operation.inputs, operation.outputs, strict=False)
                 for source, copy in pairs:
@@ -88,31 +101,85 @@ class Lifetimes:
         last: dict[Tensor, int] = {}
         for index, event in enumerate(events):
             for tensor in (*event.made, *event.used):
-                last[self._root.get(tensor, tensor)] = index
+                last[self._rooted(tensor)] = index
         for tensor in self._program.results:
-            last[self._root.get(tensor, tensor)] = len(events)
+            last[self._rooted(tensor)] = len(events)
         ends: dict[int, int] = {}
         for tensor, index in last.items():
-            size = self._bytes.get(tensor, 0)
-            ends[index] = ends.get(index, 0) + size
+            ends[index] = ends.get(index, 0) + self._bytes_of_parts(tensor)
         inputs = self._program.inputs.of_graph
-        most = now = sum(self._bytes.get(t, 0) for t in inputs if t in last)
+        most = now = sum(self._bytes_of_parts(t) for t in inputs if t in last)
         for index, event in enumerate(events):
             own = [t for t in event.made if t not in self._root]
-            now += sum(self._bytes.get(tensor, 0) for tensor in own)
-            most = max(most, now)
+            now += sum(map(self._bytes_of_parts, own))
+            ending = {t for t in event.used if last[self._rooted(t)] == index}
+            most = max(most, now + event.extra - self._reused(event, ending))
             now -= ends.get(index, 0)
         return most
+
+    def _rooted(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that has the memory of another one."""
+        return self._root.get(tensor, tensor)
+
+    def _reused(self, event: _Event, ending: Collection[Tensor]) -> int:
+        """Return the bytes of inputs that become the memory of a result."""
+        if not event.is_elementwise:
+            return 0
+        (result, *_), sizes = event.made, self._bytes
+        size = sizes.get(result, 0)
+        is_like = any(
+            sizes.get(self._rooted(t), 0) == size and t.dtype == result.dtype
+            for t in ending
+        )
+        return size if is_like else 0
+
+    def _bytes_of_parts(self, tensor: Tensor) -> int:
+        """Return what a tower has of a tensor, for one or all of its parts."""
+        number = self._parts if tensor in self._held and tensor.of_batch else 1
+        return number * self._bytes.get(tensor, 0)
 
     def _events(self) -> Iterator[_Event]:
         program = self._program
         for level in range(program.levels):
             operations = program.of_level(level)
+            outputs = [t for o in operations for t in o.outputs]
+            # What earlier micro-batches have added up.
+            summed = [t for t in outputs if t in self._summed]
+            before = self.bytes_of(summed) if self._parts > 1 else 0
             for operation in sorted(operations, key=lambda o: o.phase):
-                yield _Event(operation.inputs, operation.outputs)
+                yield _Event(
+                    operation.inputs,
+                    operation.outputs,
+                    before,
+                    operation.type in ELEMENTWISE,
+                )
             for exchange in program.exchanges:
                 if exchange.level == level:
                     yield _Event(exchange.used, [exchange.result])
+
+
+def held_tensors(program: Program) -> set[Tensor]:
+    """Return what a tower holds of each micro-batch until all have it."""
+    later = {
+        tensor
+        for operation in program.operations
+        for tensor in operation.inputs
+        if operation.on_towers
+        and tensor.on_towers
+        and tensor.operation is not None
+        and not tensor.operation.is_repeated
+        and tensor.level < operation.level
+    }
+    later.update(e.given for e in program.exchanges if e.kind == "gather")
+    return {tensor for tensor in later if tensor.of_batch}
+
+
+def summed_tensors(program: Program) -> set[Tensor]:
+    """Return the towers' tensors that are summed over all towers."""
+    kinds = ("sum", "scatter")
+    exchanges = [e for e in program.exchanges if "towers" in e.over]
+    tensors = [e.given for e in exchanges if e.kind in kinds]
+    return {tensor for tensor in tensors if tensor.on_towers}
 
 
 def _bytes(spec: Any) -> int:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.emission import emit, placeholder_of
+from keras_towers.partition.emission import emit, placeholder_of, value_of
 from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -153,7 +153,9 @@ class _ColumnGraph:
             self._add_sizes(inputs)
             for level in range(program.levels):
                 self._add_level(level)
-            self.graph.outputs = [self._value(t) for t in program.results]
+            self.graph.outputs = [
+                value_of(t, self._known) for t in program.results
+            ]
         self.graph.inputs = inputs
 
     def _add_input(self, kind: Any, tensor: Tensor, key: int = 0) -> Any:
@@ -204,16 +206,10 @@ class _ColumnGraph:
         name, _, index = tensor.partition(":")
         return f"{self.sources[name].name}:{index}"
 
-    def _value(self, tensor: Tensor) -> Any:
-        if tensor in self._known:
-            return self._known[tensor]
-        (value,) = emit([], self._known, [tensor])
-        return value
-
 
 def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     """Return a program whose operations stand for those of the step."""
-    once: list[Any] = []
+    once: dict[Any, str] = {}
     for operation in program.operations:
         first = column.operations.get(operation.name)
         operation.name = "" if first is None else first.name
@@ -221,8 +217,9 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
             operation.suffix = first.suffix
         if operation.source is not None:
             operation.source = column.sources.get(operation.source.name)
-    for operation in program.computed_once:
-        once.append(column.sources.get(operation.name))
+    for operation, reason in program.computed_once.items():
+        if operation.name in column.sources:
+            once[column.sources[operation.name]] = reason
     exchanges = [
         dataclasses.replace(e, gradient=column.traced_name(e.gradient))
         if e.gradient
@@ -232,5 +229,5 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     return dataclasses.replace(
         program,
         exchanges=exchanges,
-        computed_once=[o for o in once if o is not None],
+        computed_once=once,
     )

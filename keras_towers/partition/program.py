@@ -268,7 +268,8 @@ class Program:
         exchanges: its exchanges.
         results: its results, in the order in which they were requested.
         graphs: the graphs whose functions are called unchanged.
-        computed_once: traced operations that take rows, but are not divided.
+        computed_once: traced operations that take rows, but are not divided,
+            and why.
         values: the values of the traced tensors, by their names.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered, which is slow for batches larger than expected.
@@ -279,7 +280,7 @@ class Program:
     exchanges: Sequence[Exchange]
     results: Sequence[Tensor]
     graphs: Sequence[Any]
-    computed_once: Sequence[Any]
+    computed_once: Mapping[Any, str]
     values: Mapping[str, Any]
     replaced_sums: int = 0
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.layouts import Sharded, Value
+from keras_towers.partition.builder import Output
+from keras_towers.partition.conversions import Converter
+from keras_towers.partition.layouts import REPLICATED, Sharded, Value, sizes_of
 from keras_towers.partition.program import Phase, Tensor, phase_on_towers
+from keras_towers.partition.reasons import asserted, require
 
 
 class Resources:
@@ -100,6 +103,133 @@ class Resources:
         """The resources of an operation; None: the one without a handle."""
         handles = [t for t in operands if t.dtype == tf.resource]
         return [self.common_handle(t) for t in handles] or [None]
+
+
+class VariableContents:
+    """What variables hold at a point of the trace.
+
+    Args:
+        converter: converts values of the graph, or of the function.
+        around: for a function, what variables hold where it is called.
+
+    Attributes:
+        resources: the order of operations that use the same resources, and what
+            is known of what variables hold.
+        gathers: whether functions that are called get the whole of variables in
+            shards.
+    """
+
+    def __init__(
+        self, converter: Converter, around: VariableContents | None = None
+    ):
+        self.resources: Resources = Resources(
+            None if around is None else around.resources
+        )
+        self.gathers: bool = around is not None and around.gathers
+        self._builder, self._converter = converter.builder, converter
+        self._around = around
+
+    def content_of(self, variable: Value) -> Value:
+        """Return what a variable holds at this point of the trace.
+
+        A function gets it from its caller, unless it has written it.
+
+        Raises:
+            NotDivided: the variable is not an input of the step.
+        """
+        handle = self._converter.replicate(variable)
+        require(handle.handle is not None)
+        common = self.resources.common_handle(handle)
+        contents = self.resources.contents
+        if common in contents:
+            return contents[common]
+        around = self._around
+        if around is not None:
+            content = around.content_of(Value(REPLICATED, whole=handle))
+            if self.gathers:
+                content = around._converter.gathered(content)
+            return around._converter.captured(content)
+        local = self.resources.copies.get(common)
+        rows = self.resources.rows.get(common)
+        _, shape = type_of_content(common)
+        sizes = None if shape.rank is None else sizes_of(shape)
+        if rows is not None:
+            content = Value(rows, self.read(asserted(local)), shape=sizes)
+        else:
+            content = Value(
+                REPLICATED,
+                local=None if local is None else self.read(local),
+                whole=self.read(common),
+                shape=sizes,
+            )
+        contents[common] = content
+        return content
+
+    def read(self, handle: Tensor) -> Tensor:
+        """Read a variable, or the towers' copies of it, or their shards."""
+        dtype, shape = type_of_content(handle)
+        (value,) = self.add_in_order(
+            "ReadVariableOp", [handle], {"dtype": dtype}, [(dtype, shape)]
+        )
+        return value
+
+    def add_in_order(
+        self,
+        type_: str,
+        operands: Sequence[Tensor],
+        attributes: Mapping[str, Any],
+        outputs: Sequence[Output] = (),
+        reads: bool = True,
+    ) -> list[Tensor]:
+        """Add an operation after earlier users of the same variables.
+
+        Args:
+            type_: its type.
+            operands: its inputs.
+            attributes: its attributes.
+            outputs: the dtypes and shapes of its outputs.
+            reads: whether it only reads variables.
+        """
+        least = self.resources.record_use(type_, operands, reads)
+        return self._builder.add(
+            type_, operands, attributes, outputs, least, has_effect=not reads
+        )
+
+    def assign(self, variable: Value, content: Value) -> None:
+        """Assign a value to a variable, and to all of its copies.
+
+        A function leaves it to its caller.
+
+        Raises:
+            NotDivided: the variable is not an input of the step.
+        """
+        handle = self._converter.replicate(variable)
+        require(handle.handle is not None)
+        common = self.resources.common_handle(handle)
+        if self._around is not None:
+            self.resources.contents[common] = content
+            return
+        rows = self.resources.rows.get(common)
+        if rows is not None:
+            handle = self.resources.copies[common]
+            value = self._converter.shard(content, rows)
+            content = Value(rows, value, shape=content.shape)
+        elif handle.on_towers:
+            value = self._converter.replicate(content)
+        else:
+            value = self._converter.assemble(content)
+        self.add_in_order(
+            "AssignVariableOp",
+            [handle, value],
+            {"dtype": value.dtype, "validate_shape": False},
+            reads=False,
+        )
+        self.resources.contents[common] = content
+
+    def rows_of(self, variable: Value) -> Sharded | None:
+        """Return the layout of a variable in shards; None: it is not."""
+        whole = variable.whole
+        return None if whole is None else self.resources.rows.get(whole)
 
 
 def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:

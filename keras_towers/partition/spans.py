@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from keras_towers.partition.registry import Node
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.sizes import UNKNOWN, compared
 
 # Stops that Keras uses for "to the end".

@@ -15,12 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.kernels import called_names, functions_of
-from keras_towers.partition.program import (
-    Function,
-    Operation,
-    Program,
-    Tensor,
-)
+from keras_towers.partition.program import Function, Operation, Program, Tensor
 
 _NOTHING: Mapping[Tensor, Tensor] = MappingProxyType({})
 _LOOPS = ("While", "StatelessWhile")

@@ -17,11 +17,7 @@ from keras_towers import compat
 from keras_towers.devices import same_device
 from keras_towers.partition.effects import is_check, is_draw
 from keras_towers.partition.folding import LARGEST
-from keras_towers.partition.kernels import (
-    Kernels,
-    called_names,
-    functions_of,
-)
+from keras_towers.partition.kernels import Kernels, called_names, functions_of
 from keras_towers.partition.left_out import is_left_out
 from keras_towers.partition.program import Operation, Program, Tensor
 from keras_towers.partition.sizes import UNKNOWN

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.conversions import Converter
+from keras_towers.partition.builder import Builder
 from keras_towers.partition.effects import (
     Effect,
     called_graphs,
@@ -21,21 +20,11 @@ from keras_towers.partition.effects import (
     written,
 )
 from keras_towers.partition.folding import LARGEST
-from keras_towers.partition.layouts import (
-    REPLICATED,
-    NotDivided,
-    Value,
-    Values,
-    require,
-    sizes_of,
-    unless_none,
-)
+from keras_towers.partition.layouts import REPLICATED, Value, Values, sizes_of
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node
+from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.resources import type_of_content
-
-if TYPE_CHECKING:
-    from keras_towers.partition.partitioner import Partitioner
 
 # Types of loops, which return the handles that they take.
 LOOPS = ("While", "StatelessWhile")
@@ -43,20 +32,13 @@ LOOPS = ("While", "StatelessWhile")
 
 def compute_once(node: Node, inputs: Values) -> Values:
     """Compute an operation as one device does, and share the result."""
-    partitioner = node.partitioner
-    calls = _uses_handles(node) and called_graphs(node.operation)
-    if calls and partitioner.options.xla and partitioner.can_exchange:
-        before = len(partitioner.computed_once)
-        try:
-            return _call_with_wholes(node, inputs)
-        except NotDivided:
-            del partitioner.computed_once[before:]
-    in_shards = [v for v in inputs if partitioner.rows_of(v) is not None]
+    variables = node.variables
+    in_shards = [v for v in inputs if variables.rows_of(v) is not None]
     if not in_shards:
         return _compute_whole(node, inputs)
     # Functions get what variables hold, not their handles.
-    require(partitioner.can_exchange)
-    wholes = {id(v): _whole_of(partitioner, v) for v in in_shards}
+    require(node.builder.can_exchange)
+    wholes = {id(v): _whole_of(node, v) for v in in_shards}
     outputs = list(_compute_whole(node, [wholes.get(id(v), v) for v in inputs]))
     if node.type in LOOPS:
         # They return the handles that they take.
@@ -66,40 +48,33 @@ def compute_once(node: Node, inputs: Values) -> Values:
     for index in written(node.operation):
         variable = inputs[index]
         if id(variable) in wholes:
-            whole = partitioner.read(unless_none(wholes[id(variable)].whole))
+            whole = variables.read(asserted(wholes[id(variable)].whole))
             sizes = sizes_of(whole.shape)
-            partitioner.assign(variable, Value(REPLICATED, None, whole, sizes))
+            variables.assign(variable, Value(REPLICATED, None, whole, sizes))
     return outputs
 
 
-def _call_with_wholes(node: Node, inputs: Values) -> Values:
-    """Let all towers call a function with what one device has.
-
-    XLA compiles what gets the values of variables, and not their handles.
-
-    Raises:
-        NotDivided: the function has other effects than to write variables.
-    """
-    partitioner = node.partitioner
+def wholes_of(node: Node, inputs: Values) -> Values:
+    """Return inputs as one device has them, for an operation of all towers."""
     if any(not v.is_replicated for v in inputs):
-        partitioner.computed_once.append(node.operation)
-    wholes = [
+        node.scope.computed_once[node.operation] = node.reason
+    return [
         value
         if value.is_replicated
         else Value(
             REPLICATED,
-            whole=partitioner.assemble(value),
+            whole=node.converter.assemble(value),
             shape=value.shape,
             known=value.known,
         )
         for value in inputs
     ]
-    return partitioner.apply_to_wholes(node, wholes)
 
 
-def _whole_of(partitioner: Partitioner, variable: Value) -> Value:
+def _whole_of(node: Node, variable: Value) -> Value:
     """Return a variable with the whole of one in shards, for one operation."""
-    common = unless_none(variable.whole)
+    variables = node.variables
+    common = asserted(variable.whole)
     dtype, shape = type_of_content(common)
     # It exists as long as its handle, as variables do eagerly.
     attributes = {
@@ -107,12 +82,12 @@ def _whole_of(partitioner: Partitioner, variable: Value) -> Value:
         "shape": shape,
         "shared_name": compat.anonymous_name(),
     }
-    (handle,) = partitioner.add(
+    (handle,) = node.builder.add(
         "VarHandleOp", [], attributes, [(tf.resource, tf.TensorShape(()))]
     )
     handle.handle = common.handle
-    whole = partitioner.assemble(partitioner.content_of(variable))
-    partitioner.add_in_order(
+    whole = node.converter.assemble(variables.content_of(variable))
+    variables.add_in_order(
         "AssignVariableOp",
         [handle, whole],
         {"dtype": dtype, "validate_shape": False},
@@ -123,21 +98,21 @@ def _whole_of(partitioner: Partitioner, variable: Value) -> Value:
 
 def _compute_whole(node: Node, inputs: Values) -> Values:
     """Compute an operation as one device does, with whole variables."""
-    partitioner = node.partitioner
+    converter = node.converter
     if any(not v.is_replicated and not v.is_partial for v in inputs):
-        partitioner.computed_once.append(node.operation)
+        node.scope.computed_once[node.operation] = node.reason
     effect = effect_of(node.operation)
     if effect:
         return _add_effect(node, inputs, effect)
     # Functions get what variables hold, not their handles.
-    require(partitioner.can_exchange or not _uses_handles(node))
+    require(node.builder.can_exchange or not uses_handles(node))
     if not _should_run_on_towers(node, inputs):
-        operands = [partitioner.assemble(value) for value in inputs]
+        operands = [converter.assemble(value) for value in inputs]
         outputs = _copy_in_order(
             node, operands, repeats=_is_constant(node, inputs)
         )
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
-    local_operands = [partitioner.replicate(value) for value in inputs]
+    local_operands = [converter.replicate(value) for value in inputs]
     whole_operands = [
         value.whole for value in inputs if value.whole is not None
     ]
@@ -158,28 +133,26 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
 
     Inside of a function nothing is done: the whole function is computed once.
     """
-    partitioner = node.partitioner
-    require(partitioner.can_exchange)
-    variables = written(node.operation)
-    mirrored = [k for k in variables if _is_on_every_tower(inputs[k])]
-    is_write = bool(variables) and not node.num_outputs
-    if effect is Effect.PER_PROCESS and is_write and mirrored == variables:
+    builder, converter = node.builder, node.converter
+    require(builder.can_exchange)
+    targets = written(node.operation)
+    mirrored = [k for k in targets if _is_on_every_tower(inputs[k])]
+    is_write = bool(targets) and not node.num_outputs
+    if effect is Effect.PER_PROCESS and is_write and mirrored == targets:
         # Each tower writes to its copies.
-        local_operands = [partitioner.replicate(value) for value in inputs]
+        local_operands = [converter.replicate(value) for value in inputs]
         outputs = _copy_in_order(node, local_operands, reads=False)
         return [Value(REPLICATED, local) for local in outputs]
-    at_root = partitioner.options.ranks and effect is Effect.EXTERNAL
-    whole_operands = [partitioner.assemble(value) for value in inputs]
+    at_root = node.options.ranks and effect is Effect.EXTERNAL
+    whole_operands = [converter.assemble(value) for value in inputs]
     results = _copy_in_order(node, whole_operands, reads=False, at_root=at_root)
     if at_root:
-        results = [
-            _broadcast_from_root(partitioner, whole) for whole in results
-        ]
+        results = [_broadcast_from_root(builder, whole) for whole in results]
     if effect is Effect.EXTERNAL:
         # A function of Python may write any variable.
-        partitioner.resources.contents.clear()
-    for index in variables if at_root else mirrored:
-        _share_content(partitioner, inputs[index], at_root)
+        node.variables.resources.contents.clear()
+    for index in targets if at_root else mirrored:
+        _share_content(node, inputs[index], at_root)
     return [Value(REPLICATED, whole=whole) for whole in results]
 
 
@@ -191,10 +164,9 @@ def _copy_in_order(
     repeats: bool = False,
 ) -> list[Tensor]:
     """Add an operation after earlier users of the same resources."""
-    partitioner = node.partitioner
     least = 0
-    if node.operation.op_def.is_stateful or _uses_handles(node):
-        least = partitioner.resources.record_use(node.type, operands, reads)
+    if node.operation.op_def.is_stateful or uses_handles(node):
+        least = node.variables.resources.record_use(node.type, operands, reads)
     return node.copy(
         operands,
         least=least,
@@ -204,38 +176,35 @@ def _copy_in_order(
     )
 
 
-def _broadcast_from_root(partitioner: Converter, whole: Tensor) -> Tensor:
+def _broadcast_from_root(builder: Builder, whole: Tensor) -> Tensor:
     """Return the result of the first process on all processes."""
     if whole.dtype == tf.resource:
         # Loops return the handles that they take.
         return whole
     if whole.dtype != tf.variant:
-        return partitioner.exchange("root", whole)
+        return builder.exchange("root", whole)
     # Processes exchange a list of tensors as a string.
-    text = partitioner.op("SerializeTensor", [whole], (), at_root=True)
-    text = partitioner.exchange("root", text)
-    return partitioner.op(
-        "ParseTensor", [text], whole.shape, out_type=tf.variant
-    )
+    text = builder.op("SerializeTensor", [whole], (), at_root=True)
+    text = builder.exchange("root", text)
+    return builder.op("ParseTensor", [text], whole.shape, out_type=tf.variant)
 
 
-def _share_content(
-    partitioner: Partitioner, variable: Value, at_root: bool
-) -> None:
+def _share_content(node: Node, variable: Value, at_root: bool) -> None:
     """Give all towers what a variable holds after it was written once.
 
     Args:
-        partitioner: the partitioner of the step.
+        node: the operation.
         variable: the handle.
         at_root: whether only the first process has written it.
     """
-    written_once = Value(REPLICATED, whole=partitioner.assemble(variable))
-    content = partitioner.content_of(written_once)
-    whole = partitioner.assemble(content)
+    converter, variables = node.converter, node.variables
+    written_once = Value(REPLICATED, whole=converter.assemble(variable))
+    content = variables.content_of(written_once)
+    whole = converter.assemble(content)
     if at_root:
-        whole = partitioner.exchange("root", whole)
+        whole = node.builder.exchange("root", whole)
     # Its copies are not written yet.
-    partitioner.assign(variable, Value(REPLICATED, whole=whole))
+    variables.assign(variable, Value(REPLICATED, whole=whole))
 
 
 def _should_run_on_towers(node: Node, inputs: Values) -> bool:
@@ -244,7 +213,7 @@ def _should_run_on_towers(node: Node, inputs: Values) -> bool:
     Small values are cheaper to recompute than to exchange, and towers have
     what their own copies of variables hold.
     """
-    if _uses_handles(node) or not all(v.is_replicated for v in inputs):
+    if uses_handles(node) or not all(v.is_replicated for v in inputs):
         return False
     shapes = [tensor.shape for tensor in node.operation.inputs]
     at_towers = [_is_on_every_tower(value) for value in inputs]
@@ -266,7 +235,8 @@ def _should_run_on_towers(node: Node, inputs: Values) -> bool:
     return has_much and lacks_little
 
 
-def _uses_handles(node: Node) -> bool:
+def uses_handles(node: Node) -> bool:
+    """Whether an operation gets handles of resources."""
     return any(t.dtype == tf.resource for t in node.operation.inputs)
 
 

@@ -63,6 +63,10 @@ class UpdateCounts:
 updates = UpdateCounts()
 
 
+SAVE = "a save of rank 0"
+"""What a rank waits for that is no exchange, wherever the others are."""
+
+
 class ExchangeCounts:
     """The exchanges of this process; used by several threads.
 
@@ -78,10 +82,11 @@ class ExchangeCounts:
         self._settled: dict[str, int] = {}
 
     @contextlib.contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        """Count the exchange of this block."""
+    def running(self, name: str, is_counted: bool = True) -> Iterator[None]:
+        """Note the exchange of this block, and count it unless told not to."""
         with self._lock:
-            self._begun += 1
+            if is_counted:
+                self._begun += 1
             self._running[name] += 1
         try:
             yield

@@ -26,6 +26,12 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
+OPERATIONS: str = "The first operation that differs"
+SAME_STEP: str = (
+    "Build and compile the model in the same way on every rank, and run the "
+    "same code. A step must not print or write summaries on rank 0 only: if it "
+    "does so on all ranks, it happens once."
+)
 _SHOWN_CONSTANTS = 3
 _SAME_MODEL = (
     "Every rank has to run the same model, and to compute the same loss for "
@@ -117,6 +123,33 @@ def describe_gradients(
     )
 
 
+def describe_operations(
+    ranks: Sequence[tuple[str, Mapping[str, str], str] | None],
+) -> str:
+    """Describe the first operation in which the steps of ranks differ.
+
+    Args:
+        ranks: for each rank, what the operation returns, its attributes, and
+            its line of code; None: the rank has fewer operations.
+    """
+    known = [of for of in ranks if of is not None]
+    attributes = differing_settings([given for _, given, _ in known])
+    alike = len({result for result, _, _ in known}) == 1
+    texts = []
+    for of in ranks:
+        if of is None:
+            texts.append("none")
+            continue
+        result, given, line = of
+        values = [f"{name}={given.get(name)}" for name in attributes]
+        shown = f" ({', '.join(values)})" if alike and values else ""
+        texts.append(f"{result}{shown} of {line}")
+    return (
+        f"the ranks have different steps. {OPERATIONS}: "
+        f"{describe_ranks(texts, '; ')}. {SAME_STEP}"
+    )
+
+
 def describe_steps(
     ranks: Sequence[Collection[tuple[Hashable, str]]],
     constants: Sequence[Sequence[tuple[str, int]]],
@@ -130,11 +163,10 @@ def describe_steps(
             the number of equal ones before it.
     """
     texts = []
-    if any(ranks):
+    if len({frozenset(key for key, _ in own) for own in ranks}) > 1:
         texts.append(
             f"the ranks have different steps. {_only_on(ranks, ', ')}. "
-            f"{_SAME_MODEL} A step must not print or write summaries on rank 0 "
-            "only: if it does so on all ranks, it happens once."
+            f"{SAME_STEP}"
         )
     if len(set(map(frozenset, constants))) > 1 or not texts:
         named = [[(key, key[0]) for key in own] for own in constants]

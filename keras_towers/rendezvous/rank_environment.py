@@ -16,7 +16,10 @@ INTERFACE = "HOROVOD_GLOO_IFACE"
 
 
 def process_environment(
-    stall_warning_s: int, stall_shutdown_s: int, seed: int | None = None
+    stall_warning_s: int,
+    stall_shutdown_s: int,
+    seed: int | None = None,
+    device_memory: str | None = None,
 ) -> dict[str, str]:
     """Variables for every process of a job, from the options of ``Job``."""
     environment = {
@@ -30,6 +33,8 @@ def process_environment(
     }
     if stall_warning_s == 0:
         environment[settings.ENV_STALL_DISABLE] = "1"
+    if device_memory is not None:
+        environment[settings.ENV_DEVICE_MEMORY] = device_memory
     if seed is not None:
         environment[ENV_SEED] = str(seed)
         # Otherwise the iteration order of a set of strings would differ

@@ -25,6 +25,7 @@ from typing import Any
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
+from keras_towers.rendezvous import activity
 
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
@@ -135,10 +136,12 @@ class Progress:
         """Whether the two ranks wait for each other in different exchanges.
 
         Both have begun as many exchanges, so that each has begun one which the
-        other has not. Graphs alone may begin exchanges in another order.
+        other has not. Graphs alone may begin exchanges in another order. What
+        a rank waits for at a save is no exchange, and has no place among them.
         """
+        saves = activity.SAVE in other.exchanges
         return (
-            self.position == other.position
+            (saves or self.position == other.position)
             and bool(self.exchanges and other.exchanges)
             and set(self.exchanges).isdisjoint(other.exchanges)
             and (self.in_python or other.in_python)

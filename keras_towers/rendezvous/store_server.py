@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from keras_towers import settings
-from keras_towers.rendezvous import store
+from keras_towers.rendezvous import activity, store
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.store import SCOPE, Endpoint, Progress, Store
 
@@ -222,11 +222,16 @@ def ranks_apart(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
     mine = reports[rank]
     if not (mine.progress.exchanges and mine.is_unchanged):
         return {}
+    others = _ranks_after(rank, mine.progress.size)
+    if activity.SAVE in mine.progress.exchanges:
+        # Only rank 0 saves; and it needs no error if this rank has one.
+        others = [0]
     against = [
         other
-        for other in _ranks_after(rank, mine.progress.size)
+        for other in others
         if other in reports
         and reports[other].is_unchanged
+        and activity.SAVE not in reports[other].progress.exchanges
         and reports[other].progress.stands_against(mine.progress)
     ]
     if not against:

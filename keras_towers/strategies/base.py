@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -19,7 +20,7 @@ from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
-from keras_towers.fit.calls import tower_call
+from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
@@ -29,6 +30,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.options import Batches, StrategyOptions, check_names
 from keras_towers.fit.step import step_reports
+from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
@@ -153,6 +155,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         calls: TowerCalls | None = None,
     ) -> None:
         """Assemble the components; by default gradients are all-reduced."""
+        self._follows_options = update is calls is None
         if update is None and self._mesh is not None:
             update = UpdateOnMesh(
                 self._config,
@@ -165,6 +168,23 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             update = modes.create_update(self._config, self._mode)
         self._update = update
         self._calls = calls or TowerCalls(update)
+
+    @property
+    def follows_options(self) -> bool:
+        """Whether options say where variables are, and who updates them."""
+        return self._follows_options
+
+    def planned(self, transport: Transport, **options: Any) -> BaseStrategy:
+        """Return a strategy on such devices, to plan with; it never runs."""
+        config = self._config
+        own = config.options if self.follows_options else StrategyOptions()
+        planned = BaseStrategy(
+            config.devices if self._mesh is None else self._mesh,
+            dataclasses.replace(own, **options),
+            transport=transport,
+        )
+        planned._compose()
+        return planned
 
     @property
     def mode(self) -> str:
@@ -360,6 +380,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             )
         if isinstance(self._config.job, SingleProcess):
             _warn_if_in_job(type(self).__name__)
+        if self._config.transport.size > 1:
+            saving.let_rank_0_write(self._config.transport.rank)
         with keras_patches.installed(), super().scope():
             yield self
 
@@ -400,7 +422,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
         variables = self._update.variables
-        ends_well = error[0] is None
+        # All ranks have refused a model at the same place.
+        ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
         if self._update.divides_over_ranks:
             # A script may end in the block, and other ranks still read.
             is_exit = isinstance(error[1], SystemExit)

@@ -1,11 +1,20 @@
 """Steps of ranks are in order and agree; in some tests ranks are threads."""
 
+import zlib
+
 import pytest
 import tensorflow as tf
 
 from keras_towers.fit import step_order
 from keras_towers.fit.data.batches import TowerBatch
-from keras_towers.fit.step_order import StepAgreement, StepOrder
+from keras_towers.fit.step_order import (
+    ComparedStep,
+    Constants,
+    OperationText,
+    StepAgreement,
+    StepOrder,
+)
+from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 
@@ -138,7 +147,7 @@ def test_data_ends_on_all_ranks_or_on_none(ends):
         if batches is not None:
             same = bool(agreement.all_end(batches, []))
         else:
-            equal = agreement._compare([7, 0, 0], [0, 0, 0])
+            equal = agreement._compare([7, 0, 0, 0], [0, 0, 0])
             same = bool(tf.reduce_all(equal.exact))
         return same or str(agreement.mismatch_error(batches))
 
@@ -150,32 +159,92 @@ def test_data_ends_on_all_ranks_or_on_none(ends):
         assert f"(rank 0: 3, rank 1: {ends[1] or 'more'})" in one
 
 
+class Listed:
+    """The operations of a step, by their names."""
+
+    def __init__(self, *names):
+        self.checksums = [zlib.crc32(name.encode()) for name in names]
+        self.checksum = sum(self.checksums) % 2**32
+        self._names = names
+
+    def first_beside(self, others):
+        others = list(others)
+        for checksum, name in zip(self.checksums, self._names, strict=True):
+            if checksum not in others:
+                return OperationText(name, {"padding": name[-1]}, "mine.py:1")
+            others.remove(checksum)
+        return None
+
+
+def _step(exchanged, constants=("1",), operations=("a",)):
+    digest = zlib.crc32(" ".join(constants).encode())
+    return ComparedStep(
+        exchanged,
+        Listed(*operations),
+        Constants(digest, describe=lambda: constants),
+    )
+
+
+STEP = _step(["sum a"])
+
+
 @pytest.mark.parametrize(
-    "step, constants, said, unsaid",
+    "other, said, unsaid",
     [
-        (["sum a_1"], ["2"], ["different constants"], "different steps"),
-        (["sum a"], ["1"] * 2, ["constants", "1: 1"], "different steps"),
-        (["sum a", "w"], ["1"], ["different steps", "1: w"], "constants"),
-        (["sum a"] * 2, ["1"], ["0: none", "1: sum a"], "constants"),
         (
-            ["w"],
-            ["2"],
+            _step(["sum a_1"], ["2"]),
+            ["different constants"],
+            "different steps",
+        ),
+        (
+            _step(["sum a"], ["1"] * 2),
+            ["constants", "1: 1"],
+            "different steps",
+        ),
+        (_step(["sum a", "w"]), ["different steps", "1: w"], "constants"),
+        (_step(["sum a"] * 2), ["0: none", "1: sum a"], "constants"),
+        (
+            _step(["w"], ["2"]),
             ["0: sum a; only on rank 1: w", "different constants"],
             "none",
         ),
+        (
+            _step(["w"], ["2"], ["b"]),
+            ["differs: rank 0: a of mine.py:1; rank 1: b of mine"],
+            "constants",
+        ),
+        (
+            _step(["sum a"], operations=["a", "a"]),
+            ["rank 0: none; rank 1: a of"],
+            "padding",
+        ),
     ],
-    ids=["constants", "one-more-constant", "steps", "one-more", "both"],
+    ids=[
+        *("constants", "one-more-constant", "exchanges", "one-more", "both"),
+        *("operations", "one-more-operation"),
+    ],
 )
-def test_a_difference_is_told_for_what_it_is(step, constants, said, unsaid):
+def test_a_difference_is_told_for_what_it_is(other, said, unsaid):
+    """By what ranks have traced last, if others have had that, too."""
+    before = _step(["sum a"], ["3"], ["of both"])
+
     def run(transport):
         agreement = StepAgreement(transport)
-        agreement._traced[1] = step if transport.rank else ["sum a"]
-        own = constants if transport.rank else ["1"]
-        numbered = step_order._numbered(own)
-        agreement._constants.update(dict.fromkeys(numbered))
+        mine = other if transport.rank else STEP
+        for step in before, mine:
+            exact, approximate = step.numbers
+            agreement._traced[(*exact, *approximate)] = step
         return str(agreement.mismatch_error())
 
     (text, same), _ = on_ranks(2, run)
     assert same == text
     assert all(words in text for words in said), text
     assert unsaid not in text
+    assert not STEP.is_like(*other.numbers)
+    assert STEP.is_like(*STEP.numbers)
+
+
+def test_operations_that_differ_in_a_setting_are_shown_with_it():
+    ranks = [("Conv2D", {"padding": p, "same": "1"}, "x.py:1") for p in "ab"]
+    text = rank_checks.describe_operations(ranks)
+    assert "rank 0: Conv2D (padding=a) of x.py:1; rank 1: Conv2D (pad" in text

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.places import Places, Ranks
-from keras_towers.fit.step.program_inputs import StepInputs
+from keras_towers.fit.step.placed_tensors import PlacedTensors
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
@@ -194,7 +194,12 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
         with graph.as_default():
             places = Places(Ranks(step=transport), [[d] for d in devices])
             runner = TowerProgram(program, "called", places, order)
-            inputs = StepInputs(processes[transport.rank], own)
+            inputs = PlacedTensors(places)
+            for tensor, value in processes[transport.rank].items():
+                inputs.shared[tensor] = value
+            for scope in inputs.scopes(towers=True):
+                for tensor, value in own[scope.tower].items():
+                    scope[tensor] = value
             return runner.add_to_graph(inputs)
 
     one_at_a_time = threading.Lock()

@@ -15,6 +15,7 @@ from tests.processes import (  # noqa: F401
     over_tensorflow,
     roles,
     rounds,
+    saving,
     shares,
     small,
     steps,

@@ -276,8 +276,16 @@ def other_usage_is_refused():
         s.fit(s.eager())
     s.gather("refused")
     mine = s.model(outputs=3 + s.RANK, loss=keras.losses.cosine_similarity)
-    with s.refused("units of layer 'dense_1' (rank 0: 3, rank 1: 4)"), strategy:
+    with (
+        s.refused("Only on rank 1: sequential/dense_1/kernel [8, 4]"),
+        strategy,
+    ):
         s.fit(mine, y=np.zeros((s.COUNT, 1)))
+    assert_ordinary(mine)
+    s.gather("refused again")
+    mine = s.model(keras.layers.Activation(["relu", "tanh"][s.RANK % 2]))
+    with s.refused("another step than worker"), strategy:
+        s.fit(mine)
     assert_ordinary(mine)
 
 

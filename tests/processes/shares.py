@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import pathlib
 import shutil
 import sys
@@ -15,6 +16,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import settings
 from keras_towers.fit.weights import checkpoint, shards
+from keras_towers.fit.weights.joint_access import access_of
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
@@ -237,10 +239,15 @@ def a_model_in_shards_is_compiled_again_and_exported():
     mine, reference = compiled(), compiled(run_eagerly=True)
     with sharded(updates=None, weights="sharded"):
         act(mine)
+    after = f"{path}-after"
+    mine.export(after, verbose=False)
+    # It is still in parts.
+    assert access_of(mine) is not None
     predicted = mine(s.X)
     if s.RANK == 0:
-        saved = tf.saved_model.load(path)
-        assert_all_close([saved.serve(s.X)], [predicted], 1e-5)
+        for each in (path, after):
+            saved = tf.saved_model.load(each)
+            assert_all_close([saved.serve(s.X)], [predicted], 1e-5)
         act(reference)
     assert_same_state(mine, reference)
 
@@ -505,3 +512,34 @@ def what_cannot_be_shared_is_refused():
         # From here on slots are where they are needed.
         mine.train_on_batch(s.X[:8], s.Y[:8])
         s.own_step(strategy, mine)((s.X[:8], s.Y[:8]))
+
+
+@contextlib.contextmanager
+def memory_of_rank_1(text):
+    """A limit that one rank alone is given."""
+    if s.RANK == 1:
+        os.environ[settings.ENV_DEVICE_MEMORY] = text
+    try:
+        yield
+    finally:
+        os.environ.pop(settings.ENV_DEVICE_MEMORY, None)
+
+
+@check
+def what_does_not_fit_on_one_rank_is_refused_on_all():
+    """Before its variables are placed, and before its step runs."""
+    mine, other = compiled(), compiled()
+    before = mine.get_weights()
+    for weights, text in ((None, "600B"), ("sharded", "500B")):
+        strategy = s.Strategy(towers=1, weights=weights)
+        refuses = pytest.raises(kt.TowerError)
+        with memory_of_rank_1(text), refuses as caught, strategy:
+            train(mine)
+        said = str(caught.value)
+        assert f"/device:CPU:0 of rank 1 has {text[:3]} bytes" in said
+        assert ("while a step runs" in said) == (weights is not None)
+        assert_all_close(mine.get_weights(), before)
+    for model in (mine, other):
+        with s.Strategy(towers=1):
+            train(model)
+    assert_all_close(mine.get_weights(), other.get_weights())

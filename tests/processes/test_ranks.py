@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 MODULES = [
     f"tests.processes.{module}"
     for module in (
-        *("training", "callbacks", "compression", "distribution"),
+        *("training", "callbacks", "saving", "compression", "distribution"),
         *("steps", "rounds", "shares", "mesh", "roles"),
     )
 ]

@@ -280,21 +280,33 @@ def rank_0_tells_of_parts_with_other_rows():
 
 @check
 def layers_with_other_settings_are_refused():
-    def made(name, seed):
-        # Names on ranks may differ.
-        for _ in range(seed):
+    """Before a step exchanges anything; in rounds, before their first sum."""
+
+    def made(name, make=s.model):
+        # Names and seeds on ranks may differ.
+        for _ in range(s.RANK):
             keras.layers.Activation(name)
-        return s.eager(
-            keras.layers.Activation(name), keras.layers.Dropout(0.0, seed=seed)
-        )
+        dropout = keras.layers.Dropout(0.0, seed=s.RANK)
+        return make(keras.layers.Activation(name), dropout)
+
+    def predict(mine):
+        return mine.predict(s.X, verbose=0)
 
     with s.Strategy():
-        s.fit(made("relu", s.RANK))
-    other = made("tanh" if s.RANK else "relu", s.RANK)
-    said = "activation of layer 'activation' (rank 0: relu, rank 1: tanh)"
-    for act in s.fit, lambda model: model.predict(s.X, verbose=0):
-        with s.refused(said), s.Strategy():
-            act(other)
+        s.fit(made("relu"))
+    name = "tanh" if s.RANK else "relu"
+    traced = "operation that differs: rank 0: Relu float32 (", "1: Tanh float32"
+    eager = ("rank 1 has other results than rank 0",)
+    for make, options, act, words in (
+        (s.model, {}, s.fit, traced),
+        (s.model, {}, predict, traced),
+        (s.model, {"sync_every": 2}, s.fit, traced),
+        (s.model, {"sync_every": 100}, s.fit, traced),
+        (s.eager, {}, s.fit, eager),
+        (s.eager, {}, predict, eager),
+    ):
+        with s.refused(*words), s.Strategy(**options):
+            act(made(name, make))
 
 
 class OnOneRank(keras.metrics.MeanAbsoluteError):
@@ -574,7 +586,8 @@ def other_gradients_are_refused():
     mine = Branches()
     mine.compile("sgd", "mse")
     strategy = s.Strategy()
-    with s.refused("Only on rank 0", "b/kernel"), strategy:
+    said = "rank 1: StopGradient float32 (None, 3) of training.py:"
+    with s.refused("first operation that differs: rank 0: ", said), strategy:
         s.fit(mine)
     mine = s.model()
     with strategy:

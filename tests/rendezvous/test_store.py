@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import store
+from keras_towers.rendezvous import activity, store
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.store import (
     SIGNATURE,
@@ -264,6 +264,31 @@ def test_ranks_in_exchanges_that_never_meet(its, since_s, are_apart):
     both = {"rank 0": "compares the model", "rank 1": f"is in {STEP}"}
     assert ranks_apart(0, reports) == (both if are_apart else {})
     assert ranks_apart(1, reports) == (both if are_apart else {})
+
+
+@pytest.mark.parametrize(
+    ("its", "since_s", "waits_in_vain"),
+    [
+        # Rank 0 waits for this one, however far it is.
+        (waiting((0, 5, 9), **IN_PYTHON), 9, True),
+        (waiting((0, 3, 6), **IN_STEP), 9, True),
+        # It computes, or may go on.
+        (waiting(), 9, False),
+        (waiting(**IN_PYTHON), 0, False),
+    ],
+)
+def test_rank_0_waits_and_will_not_save(its, since_s, waits_in_vain):
+    saves = {"exchanges": [activity.SAVE], "in_python": True}
+    mine = waiting(does="waits for a save", **saves)
+    reports = reports_of(its, mine, since_s=since_s)
+    both = {"rank 0": f"is in {STEP}", "rank 1": "waits for a save"}
+    assert ranks_apart(1, reports) == (both if waits_in_vain else {})
+    # It can go on once the other one has its error.
+    assert ranks_apart(0, reports) == {}
+    # Only rank 0 saves: nobody waits for another one.
+    others = reports_of(waiting(), waiting(**IN_PYTHON), mine, since_s=since_s)
+    assert ranks_apart(2, others) == {}
+    assert ranks_apart(1, others) == {}
 
 
 def test_graphs_may_begin_exchanges_in_another_order():

@@ -282,7 +282,7 @@ def callbacks_of_rank(
         is_own = _path_of(callback) in own
         if peers.rank == 0 or not chief_only or is_own:
             callbacks_here.append(callback)
-            if saving.rank_0_saves() and saves_here:
+            if saves_here and peers.size > 1:
                 # It does not wait for other ranks.
                 saves = {}
                 for event in ALL_EVENTS:

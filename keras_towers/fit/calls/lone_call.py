@@ -20,7 +20,6 @@ from keras_towers.fit.contract import KerasCall, TowerFunction
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.joint_access import holding_weights
-from keras_towers.fit.weights.model_stage import ModelStage
 
 
 class LoneCall(TowerCall):
@@ -72,8 +71,7 @@ def why_not_alone(
             f"{kind} needs all ranks. Call it on every rank, or after this "
             "call has ended; evaluate and predict may be called on some ranks"
         )
-    is_apart = adoption.stages.of(outer) is ModelStage.APART
-    if is_apart and adoption.ranks_diverge(outer):
+    if adoption.are_apart(outer):
         return (
             "with sync_every, ranks have the same weights only at the end of "
             f"an epoch. Call {kind} there, or on every rank"

@@ -1,47 +1,39 @@
-"""Saving each file once, although every rank runs the whole script.
+"""Saving each file once, by rank 0, although every rank runs the whole script.
 
-Under ``keras-towers run --strategy NAME`` a script written for one process
-calls ``model.save("model.keras")`` on all ranks, with the same path. Rank 0
-writes the file, and the other ranks wait until it is written. Before rank 0
-overwrites a file it waits for ranks that may still be reading it; but only for
-a limited time, since it may be the only rank that saves. If rank 0 goes on to
-save other files, the first of the ranks that wait for a file writes it. Whoever
-writes has claimed the file: no two ranks write it at the same time.
+Ranks that write one file at a time would spoil it. Rank 0 writes what it saves,
+with others or alone. The other ranks wait until it has written the same path,
+and give it their parts of the weights meanwhile. How they wait depends on where
+they are: in a callback, in which all ranks meet; with weights in parts, where
+they serve rank 0's reads; or else by the job's store, for which rank 0, which
+may be alone, waits for nobody.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import hashlib
 import inspect
-import logging
 import os
-import time
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 
 from keras_towers import settings
 from keras_towers.errors import TowerError, shorten
+from keras_towers.fit import contract
 from keras_towers.fit.calls import tower_call
-from keras_towers.fit.context import patches
+from keras_towers.fit.calls.tower_call import TowerCall
+from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.weights.joint_access import (
-    JointAccess,
-    access_of,
-)
-from keras_towers.rendezvous.liveness import wait_loop
+from keras_towers.fit.weights.joint_access import access_of
+from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.rendezvous.store import Store, wait_for
+from keras_towers.rendezvous.store import Store, store_of_job, wait_for
 from keras_towers.system import absolute
 
-logger: logging.Logger = logging.getLogger("keras_towers")
-
-# How many saves rank 0 has ended.
-_TOTAL = "saves"
 # All functions of Keras that write a model, as owner and name.
 _WRITERS: tuple[tuple[Any, str], ...] = (
     (keras.Model, "save"),
@@ -52,19 +44,46 @@ _WRITERS: tuple[tuple[Any, str], ...] = (
     (keras.saving, "save_weights"),
     (keras.models, "save_model"),
 )
-_REMEDY = "Put saves of one rank into `with kt.save_on_every_rank():`."
+_REMEDY = (
+    "Only rank 0 writes what Keras saves. Save the same path on every rank, or "
+    "on rank 0 alone, or put saves of other ranks into "
+    "`with kt.save_on_every_rank():`."
+)
 
-_rank_0_saves = False
 _on_every_rank: ThreadLocal[bool] = ThreadLocal()
+
+
+class _Ranks(Protocol):
+    """The ranks of a job, where one of them has saved."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        ...
+
+    def end_save(self, path: str, failure: str) -> str:
+        """Tell, as rank 0, how a save has ended; or else wait for that.
+
+        Args:
+            path: what rank 0 saves.
+            failure: why it could not; empty: it could.
+
+        Returns:
+            The failure of rank 0.
+        """
+        ...
+
+
+# Those of this process's job, if it has a store.
+_job: _RanksOfStore | None = None
 
 
 @contextlib.contextmanager
 def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
-    For scripts that run with ``keras-towers run --strategy``, in which
-    otherwise only rank 0 writes what Keras saves at a path that is the same on
-    all ranks. Elsewhere every rank writes anyway.
+    Otherwise only rank 0 of a job writes what Keras saves, and the other ranks
+    wait until it has written the same path.
 
     Example:
         >>> with kt.save_on_every_rank():
@@ -74,213 +93,137 @@ def save_on_every_rank() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def on_rank_0_only(rank: int, size: int, store: Store) -> Iterator[None]:
-    """Let only rank 0 write the files that Keras saves in this block."""
-    global _rank_0_saves
-    save = _Saves(rank, size, store).save
-    _rank_0_saves, before = True, _rank_0_saves
+def let_rank_0_write(rank: int) -> None:
+    """Let only rank 0 of a job write what Keras saves, from now on.
+
+    Args:
+        rank: the rank of this process.
+    """
+    global _job
+    store = store_of_job()
+    if store is not None and (_job is None or _job.rank != rank):
+        _job = _RanksOfStore(rank, store)
+
+
+def _save(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Save like a function of Keras, but once for all ranks."""
     try:
-        with patches.replaced(*((owner, n, save) for owner, n in _WRITERS)):
-            yield
-    finally:
-        _rank_0_saves = before
-
-
-def rank_0_saves() -> bool:
-    """Whether only rank 0 writes the files that all ranks save."""
-    return _rank_0_saves
-
-
-class _Saves:
-    """The files that this rank saves, with a count for each path."""
-
-    def __init__(self, rank: int, size: int, store: Store):
-        self._rank = rank
-        self._others = range(1, size)
-        self._store = store
-        self._counts: collections.Counter[str] = collections.Counter()
-        # Ranks that do not save at a path where rank 0 does.
-        self._absent: set[tuple[int, str]] = set()
-
-    def save(
-        self, original: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Save like ``original``, but once for all ranks."""
-        try:
-            bound = inspect.signature(original).bind(*args, **kwargs)
-            where = bound.arguments["filepath"]
-        except (TypeError, KeyError):
-            # Keras reports the wrong arguments.
-            return original(*args, **kwargs)
-        # In a nested call of these functions, the outer call decides.
-        known = isinstance(where, str | os.PathLike)
-        if _on_every_rank.get() or not known:
-            return original(*args, **kwargs)
-        path = os.path.normpath(absolute(where))
-        call = tower_call.current()
-        if call is not None and not call.meet(f"save {path}", None):
-            # In a callback, of some ranks only.
-            with save_on_every_rank():
-                return original(*args, **kwargs)
-        model = _model_of(bound)
-        joint = None if model is None else access_of(model)
-        if model is not None and joint is not None:
-
-            def write() -> Any:
-                with save_on_every_rank():
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        where = bound.arguments["filepath"]
+    except (TypeError, KeyError):
+        # Keras reports the wrong arguments.
+        return original(*args, **kwargs)
+    first = next(iter(bound.arguments.values()))
+    joint = None
+    if isinstance(first, keras.Model):
+        _refuse_apart(first)
+        joint = access_of(first)
+    ranks: _Ranks | None = joint or _job
+    # In a nested call of these functions, the outer call decides. Objects that
+    # are no paths are local to each rank.
+    is_path = isinstance(where, str | os.PathLike)
+    if _on_every_rank.get() or ranks is None or not is_path:
+        return original(*args, **kwargs)
+    path = os.path.normpath(absolute(where))
+    call = tower_call.current()
+    with save_on_every_rank(), thread_state.keeping_parts.holding(True):
+        if call is not None and call.config.transport.size > 1:
+            ranks = _RanksInCallback(call)
+            if not call.meet(f"save {path}", None):
+                if ranks.rank == 0:
                     return original(*args, **kwargs)
-
-            return self._save_together(joint, path, write)
-        self._counts[path] += 1
-        act = self._wait_or_write if self._rank else self._write
-        with save_on_every_rank():
-            return act(
-                path, self._counts[path], lambda: original(*args, **kwargs)
-            )
-
-    def _save_together(
-        self, joint: JointAccess, path: str, write: Callable[[], Any]
-    ) -> Any:
-        """Write on rank 0 what the others have rows of, which serve it."""
-        failure, result = "", None
-        if self._rank == 0:
+                raise TowerError(
+                    f"rank {ranks.rank} saves {path} in a callback, and rank 0 "
+                    f"does not. {_REMEDY}"
+                )
+        if ranks.rank == 0:
+            failure = "it was interrupted"
             try:
-                result = write()
+                result, failure = original(*args, **kwargs), ""
+                return result
             except Exception as error:
                 failure = shorten(error)
                 raise
             finally:
-                joint.serve(f"saves {path}", failure)
-            return result
-        failure = joint.serve(f"saves {path}")
+                ranks.end_save(path, failure)
+        failure = ranks.end_save(path, "")
         if failure:
-            raise TowerError(f"{path} was not saved: {failure}")
+            raise TowerError(f"rank 0 could not save {path}: {failure}")
         return None
 
-    def _write(self, path: str, count: int, write: Callable[[], Any]) -> Any:
-        """Write as rank 0."""
-        if count > 1:
-            self._wait_for_readers(path, count)
-        self._store.put(_key("saves", path, count), True)
-        writer = self._claim(path, count)
-        if writer != self._rank:
-            logger.warning(
-                "rank %d has begun to save %s, since rank 0 saved other files "
-                "before: rank 0 saves it again behind rank %d. %s",
-                writer,
-                path,
-                writer,
-                _REMEDY,
-            )
-            saved, limit_s = _key("saved", path, count), _limit_s()
-            try:
-                wait_for(functools.partial(self._store.get, saved), limit_s)
-            except TimeoutError:
-                raise TowerError(
-                    f"rank 0 has waited {limit_s} s for rank {writer} to save "
-                    f"{path}. {_REMEDY}"
-                ) from None
-        try:
-            return self._write_for_all(path, count, write)
-        finally:
-            self._store.put(_TOTAL, self._counts.total())
 
-    def _claim(self, path: str, count: int) -> int:
-        """Return which rank writes: this one, if it is the first to ask."""
-        key = _key("writer", path, count)
-        return int(self._store.setdefault(key, self._rank))
-
-    def _write_for_all(
-        self, path: str, count: int, write: Callable[[], Any]
-    ) -> Any:
-        """Write, and tell the ranks that wait for it."""
-        error: str | None = "it was interrupted"
-        try:
-            result, error = write(), None
-            return result
-        except Exception as failure:
-            error = shorten(failure)
-            raise
-        finally:
-            outcome = {"rank": self._rank, "error": error}
-            self._store.put(_key("saved", path, count), outcome)
-
-    def _wait_for_readers(self, path: str, count: int) -> None:
-        """Wait for ranks that may still be reading the previous file."""
-        until = time.monotonic() + settings.SAVE_WAIT_S
-        for rank in self._others:
-            if (rank, path) in self._absent:
-                continue
-            left_s = until - time.monotonic()
-            try:
-                read = functools.partial(
-                    self._store.get, _key(f"saves-{rank}", path, count)
-                )
-                wait_for(read, left_s)
-            except TimeoutError:
-                self._absent.add((rank, path))
-                logger.warning(
-                    "rank %d does not save %s again, but rank 0 does, and no "
-                    "longer waits for rank %d. %s",
-                    rank,
-                    path,
-                    rank,
-                    _REMEDY,
-                )
-
-    def _wait_or_write(
-        self, path: str, count: int, write: Callable[[], Any]
-    ) -> Any:
-        """Wait for rank 0 to write a file, or write it if rank 0 does not."""
-        self._store.put(_key(f"saves-{self._rank}", path, count), True)
-        since: float | None = None
-        limit_s = _limit_s()
-        for waited_s in wait_loop(limit_s, settings.POLL_S):
-            if waited_s:
-                logger.warning(
-                    "rank %d has waited %.0f s for rank 0 to save %s. %s",
-                    self._rank,
-                    waited_s,
-                    path,
-                    _REMEDY,
-                )
-            outcome = self._store.get(_key("saved", path, count))
-            if outcome is not None:
-                if outcome["error"] is not None:
-                    raise TowerError(
-                        f"rank {outcome['rank']} could not save {path}: "
-                        f"{outcome['error']}"
-                    )
-                return None
-            if not self._store.get(_key("saves", path, count)):
-                # Rank 0 is past this save if it has ended enough other saves.
-                done = self._store.get(_TOTAL) or 0
-                if done >= self._counts.total():
-                    since = since or time.monotonic()
-                    if (
-                        time.monotonic() > since + settings.SAVE_OWN_S
-                        and self._claim(path, count) == self._rank
-                    ):
-                        return self._write_for_all(path, count, write)
+def _refuse_apart(model: keras.Model) -> None:
+    strategy = contract.tower_strategy_of(model)
+    if strategy is not None and strategy._adoption.are_apart(model):
         raise TowerError(
-            f"rank {self._rank} has waited {limit_s} s for rank 0 to save "
-            f"{path}. {_REMEDY}"
+            f"model {model.name!r} cannot be saved here: with sync_every, "
+            "ranks have the same weights only at the end of an epoch, and of "
+            'the block. Save it there, as by save_freq="epoch", or give fit a '
+            "kt.Backup(every=...)."
         )
 
 
-def _model_of(bound: inspect.BoundArguments) -> keras.Model | None:
-    """Return the model that a function of Keras writes, if it gets one."""
-    first = next(iter(bound.arguments.values()))
-    return first if isinstance(first, keras.Model) else None
+PATCHES: tuple[patches.Patch, ...] = tuple((*w, _save) for w in _WRITERS)
+"""Replaces Keras's writers."""
 
 
-def _limit_s() -> float | None:
-    """The seconds for which a rank waits for another; None: for ever."""
-    limit_s = seconds(settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S)
-    return limit_s or None
+class _RanksInCallback:
+    """Ranks that all save in a callback of a call, where they can meet."""
+
+    def __init__(self, call: TowerCall):
+        self._call = call
+        self.rank: int = call.config.transport.rank
+
+    def end_save(self, path: str, failure: str) -> str:
+        # Meanwhile ranks other than 0 take part in its reads.
+        while not self._call.meet(f"save {path} to its end", None):
+            pass
+        transport = self._call.config.transport
+        return rank_checks.gather(transport, failure, "ends a save")[0]
 
 
-def _key(what: str, path: str, count: int) -> str:
-    digest = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()
-    return f"{what}-{digest[:16]}-{count}"
+class _RanksOfStore:
+    """Ranks that learn from the store what rank 0 has saved."""
+
+    def __init__(self, rank: int, store: Store):
+        self.rank = rank
+        self._store = store
+        # How often each path was saved since the last call of all ranks.
+        self._counts: collections.Counter[tuple[str, int]] = (
+            collections.Counter()
+        )
+
+    def end_save(self, path: str, failure: str) -> str:
+        position = path, failed_calls.calls.number
+        self._counts[position] += 1
+        named = "\n".join(map(str, (*position, self._counts[position])))
+        digest = hashlib.sha256(named.encode(errors="surrogateescape"))
+        key = f"saved-{digest.hexdigest()[:16]}"
+        if self.rank == 0:
+            self._store.put(key, failure)
+            return failure
+        limit_s = seconds(
+            settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
+        )
+        has_ended = threading.Event()
+
+        def read() -> str | None:
+            return "" if has_ended.is_set() else self._store.get(key)
+
+        waits = f"waits for rank 0 to save {path}"
+        try:
+            with (
+                activity.within(f"a save of {path}", waits=True),
+                activity.doing(f"{waits} ({_REMEDY})"),
+                activity.exchanges.running(activity.SAVE, is_counted=False),
+            ):
+                return watch.wait_for_ranks(
+                    lambda: wait_for(read, limit_s or None)
+                )
+        except (TimeoutError, watch.RanksEnded) as error:
+            why = f"{error}, and rank {self.rank} {waits}"
+            if isinstance(error, TimeoutError):
+                why = f"rank {self.rank} has waited {limit_s} s: it {waits}"
+            raise TowerError(f"{why}. {_REMEDY}") from None
+        finally:
+            has_ended.set()

@@ -12,12 +12,22 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit import rank_agreement, step_errors
-from keras_towers.fit.calls import callback_effects, callback_roles, tower_call
+from keras_towers.fit.calls import (
+    callback_effects,
+    callback_roles,
+    model_building,
+    tower_call,
+)
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
 from keras_towers.fit.calls.tower_call import Calls, TowerCall
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
+from keras_towers.fit.contract import (
+    TRAINING,
+    FitStart,
+    KerasCall,
+    TowerConfig,
+)
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.trace import Trace
 from keras_towers.partition import Program
@@ -76,6 +86,8 @@ class TowerCalls(Calls):
         if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
+            if model_building.layers_are_built(model):
+                self.step.memory.check_variables(model, kind, self._config.job)
             return run_on_one_device(keras_call)
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
@@ -145,27 +157,44 @@ class TowerCalls(Calls):
         return TowerCall(self, keras_call, prepared, start)
 
     def plan(
-        self, model: keras.Model, batch: Any, examples: int | None
+        self,
+        model: keras.Model,
+        batch: Any,
+        examples: int | None,
+        kind: str = "fit",
     ) -> tuple[Trace, Program]:
-        """Trace and lay out a step of ``fit``, which never runs.
+        """Trace and lay out a step, which never runs.
 
         Args:
             model: a compiled model.
-            batch: the specs of a global batch, as ``fit`` gets it.
+            batch: the specs of a global batch, as Keras passes it to the step.
             examples: the number of examples of a batch; None: unknown.
+            kind: the method of Keras that the step belongs to.
         """
-        keras_call = KerasCall("fit", type(model).fit, model, {})
-        with self._config.strategy.scope():
+        with self._planned_call(model, kind) as call:
+            call.examples[kind] = examples
+            call.build(data_batch=batch)
+            call.prepare()
+            with compat.FuncGraph("plan").as_default():
+                inputs = _placeholders(batch)
+                step = compat.convert_call(_step_of(model, kind))
+                return self.step.plan(step, inputs, call.settings)
+
+    def plan_variables(self, model: keras.Model, kind: str) -> None:
+        """Place the variables of a built model, for steps that never run."""
+        with self._planned_call(model, kind) as call:
+            call.place_variables()
+
+    @contextlib.contextmanager
+    def _planned_call(
+        self, model: keras.Model, kind: str
+    ) -> Iterator[TowerCall]:
+        keras_call = KerasCall(kind, getattr(type(model), kind), model, {})
+        with self._config.strategy.scope(), tower_call.outside():
             self.adoption.claim(model)
             call = self.make_call(keras_call, False, None)
-            call.examples["fit"] = examples
             with call.installed():
-                call.build(data_batch=batch)
-                call.prepare()
-                with compat.FuncGraph("plan").as_default():
-                    inputs = _placeholders(batch)
-                    step = model.train_step
-                    return self.step.plan(step, inputs, call.settings)
+                yield call
 
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
@@ -209,6 +238,13 @@ def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
         and call.kind in ("fit", "evaluate", "test_on_batch")
         and not validates
     )
+
+
+def _step_of(model: keras.Model, kind: str) -> Any:
+    """Return the step of a method of Keras."""
+    if kind in TRAINING:
+        return model.train_step
+    return model.predict_step if "predict" in kind else model.test_step
 
 
 def _placeholders(batch: Any) -> Any:

@@ -48,6 +48,11 @@ def current() -> TowerCall | None:
     return _calls.get()
 
 
+def outside() -> contextlib.AbstractContextManager[None]:
+    """Return a block in which this thread runs no call."""
+    return _calls.holding(None)
+
+
 class StrategyProxy:
     """A strategy proxy that Keras uses while a call runs.
 
@@ -379,6 +384,29 @@ class TowerCall:
             self.build_error = model_building.build(
                 self.model, batch, self.kind
             )
+        # A call that is alone has what ranks have placed together.
+        if not self.is_alone and self.build_error is None:
+            self._step.memory.check_variables(
+                self.model,
+                self.kind,
+                self.places.ranks.job,
+                self.adoption.is_prepared(self.model, self.kind),
+                batch,
+                self.examples.get(self.kind),
+            )
+        new = self.place_variables()
+        if new or self.kind == "fit" or not self._is_inner:
+            self.adoption.synchronize(
+                self.model,
+                self.places.ranks.job,
+                self.keras_call.trains,
+                self.build_error,
+            )
+        self._mark_prepared()
+        self._prepared = True
+
+    def place_variables(self) -> bool:
+        """Place the model's variables on the towers; return if any were new."""
         self.adoption.agree_on_wholes(
             self.model,
             self.places.ranks.job,
@@ -391,15 +419,7 @@ class TowerCall:
             self._step.update.make_ready(
                 self.model.optimizer, self.model.trainable_variables
             )
-        if new or self.kind == "fit" or not self._is_inner:
-            self.adoption.synchronize(
-                self.model,
-                self.places.ranks.job,
-                self.keras_call.trains,
-                self.build_error,
-            )
-        self._mark_prepared()
-        self._prepared = True
+        return new
 
     def _mark_prepared(self) -> None:
         self.adoption.mark_prepared(self.model, self.kind)

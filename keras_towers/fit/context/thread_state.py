@@ -80,6 +80,9 @@ trains_on_one_device: ThreadLocal[bool] = ThreadLocal()
 # Whether this thread traces functions that are saved, not called.
 exporting: ThreadLocal[contextlib.ExitStack] = ThreadLocal()
 
+# Whether what this thread reads stays in parts after the strategy's block, too.
+keeping_parts: ThreadLocal[bool] = ThreadLocal()
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenBlock:

@@ -164,6 +164,25 @@ def check_batch(transport: Transport, batch: Any) -> tf.Tensor:
         return tf.identity(odd)
 
 
+def check_results(transport: Transport, values: Any) -> None:
+    """Refuse results of an eager step that are not the same on all ranks.
+
+    Such a step is not traced: what it computes shows whether it is the same.
+    """
+    local = fingerprint(values, _FEW_VALUES)[tf.newaxis]
+    odd = int(
+        _first_different(transport.all_gather(local, next_key("results")))
+    )
+    if odd:
+        raise TowerError(
+            f"rank {odd} has other results than rank 0 of a step that runs "
+            "eagerly, on the same examples. Build and compile the model in "
+            "the same way on every rank, run the same code, and give the "
+            "random generators of Python and NumPy the same seed "
+            "(keras.utils.set_random_seed)."
+        )
+
+
 def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     """Return why each rank would read the dataset in another order, if so."""
     if dataset.options().deterministic is False:

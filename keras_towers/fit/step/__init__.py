@@ -27,6 +27,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The order of a step on all towers, from a batch to new weights.
 ``graph_function``
   A traced function, called as one operation or inlined into its caller.
+``placed_tensors``
+  The tensors of a step, each with a value at every place where it differs.
 ``program_inputs``
   What the inputs of a program get that no batch has: variables, and shares.
 ``program_text``
@@ -45,12 +47,16 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The functions that towers call, and what XLA compiles with them.
 ``tower_program``
   A program as the towers run it: a function per level.
-``tower_tensors``
-  The tensors of what computes in a step: of a tower, or of its columns.
 ``trace``
   The trace of a step on one device, which is then divided over towers.
 ``traced_constants``
   The constants of a traced step, which ranks with equal batches share.
 ``pace``
   Gathered weights exist for two levels at a time, not for a whole step.
+``device_memory``
+  Whether a model fits into the memory of its devices, before its first step.
+``planned_step``
+  What a step needs on each device; steps that are planned, and never run.
+``traced_operations``
+  The operations of a traced step, by which ranks tell whether it is the same.
 """

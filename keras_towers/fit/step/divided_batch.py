@@ -14,7 +14,8 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
 from keras_towers.fit.data.batches import Batch, TowerBatch
 from keras_towers.fit.places import Places, Ranks
-from keras_towers.fit.step.program_inputs import StepInputs
+from keras_towers.fit.step.placed_tensors import PlacedTensors
+from keras_towers.fit.step.program_inputs import add_variables
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.layouts import (
@@ -119,7 +120,7 @@ class DividedBatch:
         on_towers: Mapping[int, TowerHandles],
         places: Places,
         local_step: LocalStep | None = None,
-    ) -> StepInputs:
+    ) -> PlacedTensors:
         """Return what the inputs of a program get.
 
         Args:
@@ -131,60 +132,51 @@ class DividedBatch:
             local_step: the step, if it also needs inputs of the batch of all
                 processes.
         """
-        inputs, first = program.inputs, len(self.layouts)
-        step_inputs = self._inputs_of_batch(inputs, places.ranks, local_step)
-        step_inputs.add_captures(inputs, captures, on_towers, places.parts)
-        step_inputs.add_shares(inputs, places)
-        handles = {first + index: own for index, own in on_towers.items()}
-        step_inputs.add_columns(inputs, handles, places)
-        return step_inputs
-
-    def _inputs_of_batch(
-        self, inputs: Inputs, ranks: Ranks, local_step: LocalStep | None
-    ) -> StepInputs:
+        inputs, ranks, first = program.inputs, places.ranks, len(self.layouts)
         pieces = [data_lib.tensors_in(piece) for piece in self.batch.pieces]
-        shared: dict[Any, Any] = {}
-        parts: list[dict[Any, Any]] = [{} for _ in pieces]
+        placed = PlacedTensors(places)
+        parts = placed.scopes(towers=True, parts=True)
         for index, layout in enumerate(self.layouts):
             tensor = inputs.of_graph[index]
             if layout == REPLICATED:
-                shared[tensor] = pieces[0][index]
+                placed.shared[tensor] = pieces[0][index]
                 continue
-            for values, piece in zip(parts, pieces, strict=True):
-                values[tensor] = piece[index]
+            for scope, piece in zip(parts, pieces, strict=True):
+                scope[tensor] = piece[index]
         # Sizes stay on the host: an accelerator would have to be waited for.
         with tf.device(compat.HOST):
             for name, tensor in inputs.sizes.items():
                 index, axis = map(int, name.split("."))
-                shared[tensor] = _same_size([p[index] for p in pieces], axis)
+                size = _same_size([p[index] for p in pieces], axis)
+                placed.shared[tensor] = size
             is_first = ranks.step.rank == 0
-            self._add_positions(inputs, self.batch, is_first, shared, parts)
+            self._add_positions(placed, inputs, self.batch, is_first)
             if inputs.has_rows is not None:
-                shared[inputs.has_rows] = shared[inputs.total] > 0
+                has_rows = placed.shared[inputs.total] > 0
+                placed.shared[inputs.has_rows] = has_rows
             if local_step is not None:
-                inputs, is_first = (
-                    local_step.joint_inputs,
-                    ranks.batch.rank == 0,
-                )
-                batch = self.whole
-                self._add_positions(inputs, batch, is_first, shared, parts)
-        return StepInputs(shared, parts)
+                is_first = ranks.batch.rank == 0
+                joint = local_step.joint_inputs
+                self._add_positions(placed, joint, self.whole, is_first)
+        handles = {first + index: own for index, own in on_towers.items()}
+        add_variables(placed, inputs, captures, handles)
+        return placed
 
     def _add_positions(
         self,
+        placed: PlacedTensors,
         inputs: Inputs,
         batch: TowerBatch,
         has_first: bool,
-        shared: dict[Any, Any],
-        parts: Sequence[dict[Any, Any]],
     ) -> None:
         """Add where each part begins in a batch, and its total."""
-        shared[inputs.total] = tf.cast(batch.total, tf.int64)
+        placed.shared[inputs.total] = tf.cast(batch.total, tf.int64)
         start = tf.cast(batch.start, tf.int64)
         counts = self.batch.counts(self.specs)
-        for k, (count, values) in enumerate(zip(counts, parts, strict=True)):
-            values[inputs.start] = start
-            values[inputs.is_first] = tf.constant(has_first and k == 0)
+        parts = placed.scopes(towers=True, parts=True)
+        for k, (count, scope) in enumerate(zip(counts, parts, strict=True)):
+            scope[inputs.start] = start
+            scope[inputs.is_first] = tf.constant(has_first and k == 0)
             start = start + tf.cast(count, tf.int64)
 
 

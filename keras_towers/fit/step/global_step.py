@@ -28,6 +28,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE, Ranks
+from keras_towers.fit.step.device_memory import MemoryCheck
 from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
 from keras_towers.fit.step.exchanges import GradientExchange
 from keras_towers.fit.step.program_inputs import capture
@@ -43,10 +44,12 @@ from keras_towers.fit.step.step_reports import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, components_of, trace
 from keras_towers.fit.step.traced_constants import constants_of
+from keras_towers.fit.step.traced_operations import TracedOperations
 from keras_towers.fit.step_order import ComparedStep, StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.copies import copy_first
-from keras_towers.fit.weights.model_state import eager_cause
+from keras_towers.fit.weights.copies import copy_first, copy_on_tower, native
+from keras_towers.fit.weights.model_state import collect, eager_cause
+from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.partition.program import Program
 from keras_towers.reduction.gradients import on_values, scaled
 from keras_towers.rendezvous import activity, rank_checks
@@ -67,6 +70,7 @@ class GlobalStep:
         self.order: StepOrder = update.order
         self.config: TowerConfig = update.config
         self.update = update
+        self.memory: MemoryCheck = MemoryCheck(update.config)
         self._eager_steps = itertools.count()
 
     def run_step(self, step: Step, batch: Any, settings: StepSettings) -> Any:
@@ -92,6 +96,10 @@ class GlobalStep:
             traced = self._trace(step, divided, settings)
             # What each tower computes of that, and what towers exchange.
             layout = lay_out(self.update, traced, divided, settings)
+            # Whether a device has the memory for that.
+            self.memory.check_step(
+                traced, layout.program, divided.spec, settings
+            )
             # All ranks make the same exchanges, or all of them fail.
             self._compare_with_ranks(traced, layout, divided, settings)
             # Level by level: what towers compute, and exchanges.
@@ -158,24 +166,31 @@ class GlobalStep:
         settings: StepSettings,
     ) -> None:
         """Compare the step with those of other ranks; share its variables."""
-        if settings.places.ranks.step.size == 1:
+        model, ranks = settings.model, settings.places.ranks
+        shares_step = ranks.step.size > 1
+        if ranks.job.size == 1 or not (shares_step or settings.trains):
             return
         exchanges = [
             f"{e.kind} {e.given.dtype.name} {e.result.shape}"
             for e in layout.program.exchanges
             if not e.gradient
         ]
-        outside = traced.variables_outside(settings.model)
+        outside = traced.variables_outside(model)
         variables = [
             f"outside of the model: {describe_variable(capture(handle))}"
             for handle in outside
         ]
+        operations = TracedOperations(traced, model)
         compared = ComparedStep(
-            [*exchanges, *traced.describe_gradients(), *variables],
-            constants_of(traced),
+            [*exchanges, *variables],
+            operations,
+            constants_of(traced, operations),
             divided.spec,
             divided.fingerprint,
         )
+        if not shares_step:
+            self.update.note_own_step(compared)
+            return
         copies = self.update.variables.handles()
         others = [copies.get(id(handle), [handle]) for handle in outside]
         self.order.compare(compared, others, self.config.devices)
@@ -188,8 +203,9 @@ class GlobalStep:
         settings: StepSettings,
     ) -> Any:
         """Add what towers compute and exchange, and the optimizers' updates."""
-        config, places = self.config, settings.places
+        config = self.config
         has_copies = bool(layout.on_towers) and self.update.variables.mirrors
+        places = devices_for(config, settings.places, has_copies)
         inputs = divided.inputs_of(
             layout.program,
             traced.captures,
@@ -200,7 +216,7 @@ class GlobalStep:
         towers = TowerProgram(
             layout.program,
             call_mode(config, settings),
-            devices_for(config, places, has_copies),
+            places,
             self.order,
             GradientExchange(self.update, traced.gradients),
         )
@@ -314,6 +330,8 @@ class GlobalStep:
             stack.enter_context(one_device.holding(settings.trains))
             stack.enter_context(variables.first_copies())
             result = step(whole)
+        if transport.size > 1:
+            self.order.check_first_results(lambda: _values_of(result, model))
         for handles_of_towers in variables.handles().values():
             copy_first(handles_of_towers, config.devices)
         return result
@@ -356,6 +374,13 @@ class GlobalStep:
     @functools.cached_property
     def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
         return tf.function(self._all_end, autograph=False)
+
+
+def _values_of(result: Any, model: keras.Model) -> list[tf.Tensor]:
+    """Return what an eager step has computed: results, and weights."""
+    weights = [v for v in collect(model).weights if not is_over_ranks(v)]
+    values = [copy_on_tower(native(weight)).read_value() for weight in weights]
+    return data_lib.tensors_in(result) + values
 
 
 def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:

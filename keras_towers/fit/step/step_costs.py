@@ -12,6 +12,7 @@ from keras_towers._bytes import format_bytes
 from keras_towers.fit.step.trace import cause_of, line_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
+from keras_towers.partition.lifetimes import held_tensors
 from keras_towers.partition.program import (
     Axis,
     Exchange,
@@ -64,6 +65,7 @@ class StepCosts:
             tower.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered.
+        reasons: by line of ``once``: why it is not divided.
     """
 
     exchanges: int
@@ -82,6 +84,7 @@ class StepCosts:
     by_axes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     over_columns: int = 0
     replaced_sums: int = 0
+    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def exchange_summary(self) -> str:
@@ -145,7 +148,8 @@ class StepCosts:
             named = list(following[:_NAMED])
             named += [f"{more} more"] if more > 0 else []
             share += f", with what follows: {'; '.join(named)}"
-        return f"computed once for all towers: {line} ({share})"
+        why = f"{self.reasons[line]}; " if line in self.reasons else ""
+        return f"computed once for all towers: {line} ({why}{share})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +251,7 @@ def costs_of(
             parts = columns
         number *= (2 if exchange.is_sum else 1) * (peers - 1) * parts
         sent[unit] += number // (peers * exchange.groups)
-    once, growing, following = _once(program)
+    once, growing, following, reasons = _once(program)
     rounds = len({exchange.level for exchange in exchanged})
     fixed = per_unit.pop("", 0)
     return StepCosts(
@@ -267,6 +271,7 @@ def costs_of(
             "columns" in e.over and e.kind != "first" for e in program.exchanges
         ),
         replaced_sums=program.replaced_sums,
+        reasons=reasons,
     )
 
 
@@ -325,21 +330,8 @@ def _unit_and_number(size: Size | int) -> tuple[str, int]:
 
 def _held_bytes(program: Program) -> dict[str, int] | None:
     """Return what towers hold from level to level, as in ``StepCosts``."""
-    later = {
-        tensor
-        for operation in program.operations
-        for tensor in operation.inputs
-        if operation.on_towers
-        and tensor.on_towers
-        and tensor.operation is not None
-        and not tensor.operation.is_repeated
-        and tensor.level < operation.level
-    }
-    later.update(e.given for e in program.exchanges if e.kind == "gather")
     total: collections.Counter[str] = collections.Counter()
-    for tensor in later:
-        if not tensor.of_batch:
-            continue
+    for tensor in held_tensors(program):
         if tensor.shape.rank is None:
             return None
         sizes = [size for size in tensor.shape if size is not None]
@@ -353,10 +345,16 @@ def _held_bytes(program: Program) -> dict[str, int] | None:
 
 def _once(
     program: Program,
-) -> tuple[dict[str, float], frozenset[str], dict[str, tuple[str, ...]]]:
-    """Return ``once``, ``growing`` and ``following`` of ``StepCosts``."""
+) -> tuple[
+    dict[str, float],
+    frozenset[str],
+    dict[str, tuple[str, ...]],
+    dict[str, str],
+]:
+    """Return ``once``, ``growing``, ``following`` and ``reasons``."""
     following: dict[str, dict[str, None]] = {}
-    undivided = {id(operation) for operation in program.computed_once}
+    undivided = {id(o): why for o, why in program.computed_once.items()}
+    reasons: dict[str, str] = {}
     causes: dict[Any, str] = {}
     counts: collections.Counter[str] = collections.Counter()
     growing = set()
@@ -365,6 +363,7 @@ def _once(
         # What follows from it takes rows, too, as a loss takes targets.
         if cause is None and id(operation.source) in undivided:
             cause = cause_of(operation.source)
+            reasons.setdefault(cause, undivided[id(operation.source)])
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
             source = operation.source
@@ -381,7 +380,7 @@ def _once(
     total = sum(len(graph.get_operations()) for graph in program.graphs)
     shares = {line: count / total for line, count in counts.items()}
     others = {line: tuple(lines) for line, lines in following.items()}
-    return shares, frozenset(growing), others
+    return shares, frozenset(growing), others, reasons
 
 
 def _count(number: int, noun: str) -> str:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_device
 from keras_towers.fit.step.graph_function import CallMode, GraphFunction
+from keras_towers.fit.step.placed_tensors import Scope, with_shapes
 from keras_towers.fit.step.stacked_lists import StackedLists
-from keras_towers.fit.step.tower_tensors import (
-    TowerTensors,
-    value_of,
-    with_shapes,
-)
 from keras_towers.fit.step_order import StepOrder
-from keras_towers.partition.emission import emit, graph_of, graph_of_inputs
+from keras_towers.partition.emission import (
+    emit,
+    graph_of,
+    graph_of_inputs,
+    value_of,
+)
 from keras_towers.partition.program import (
     Function,
     Operation,
@@ -43,6 +50,22 @@ _NOT_COMPILED = (tf.string, tf.variant)
 _FEW_OPERATIONS = 250
 
 
+class Section(NamedTuple):
+    """A section of a level, whose operations are added together.
+
+    Attributes:
+        level: the level.
+        phase: the phase.
+        on_columns: whether every column of the mesh runs them.
+        of_parts: whether every micro-batch runs them.
+    """
+
+    level: int
+    phase: Phase
+    on_columns: bool
+    of_parts: bool = False
+
+
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
     """A call of a function on each tower.
@@ -60,9 +83,20 @@ class FunctionCall:
     gate: Sequence[Any] = ()
     lists: Mapping[Tensor, Any] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Add a call to the current graph; return what it returns."""
-        return self._called(inputs)
+    def add_to_graph(
+        self, known: MutableMapping[Tensor, Any], after: Sequence[Any] = ()
+    ) -> None:
+        """Add a call to the current graph.
+
+        Args:
+            known: what it takes; gets what it returns.
+            after: what has to be computed before.
+        """
+        with tf.control_dependencies([*self.gate, *after]):
+            taken = [value_of(t, known) for t in self.body.inputs]
+            if after:
+                taken = [_after_dependencies(value) for value in taken]
+            known.update(with_shapes(self.body.outputs, self._called(taken)))
 
     @functools.cached_property
     def _called(self) -> GraphFunction | StackedLists:
@@ -79,8 +113,7 @@ class TowerFunctions:
         mode: how towers call their functions.
         devices: of the K towers.
         xla: what XLA compiles, in the mode ``xla``.
-        once: what is computed once, in stages, by the level and whether it is
-            computed for each column.
+        once: what is computed once, in stages, by its section.
         order: orders the exchanges between processes.
         micro_batches: the number of micro-batches of a tower.
     """
@@ -91,7 +124,7 @@ class TowerFunctions:
         mode: CallMode,
         devices: Sequence[str],
         xla: Stages,
-        once: Mapping[tuple[int, bool], Sequence[Stage]],
+        once: Mapping[Section, Sequence[Stage]],
         order: StepOrder,
         micro_batches: int,
     ):
@@ -116,7 +149,7 @@ class TowerFunctions:
         return [tensor for tensor in outputs if tensor in self._users]
 
     def _users_elsewhere(
-        self, once: Mapping[tuple[int, bool], Sequence[Stage]]
+        self, once: Mapping[Section, Sequence[Stage]]
     ) -> dict[Tensor, set[Any]]:
         """Return tensors that are used outside of where they are computed.
 
@@ -126,14 +159,15 @@ class TowerFunctions:
         """
         program = self._program
         sections: dict[int, Any] = {
-            id(o): _section(o, self._micro_batches) for o in program.operations
+            id(o): section_of(o, self._micro_batches)
+            for o in program.operations
         }
-        for where, stages in once.items():
+        for section, stages in once.items():
             for index, stage in enumerate(stages):
                 for operation in stage.compiled:
-                    sections[id(operation)] = where, index, "compiled"
+                    sections[id(operation)] = section, index, "compiled"
                 for operation in stage.single:
-                    sections[id(operation)] = where, index, "single"
+                    sections[id(operation)] = section, index, "single"
         used = {t for exchange in program.exchanges for t in exchange.used}
         used.update(program.results)
         users: dict[Tensor, set[Any]] = {tensor: {None} for tensor in used}
@@ -182,7 +216,7 @@ class TowerFunctions:
             return self._compiled(body)
         # The functions of stages are called in a function that is not compiled.
         graph = graph_of_inputs(
-            body.inputs, functools.partial(self._add_stages, stages, body)
+            body.inputs, functools.partial(self._add_body, stages, body)
         )
         return FunctionCall(body, GraphFunction(graph, "called"))
 
@@ -202,72 +236,66 @@ class TowerFunctions:
         }
         return FunctionCall(body, function, gate, lists)
 
-    def _add_stages(
+    def _add_body(
         self, stages: Sequence[Stage], body: Function, known: dict[Tensor, Any]
     ) -> list[Any]:
-        """Add stages to the current graph; return what the body returns.
+        """Add a body in stages to the current graph; return what it returns."""
+        users = [o for o in self._program.operations if o.is_repeated]
+        users += body.operations
+
+        def used(operations: Sequence[Operation]) -> list[Tensor]:
+            own = {id(o) for o in operations}
+            inputs = {t for o in users if id(o) not in own for t in o.inputs}
+            inputs.update(body.outputs)
+            return [t for o in operations for t in o.outputs if t in inputs]
+
+        self.add_stages(stages, known, used)
+        return emit([], known, body.outputs)
+
+    def add_stages(
+        self,
+        stages: Sequence[Stage],
+        known: MutableMapping[Tensor, Any],
+        used: Callable[[Sequence[Operation]], list[Tensor]],
+        **options: Any,
+    ) -> None:
+        """Add stages to the current graph.
 
         Args:
             stages: the stages.
-            body: their operations.
-            known: the inputs.
+            known: what they use; gets what they compute.
+            used: returns what others use of what some operations compute.
+            **options: of ``emit``, for what is not compiled.
         """
-        users = [o for o in self._program.operations if o.is_repeated]
-        users += body.operations
         for stage in stages:
-            for operations in (stage.compiled, stage.single):
-                own = {id(o) for o in operations}
-                used = {t for o in users if id(o) not in own for t in o.inputs}
-                used.update(body.outputs)
-                outputs = [
-                    t for o in operations for t in o.outputs if t in used
-                ]
-                if operations is stage.compiled:
-                    values = self.add_compiled(operations, known, outputs)
-                else:
-                    values = self.add_single(operations, known, outputs)
-                known.update(zip(outputs, values, strict=True))
-        return emit([], known, body.outputs)
+            if needs_call(stage.compiled):
+                body = self._closure(stage.compiled, used(stage.compiled))
+                self._compiled(body).add_to_graph(known)
+            else:
+                self._add_single(stage.compiled, known, used)
+            self._add_single(stage.single, known, used, **options)
 
-    def add_compiled(
+    def _add_single(
         self,
         operations: Sequence[Operation],
-        known: Mapping[Tensor, Any],
-        wanted: Sequence[Tensor],
-    ) -> list[Any]:
-        """Add what XLA compiles to the current graph; return what is wanted.
-
-        Args:
-            operations: the operations, in order.
-            known: what they use.
-            wanted: the tensors to return.
-        """
-        if not needs_call(operations):
-            return self.add_single(operations, known, wanted)
-        call = self._compiled(self._closure(operations, wanted))
-        values = call([value_of(t, known) for t in call.body.inputs])
-        return [*with_shapes(wanted, values).values()]
-
-    def add_single(
-        self,
-        operations: Sequence[Operation],
-        known: Mapping[Tensor, Any],
-        wanted: Sequence[Tensor],
+        known: MutableMapping[Tensor, Any],
+        used: Callable[[Sequence[Operation]], list[Tensor]],
         **options: Any,
-    ) -> list[Any]:
-        """Add operations to the current graph without XLA, as ``emit`` does."""
+    ) -> None:
+        """Add operations to the current graph without XLA."""
+        outputs, graphs = used(operations), self._program.graphs
         kernels = self._xla.kernels if self._mode == "xla" else None
-        graphs = self._program.graphs
-        return emit(
-            operations, known, wanted, graphs, kernels=kernels, **options
+        values = emit(
+            operations, known, outputs, graphs, kernels=kernels, **options
         )
+        known.update(zip(outputs, values, strict=True))
 
     def with_variables(
         self,
         call: FunctionCall,
         reads: Sequence[Operation],
         writes: Sequence[Operation],
-        places: Sequence[TowerTensors],
+        towers: Sequence[Scope],
     ) -> tuple[FunctionCall, Sequence[Operation], Sequence[Operation]]:
         """Let a function that XLA compiles read and write variables itself.
 
@@ -280,10 +308,10 @@ class TowerFunctions:
         if call.function.mode != "xla" or self._micro_batches > 1:
             return call, reads, writes
         body = call.body
-        sections = {_section(operation) for operation in body.operations}
+        sections = {section_of(operation) for operation in body.operations}
         after: Sequence[Operation] = []
-        if all(self._can_be_compiled(o, places) for o in writes):
-            sections |= {_section(operation) for operation in writes}
+        if all(self._can_be_compiled(o, towers) for o in writes):
+            sections |= {section_of(operation) for operation in writes}
         else:
             # They keep their order.
             after, writes = writes, after
@@ -294,7 +322,7 @@ class TowerFunctions:
         before = []
         for operation in reads:
             if any(map(is_used, operation.outputs)) or (
-                not self._can_be_compiled(operation, places)
+                not self._can_be_compiled(operation, towers)
             ):
                 before.append(operation)
         reads = [operation for operation in reads if operation not in before]
@@ -321,7 +349,7 @@ class TowerFunctions:
         return compiled, before, after
 
     def _can_be_compiled(
-        self, operation: Operation, places: Sequence[TowerTensors]
+        self, operation: Operation, towers: Sequence[Scope]
     ) -> bool:
         """Whether XLA can do what towers do with their variables."""
         if operation.type not in _COMPILED:
@@ -333,27 +361,32 @@ class TowerFunctions:
             if dtype in _NOT_COMPILED or not shape.is_fully_defined():
                 return False
             # XLA uses no variables of other devices, as the first copy may be.
-            for place in places:
-                handle = value_of(tensor, place.parts[0])
+            for scope in towers:
+                handle = value_of(tensor, scope)
                 device = self._devices_of_handles.get(id(handle), "")
-                if not same_device(device, place.device):
+                if not same_device(device, scope.device):
                     return False
         return True
 
 
-def is_of_batch(operation: Operation) -> bool:
-    """Whether what an operation does differs between micro-batches."""
-    tensors = (*operation.inputs, *operation.outputs)
-    return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
+def _after_dependencies(tensor: Any) -> Any:
+    """Return a tensor after the control dependencies of this block."""
+    # TensorFlow would not recognize a copy of a handle as a constant.
+    if tensor.dtype in (tf.resource, tf.variant):
+        return tensor
+    return tf.identity(tensor)
 
 
-def _section(operation: Operation, number: int = 1) -> tuple[Any, ...]:
+def section_of(operation: Operation, micro_batches: int = 1) -> Section:
     """Return the section of a level that an operation belongs to.
 
     Args:
         operation: the operation.
-        number: the number of micro-batches of a tower.
+        micro_batches: the number of micro-batches of a tower.
     """
-    # What micro-batches share is a section of its own.
-    differs = number > 1 and is_of_batch(operation)
-    return operation.level, operation.phase, differs, operation.on_columns
+    phase, of_parts = operation.phase, False
+    if micro_batches > 1 and phase == Phase.TOWERS:
+        # What micro-batches share, a tower computes once.
+        tensors = (*operation.inputs, *operation.outputs)
+        of_parts = any(t.on_towers and t.of_batch for t in tensors)
+    return Section(operation.level, phase, operation.on_columns, of_parts)

@@ -118,7 +118,7 @@ class Trace:
         They include those of called functions. What a step only prints
         or writes to a summary is not among them.
         """
-        graphs = self._needed.values()
+        graphs = self.needed_by_graph.values()
         return [
             operation for by_name in graphs for operation in by_name.values()
         ]
@@ -126,12 +126,12 @@ class Trace:
     @property
     def needed_captures(self) -> list[tuple[Any, Any]]:
         """The captures among what is needed: inside, and of the outer graph."""
-        by_name = self._needed[self.graph]
+        by_name = self.needed_by_graph[self.graph]
         captures = zip(self._captured, self.captures, strict=True)
         return [pair for pair in captures if pair[0].op.name in by_name]
 
     @functools.cached_property
-    def _needed(self) -> _Needed:
+    def needed_by_graph(self) -> _Needed:
         """What is needed, by graph and name."""
         needed: _Needed = {}
         ends = [tensor.op for tensor in self.results]
@@ -162,8 +162,8 @@ class Trace:
         used = [t for _, t in self.needed_captures if t.dtype == tf.resource]
         for call in self.updates.values():
             for part in optimizers_in(call.optimizer):
-                used += map(_handle_of, part.variables)
-        own = {id(_handle_of(v)) for v in collect(model).everything()}
+                used += map(handle_of, part.variables)
+        own = {id(handle_of(v)) for v in collect(model).everything()}
         outside = {id(t): t for t in used if id(t) not in own}
         return [t for t in outside.values() if _is_numeric(t)]
 
@@ -177,11 +177,6 @@ class Trace:
         return tf.nest.pack_sequence_as(
             self.output, leaves, expand_composites=True
         )
-
-    def describe_gradients(self) -> list[str]:
-        """Describe the gradients of the updates, in their order."""
-        calls = self.updates.values()
-        return [text for call in calls for text in call.describe_gradients()]
 
     @property
     def gradients(self) -> dict[str, tuple[ApplyCall, Any]]:
@@ -200,7 +195,7 @@ class Trace:
         return self.graph.inputs[first:]
 
 
-def _handle_of(variable: Any) -> Any:
+def handle_of(variable: Any) -> Any:
     """Return the handle of a variable's first copy; None: on another rank."""
     return getattr(copy_on_tower(native(variable), 0), "handle", None)
 

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.step.trace import Trace, line_of
+from keras_towers.fit.step.traced_operations import TracedOperations
 from keras_towers.fit.step_order import Constants
 
 # Machines may round differently; relative to a constant's norm.
@@ -26,37 +27,50 @@ _LOG_OF_ZERO = -100.0
 _CHUNK = 2**20
 
 
-def constants_of(traced: Trace) -> Constants:
-    """Return the constants on which results or variables of a step depend."""
-    digest, sums, descriptions = 0, np.zeros(3), []
+def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
+    """Return the constants on which results or variables of a step depend.
+
+    Args:
+        traced: the step.
+        operations: its operations.
+    """
+    digest, sums, found = 0, np.zeros(3), []
     # Sums, because the order of operations may differ between processes.
-    for operation, value in _constants_in(traced):
+    for inside, value in _constants_in(traced):
         if value.dtype.kind == "V":
             value = value.astype("float32")  # NumPy has no bfloat16.
         if value.dtype.kind not in "biufc":
             continue
+        place = operations.places[id(inside)] % 2**64
         exact = f"{value.dtype} {value.shape}".encode()
         if value.dtype.kind in "biu":
             exact += value.tobytes()
         else:
-            sums += _fingerprint(value)
-        digest += zlib.crc32(exact)
-        descriptions.append(f"{_show(value)} of {line_of(operation)}")
+            sums += (1 + place / 2**64) * _fingerprint(value)
+        digest += zlib.crc32(place.to_bytes(8, "little") + exact)
+        found.append((_show(value), inside.op))
+
+    def describe() -> list[str]:
+        return [
+            f"{shown} of {line_of(operation)}" for shown, operation in found
+        ]
+
     first, second, third = np.rint(sums / _TOLERANCE).astype(int).tolist()
-    return Constants(digest % 2**32, (first, second, third), descriptions)
+    return Constants(digest % 2**32, (first, second, third), describe)
 
 
 def _constants_in(traced: Trace) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield the constants, and the operations that introduce them."""
+    """Yield the constants: their tensors in the step, and values."""
     for operation in traced.needed:
         if operation.type == "Const":
-            yield operation, tf.make_ndarray(operation.get_attr("value"))
+            value = tf.make_ndarray(operation.get_attr("value"))
+            yield operation.outputs[0], value
     # TensorFlow captures large tensors rather than make them constants.
     for inside, tensor in traced.needed_captures:
         if tensor.dtype.is_numpy_compatible and not tf.is_symbolic_tensor(
             tensor
         ):
-            yield inside.op, tensor.numpy()
+            yield inside, tensor.numpy()
 
 
 def _fingerprint(value: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from keras_towers.fit.contract import (
     TowerConfig,
     check_equal_gradients,
 )
-from keras_towers.fit.step_order import StepOrder
+from keras_towers.fit.step_order import ComparedStep, StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import (
     copy_on_tower,
@@ -178,6 +178,11 @@ class WeightUpdate:
 
     def name_slots(self, optimizers: Sequence[Any]) -> None:
         """Name slots whose values all ranks have agreed on."""
+
+    def note_own_step(self, step: ComparedStep) -> None:
+        """Note a step of training that this rank takes by itself."""
+        if self.local_sgd is not None:
+            self.local_sgd.note_step(step)
 
     def end_rounds(self) -> None:
         """Average the weights that ranks updated independently. Collective."""

@@ -48,6 +48,16 @@ _SHADOWS_OF_CALLS = (
     "make_predict_function",
 )
 
+# What a model has of a strategy, and of its calls.
+_BOUND = (
+    "_distribute_strategy",
+    "train_function",
+    "test_function",
+    "predict_function",
+    "_eval_epoch_iterator",
+    *_SHADOWS_OF_CALLS,
+)
+
 # The strategies on whose towers models train outside of any block.
 _defaults: weakref.WeakKeyDictionary[keras.Model, Any] = (
     weakref.WeakKeyDictionary()
@@ -307,6 +317,11 @@ class Adoption:
         in_rounds = self.update.local_sgd is not None
         return in_rounds and not state_lib.runs_eagerly(model)
 
+    def are_apart(self, model: keras.Model) -> bool:
+        """Whether ranks have trained a model on their own since an average."""
+        is_apart = self.stages.of(model) is ModelStage.APART
+        return is_apart and self.ranks_diverge(model)
+
     def end_rounds(self) -> None:
         """Give every rank equal weights. Collective."""
         self.update.end_rounds()
@@ -495,6 +510,21 @@ def ignoring_default_strategy(model: keras.Model) -> Iterator[None]:
     finally:
         if default is not None:
             _defaults[model] = default
+
+
+@contextlib.contextmanager
+def unbound(model: keras.Model) -> Iterator[None]:
+    """Take a model off its strategy, and out of its running calls, in a block.
+
+    Its variables stay where they are.
+    """
+    with contextlib.ExitStack() as stack:
+        for trainer in state_lib.models_in(model):
+            own = vars(trainer)
+            before = {name: own.pop(name) for name in _BOUND if name in own}
+            stack.callback(own.update, before)
+            _unbind(trainer)
+        yield
 
 
 def _unbind(trainer: keras.Model) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights import model_state
 from keras_towers.fit.weights.shards import (
@@ -34,24 +35,30 @@ from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, next_key
 
+_SAVED = "has saved"
+
 
 class Action(NamedTuple):
-    """What a rank is about to do with a variable.
+    """What a rank is about to do with a variable, or has done with a file.
 
     Attributes:
-        kind: ``"reads"`` or ``"writes"``.
-        place: the place of the variable.
-        path: its name, for messages.
+        kind: ``"writes"``; ``"reads"``; ``"saves"``, which reads a variable
+            that stays in parts after the block, too; ``"has saved"``, a file.
+        place: the place of the variable; empty: of a file.
+        path: its name, for messages; or the path of the file.
         digest: that of the value that it writes.
+        failure: why it could not save the file; empty: it could.
     """
 
     kind: str
     place: str
     path: str
     digest: str = ""
+    failure: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} variable {self.path!r}"
+        what = f"variable {self.path!r}" if self.place else self.path
+        return f"{self.kind} {what}"
 
 
 Meeting = Callable[[Action, Any], tf.Tensor | None]
@@ -81,6 +88,10 @@ class KnownVariables:
     def find(self, place: str) -> ShardedVariable | None:
         """Return the variable at a place."""
         return self._by_place.get(place)
+
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._by_place)
 
     def keep(self, variable: ShardedVariable, owner: Callable[[], Any]) -> None:
         """Keep a variable for other ranks, until it becomes ordinary.
@@ -122,8 +133,6 @@ class JointAccess:
         self.known: KnownVariables = known
         # How ranks meet that do not all do the same: None: all do.
         self._meeting: ThreadLocal[Meeting] = ThreadLocal()
-        # Of the last round, the first failure of a rank.
-        self._failure = ""
         self._is_at_exit = False
 
     @property
@@ -149,7 +158,8 @@ class JointAccess:
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Return the whole of a variable, on the host. Collective."""
-        access = Action("reads", variable.place, _name_of(variable))
+        kind = "saves" if thread_state.keeping_parts.get() else "reads"
+        access = Action(kind, variable.place, _name_of(variable))
         whole = self._meet(access, None)
         assert whole is not None
         return whole
@@ -171,38 +181,54 @@ class JointAccess:
         if meeting is not None:
             return meeting(access, value)
         accesses = self._gather(str(access), access)
-        if any(each is None for each in accesses):
-            return self.take_part(accesses, value)
-        if any(each.place != access.place for each in accesses):  # type: ignore[union-attr]
+        others = [each for each in accesses if each is not None]
+        if any(each.place != access.place for each in others):
             raise TowerError(
                 f"the ranks have different variables {access.path!r}: build "
                 "and compile the same models, in the same order, on every rank."
             )
         return self.take_part(accesses, value)
 
-    def serve(self, where: str, failure: str = "", gather: Any = None) -> str:
+    def serve(self, where: str, gather: Any = None) -> None:
         """Serve other ranks until all come here. Collective.
 
         Args:
             where: where this rank is, equally on all ranks.
             gather: exchanges what ranks do; None: also notices ranks that end.
-            failure: why this rank could not do what it did before; empty: it
-                could.
+        """
+        while any(accesses := self._gather(where, None, gather)):
+            self.take_part(accesses)
+
+    def end_save(self, path: str, failure: str) -> str:
+        """Tell, as rank 0, how a save has ended; or else serve it until then.
+
+        Rank 0 may have saved alone: the others serve it wherever they are.
+
+        Args:
+            path: what rank 0 saves.
+            failure: why it could not; empty: it could.
 
         Returns:
-            The first failure of a rank, with the rank; empty: there is none.
+            The failure of rank 0.
         """
+        if self.rank == 0:
+            self._meet(Action(_SAVED, "", path, failure=failure), None)
+            return failure
+        waits = (
+            f"waits for rank 0 to save {path} (for a save of its own it needs "
+            "`with kt.save_on_every_rank():`)"
+        )
         while True:
-            accesses = self._gather(where, None, failure, gather)
-            if not any(accesses):
-                return self._failure
+            accesses = self._gather(waits, None)
+            done = accesses[0]
+            if done is not None and done.kind == _SAVED and done.path == path:
+                return done.failure
             self.take_part(accesses)
 
     def _gather(
         self,
         doing: str,
         access: Action | None,
-        failure: str = "",
         gather: Any = None,
     ) -> list[Action | None]:
         """Exchange what ranks are about to do.
@@ -210,7 +236,7 @@ class JointAccess:
         Raises:
             TowerError: they do different things.
         """
-        told = doing, access and tuple(access), failure
+        told = doing, access and tuple(access)
         try:
             missed = None
             if not self._is_at_exit:
@@ -233,30 +259,20 @@ class JointAccess:
             ended = self._transport.ended_ranks() or "another rank has ended"
         else:
             different = {
-                action for action, accessed, _ in ranks if accessed is not None
+                action for action, accessed in ranks if accessed is not None
             }
-            waiting = {
-                action for action, accessed, _ in ranks if accessed is None
-            }
+            waiting = {action for action, accessed in ranks if accessed is None}
             if len(different) > 1 or len(waiting) > 1:
                 points = {
                     f"rank {rank}": action
-                    for rank, (action, _, _) in enumerate(ranks)
+                    for rank, (action, _) in enumerate(ranks)
                 }
                 raise TowerError(
                     f"the ranks do different things: {describe_each(points)}. "
                     "Every rank has to read and write the same variables in "
                     "the same order, since each has its part of them."
                 )
-            self._failure = next(
-                (
-                    f"rank {rank}: {why}"
-                    for rank, (_, _, why) in enumerate(ranks)
-                    if why
-                ),
-                "",
-            )
-            return [each and Action(*each) for _, each, _ in ranks]
+            return [each and Action(*each) for _, each in ranks]
         raise NoValueError(
             f"{ended}, and rank {self.rank} {doing}, but each rank has its "
             "part of it."
@@ -277,7 +293,7 @@ class JointAccess:
         result, mine = None, accesses[self.rank]
         ranks_of: dict[tuple[str, str], list[int]] = {}
         for rank, access in enumerate(accesses):
-            if access is not None:
+            if access is not None and access.kind != _SAVED:
                 ranks_of.setdefault(access[:2], []).append(rank)
         for (kind, place), ranks in ranks_of.items():
             access = accesses[ranks[0]]
@@ -290,9 +306,9 @@ class JointAccess:
                     "order, on every rank."
                 )
             is_mine = mine is not None and mine[:2] == (kind, place)
-            if kind == "reads":
+            if kind != "writes":
                 whole = variable.gather(self._transport)
-                if not self._is_at_exit:
+                if kind == "reads" and not self._is_at_exit:
                     # On all ranks, or some would wait for others to read it.
                     variable.settle(whole)
                 result = whole if is_mine else result
@@ -344,9 +360,11 @@ def _serve_at_exit(access: JointAccess) -> None:
 
 def access_of(model: keras.Model) -> JointAccess | None:
     """Return what reads and writes a model of which each rank has rows."""
+    if not known.any():
+        return None
     state = model_state.collect(model)
     for variable in (*state.weights, *state.optimizer_variables):
-        if is_over_ranks(variable):
+        if is_over_ranks(variable) and variable._value.is_in_parts:
             return variable._value.access
     return None
 

@@ -252,11 +252,21 @@ class ShardedVariable(compat.UninitializedVariable):
         """
         self._restore = restore
 
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether ranks need one another to read it."""
+        return self.is_remote and self._restored is None and not self.is_lost
+
     def become_ordinary(self) -> tf.Variable | None:
         """Return the variable that it is after the block; None: in the block.
 
         Collective, if it is the first use.
         """
+        keeps_parts = thread_state.keeping_parts.get() and self.is_in_parts
+        if keeps_parts and (
+            tf.executing_eagerly() or thread_state.exporting.get()
+        ):
+            return None
         if self._restored is None and self._restore is not None:
             with tf.init_scope():
                 self.settle(self._whole())

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import patches
+from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, ShardedVariable
 
 
@@ -84,9 +85,12 @@ def graph_without_memory() -> Iterator[None]:
 
 def variable_like(variable: keras.Variable) -> Any:
     """Return a variable of the current graph like another one."""
-    return WithoutMemory(
+    like = WithoutMemory(
         trainable=variable.trainable,
         name=variable.name,
         shape=variable.shape,
         dtype=variable.dtype,
     )
+    # Optimizers look up slots by it.
+    like._unique_id = copy_on_tower(variable._value)._unique_id
+    return like

@@ -12,11 +12,11 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     local_shape,
-    require,
     sizes_of,
-    unless_none,
 )
-from keras_towers.partition.registry import Node, axes, rule, shape_of
+from keras_towers.partition.nodes import Node
+from keras_towers.partition.reasons import SHAPE, require, unless_none
+from keras_towers.partition.registry import axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN
 
 # The axes of the batch: some of the first, or all but some of the last; the
@@ -72,6 +72,11 @@ _COMPUTES_VECTORS = {
     "Eig": "compute_v",
     "SelfAdjointEigV2": "compute_v",
 }
+# They take the shape of their output.
+_INPUT_GRADIENTS = """
+    Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2
+    AvgPoolGrad AvgPool3DGrad
+"""
 # The ranks of those of their inputs that are a matrix or its diagonal.
 _RANKS_OF_DIAGONALS = {
     "MatrixDiagV3": (1,),
@@ -88,7 +93,7 @@ _FAMILY_OF = {
 @axes(*_FAMILY_OF)
 def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     first, count, linear = _FAMILY_OF[node.type]
-    require(all(shape.rank is not None for shape in node.shapes))
+    require(all(shape.rank is not None for shape in node.shapes), SHAPE)
     ranks = [value.rank for value in inputs[:count]]
     batch_axes = first if first > 0 else ranks[0] + first
     ranks += [shape.rank or 0 for shape in node.shapes]
@@ -109,13 +114,7 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     )
 
 
-@rule(
-    "Conv2DBackpropInput",
-    "DepthwiseConv2dNativeBackpropInput",
-    "Conv3DBackpropInputV2",
-    "AvgPoolGrad",
-    "AvgPool3DGrad",
-)
+@rule(*_INPUT_GRADIENTS.split())
 def _input_gradient(node: Node, size: Value, *rest: Value) -> Values:
     """Lay out operations that take the shape of their output."""
     *kernel, gradient = rest
@@ -155,7 +154,8 @@ def _filter_gradient(
 @rule(*_RANKS_OF_DIAGONALS)
 def _main_diagonal(node: Node, *inputs: Value) -> Values:
     """Of each row the main diagonal has the entry in the row's own column."""
-    ranks, partitioner = _RANKS_OF_DIAGONALS[node.type], node.partitioner
+    ranks = _RANKS_OF_DIAGONALS[node.type]
+    builder, converter = node.builder, node.converter
     values, (offset, *options) = inputs[: len(ranks)], inputs[len(ranks) :]
     layouts = (v.sharded for v in values if v.sharded is not None)
     layout = unless_none(next(layouts, None))
@@ -166,30 +166,28 @@ def _main_diagonal(node: Node, *inputs: Value) -> Values:
         # Only a diagonal of this size fits into the matrix.
         last.shape = (size,)
     require([value.sizes for value in values] == [(size,) * r for r in ranks])
-    total = unless_none(partitioner.global_size(size))
-    rows = [partitioner.shard(value, layout) for value in values]
-    columns = partitioner.op("Range", [0, total, 1], (None,))
+    total = unless_none(node.units.global_size(size))
+    rows = [converter.shard(value, layout) for value in values]
+    columns = builder.op("Range", [0, total, 1], (None,))
     numbered = Value(REPLICATED, whole=columns, shape=(size,))
-    own = partitioner.shard(numbered, layout)
+    own = converter.shard(numbered, layout)
     shape = local_shape(node.shapes[0], layout)
     if node.type == "MatrixDiagPartV3":
-        entries = partitioner.op(
-            "GatherV2", [rows[0], own, 1], shape, batch_dims=1
-        )
+        entries = builder.op("GatherV2", [rows[0], own, 1], shape, batch_dims=1)
         return [Value(layout, entries, shape=(size,))]
     if node.type == "MatrixDiagV3":
         height, width, padding = options
         require(height.number == width.number == -1)
-        rows.insert(0, partitioner.replicate(padding))
+        rows.insert(0, converter.replicate(padding))
     others, diagonal = rows
-    is_own = partitioner.op(
+    is_own = builder.op(
         "Equal",
-        [partitioner.op("ExpandDims", [own, 1], (None, 1)), columns],
+        [builder.op("ExpandDims", [own, 1], (None, 1)), columns],
         (None, None),
         incompatible_shape_error=True,
     )
-    diagonal = partitioner.op("ExpandDims", [diagonal, 1], (None, 1))
-    local = partitioner.op("SelectV2", [is_own, diagonal, others], shape)
+    diagonal = builder.op("ExpandDims", [diagonal, 1], (None, 1))
+    local = builder.op("SelectV2", [is_own, diagonal, others], shape)
     return [Value(layout, local, shape=(size, size))]
 
 

@@ -17,12 +17,12 @@ from keras_towers.partition.layouts import (
     Values,
     local_shape,
     replicated,
-    require,
     sizes_of,
-    unless_none,
 )
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Exchange, Operation
-from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.reasons import require
+from keras_towers.partition.registry import rule
 
 _FUNCTION = "keras_towers_exchange_over_columns"
 _ATTRIBUTE = "_exchange_over_columns"
@@ -61,7 +61,7 @@ def _exchange(node: Node, *inputs: Value) -> Values:
     how = node.operation.node_def.attr[_ATTRIBUTE].s
     require(how)
     (value,) = inputs
-    partitioner, traced = node.partitioner, node.shapes[0]
+    traced = node.shapes[0]
     kind, axis, is_own = json.loads(how)
     layout, sizes = value.layout, value.shape
     if sizes is not None and kind in _RESIZES:
@@ -69,16 +69,16 @@ def _exchange(node: Node, *inputs: Value) -> Values:
         sizes = (*sizes[:axis], moved, *sizes[axis + 1 :])
     along = isinstance(layout, Sharded) and layout.axis == axis
     if value.is_replicated:
-        operand = partitioner.replicate(value)
+        operand = node.converter.replicate(value)
     elif isinstance(layout, ListOf) or (along and kind in _RESIZES):
-        operand = partitioner.assemble(value)
+        operand = node.converter.assemble(value)
     else:
         shape = local_shape(traced, layout)
-        result = partitioner.exchange_over_columns(
-            kind, unless_none(value.local), axis, shape, sizes, is_own
+        result = node.builder.exchange_over_columns(
+            kind, value.own, axis, shape, sizes, is_own
         )
         return [Value(layout, result, shape=sizes)]
-    result = partitioner.exchange_over_columns(
+    result = node.builder.exchange_over_columns(
         kind, operand, axis, traced, sizes, is_own
     )
     return [replicated(result, Value(REPLICATED, shape=sizes))]

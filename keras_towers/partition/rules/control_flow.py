@@ -17,28 +17,28 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Output
+from keras_towers.partition.layout_pass import lay_out_function
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
-    NotDivided,
     Sharded,
     Value,
     Values,
     common_facts,
     local_shape,
     replicated,
-    require,
-    unless_none,
 )
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import (
     Function,
     Operation,
     Tensor,
     needed_operations,
 )
-from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.reasons import NotDivided, require
+from keras_towers.partition.registry import rule
 from keras_towers.partition.resources import type_of_content
+from keras_towers.partition.units import Units
 
 # In the control flow of TensorFlow 1, an operation may have no result, and
 # loops are cycles of the graph.
@@ -47,6 +47,13 @@ _CONTROL_FLOW_V1 = frozenset(
     for prefix in ("", "Ref")
     for name in ("Enter", "Exit", "Merge", "NextIteration", "Switch")
 )
+
+
+# The attributes that a call has as in the trace.
+_KEPT = """
+    Tcond config_proto executor_type parallel_iterations
+    _lower_using_switch_merge _xla_propagate_compile_time_consts _XlaMustCompile
+"""
 
 
 def has_control_flow_v1(graph: Any) -> bool:
@@ -68,9 +75,10 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
     Raises:
         NotDivided: the function is unknown, or cannot be laid out.
     """
-    graph = unless_none(compat.graph_of_function(node.operation.graph, name))
+    graph = compat.graph_of_function(node.operation.graph, name)
+    require(graph is not None, "{} calls a function that is not known")
     require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
-    require(not has_control_flow_v1(graph))
+    require(not has_control_flow_v1(graph), "{} calls loops of TensorFlow 1")
     return graph
 
 
@@ -103,15 +111,15 @@ def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
 @rule("PartitionedCall", "StatefulPartitionedCall")
 def _own_mean(node: Node, *inputs: Value) -> Values:
     """Compute ``own_mean`` on each tower, without an exchange."""
-    partitioner = node.partitioner
+    builder = node.builder
     require(_function_of(node) in _OWN_MEANS)
     (x,) = inputs
     layout, rows = x.as_rows()
     require(not layout.axis and layout.blocks == 1)
-    mean = partitioner.op("Mean", [rows, [0]], keep_dims=True)
-    shape = partitioner.shape_vector(rows)
+    mean = builder.op("Mean", [rows, [0]], keep_dims=True)
+    shape = builder.shape_vector(rows)
     # Without rows, the broadcast drops the mean, which is NaN.
-    means = partitioner.op("BroadcastTo", [mean, shape], rows.shape)
+    means = builder.op("BroadcastTo", [mean, shape], rows.shape)
     return [Value(layout, means, shape=x.shape)]
 
 
@@ -122,7 +130,7 @@ def _call(node: Node, *inputs: Value) -> Values:
         # Without XLA, some operations have no kernel, and draws differ.
         lay_out = functools.partial(_lay_out_functions, node, [graph], xla=True)
         return try_with_partial_sums(node, inputs, lay_out)
-    outputs = node.partitioner.lay_out_function(graph, inputs)
+    outputs = lay_out_function(node.scope, graph, inputs)
     # A gradient may have added outputs to the graph after this call.
     return outputs[: node.num_outputs]
 
@@ -181,24 +189,14 @@ def add_call(
         outputs: the dtypes and shapes of its outputs.
         functions: the functions that it calls, by attribute.
     """
-    partitioner = node.partitioner
-    same = (
-        "Tcond",
-        "config_proto",
-        "executor_type",
-        "parallel_iterations",
-        "_lower_using_switch_merge",
-        "_xla_propagate_compile_time_consts",
-        "_XlaMustCompile",
-    )
     traced = node.operation.node_def.attr
     has_shapes = "output_shapes" in traced
-    return partitioner.add(
+    return node.builder.add(
         node.type,
         inputs,
         {
             **attributes,
-            **{key: traced[key] for key in same if key in traced},
+            **{key: traced[key] for key in _KEPT.split() if key in traced},
             "output_shapes" if has_shapes else "_output_shapes": [
                 shape for _, shape in outputs
             ],
@@ -236,7 +234,8 @@ def join_values(a: Value, b: Value) -> Value:
         NotDivided: they have different layouts.
     """
     layouts = [v.layout for v in (a, b) if not v.is_replicated]
-    require(all(layout == layouts[0] for layout in layouts))
+    is_same = all(layout == layouts[0] for layout in layouts)
+    require(is_same, "{} may return what is laid out in two ways")
     return common_facts(a, b, layouts[0] if layouts else REPLICATED)
 
 
@@ -253,17 +252,18 @@ def try_with_partial_sums(
     Raises:
         NotDivided: the call has to be computed once.
     """
-    partitioner = node.partitioner
-    before = len(partitioner.computed_once)
+    scope = node.scope
+    before = scope.computed_once.copy()
     while True:
         try:
             return lay_out(inputs)
         except NotDivided:
-            del partitioner.computed_once[before:]
-        parts = [value for value in inputs if value.is_partial]
-        require(parts)
+            scope.restore_computed_once(before)
+            parts = [value for value in inputs if value.is_partial]
+            if not parts:
+                raise
         for value in parts:
-            partitioner.assemble(value)
+            node.converter.assemble(value)
 
 
 def _lay_out_functions(
@@ -285,41 +285,42 @@ def _lay_out_functions(
     Raises:
         NotDivided: the call has to be computed once.
     """
-    partitioner = node.partitioner
-    insides = [partitioner.for_function(**options) for _ in graphs]
+    insides = [node.scope.of_function(**options) for _ in graphs]
     ends = []
     for inside, graph in zip(insides, graphs, strict=True):
-        captured = [partitioner.captured(value) for value in inputs]
-        outputs = inside.lay_out_function(graph, captured)
+        captured = [node.converter.captured(value) for value in inputs]
+        outputs = lay_out_function(inside, graph, captured)
         # A gradient may have added outputs to the graph after this call.
         ends.append([*outputs[: node.num_outputs]])
     # A function that does not write a variable returns what it holds.
     written = list(
-        dict.fromkeys(h for i in insides for h in i.resources.contents)
+        dict.fromkeys(
+            h for i in insides for h in i.variables.resources.contents
+        )
     )
-    variables = [Value(REPLICATED, whole=handle) for handle in written]
+    handles = [Value(REPLICATED, whole=handle) for handle in written]
     for inside, values in zip(insides, ends, strict=True):
-        values += map(inside.content_of, variables)
+        values += map(inside.variables.content_of, handles)
     results = [
         functools.reduce(join_values, values, values[0])
         for values in zip(*ends, strict=True)
     ]
-    for variable, content in zip(
-        variables, results[node.num_outputs :], strict=True
+    for handle, content in zip(
+        handles, results[node.num_outputs :], strict=True
     ):
-        rows = partitioner.rows_of(variable)
+        rows = node.variables.rows_of(handle)
         require(content.is_replicated or content.layout == rows)
     # In a function, what is computed once could not be exchanged.
-    if partitioner.can_exchange and not uses_variables(inputs):
+    if node.builder.can_exchange and not uses_variables(inputs):
         require_towers_differ(results)
-    _require_known_units(partitioner, results)
+    _require_known_units(node.units, results)
     functions = []
     for inside, values in zip(insides, ends, strict=True):
         tensors = [
-            inside.to_layout(value, result.layout)
+            inside.converter.to_layout(value, result.layout)
             for value, result in zip(values, results, strict=True)
         ]
-        functions.append(Function((), tensors, inside.operations))
+        functions.append(Function((), tensors, inside.builder.operations))
     bound, captures = bind_captures(functions)
     traced = [(t.dtype, t.shape) for t in node.operation.outputs]
     traced += map(type_of_content, written)
@@ -341,8 +342,8 @@ def _lay_out_functions(
         for result, tensor in zip(results, tensors, strict=True)
     ]
     contents = results[node.num_outputs :]
-    for variable, content in zip(variables, contents, strict=True):
-        partitioner.assign(variable, content)
+    for handle, content in zip(handles, contents, strict=True):
+        node.variables.assign(handle, content)
     return results[: node.num_outputs]
 
 
@@ -358,14 +359,14 @@ def _by_attribute(
     return dict(zip(names, functions, strict=True))
 
 
-def _require_known_units(partitioner: Partitioner, values: Values) -> None:
+def _require_known_units(units: Units, values: Values) -> None:
     """Refuse rows of a unit that only a function knows."""
     for value in values:
         layout = value.layout
         while isinstance(layout, ListOf):
             layout = layout.element
         if isinstance(layout, Sharded):
-            require(partitioner.has_unit(layout.unit))
+            require(units.has_unit(layout.unit))
 
 
 # ---- branches ----------------------------------------------------------------
@@ -373,19 +374,18 @@ def _require_known_units(partitioner: Partitioner, values: Values) -> None:
 
 @rule("If", "StatelessIf", "Case", "StatelessCase")
 def _branch(node: Node, index: Value, *inputs: Value) -> Values:
-    partitioner = node.partitioner
     graphs = [called_graph(node, name, 1) for name in _branch_names(node)]
     number = index.number
     if isinstance(number, (bool, int)) and index.shape == ():
         # An index that is out of range selects the last branch.
         taken = int(number) if 0 <= number < len(graphs) else -1
-        return partitioner.lay_out_function(graphs[taken], inputs)[
+        return lay_out_function(node.scope, graphs[taken], inputs)[
             : node.num_outputs
         ]
     if not uses_variables(inputs):
         require_towers_differ([index, *inputs])
     # All towers take the same branch.
-    first = [partitioner.replicate(index)]
+    first = [node.converter.replicate(index)]
     lay_out = functools.partial(_lay_out_functions, node, graphs, first=first)
     return try_with_partial_sums(node, inputs, lay_out)
 

@@ -12,42 +12,32 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE_DTYPE
-from keras_towers.partition.layouts import (
+from keras_towers.partition.builder import SIZE_DTYPE, static
+from keras_towers.partition.conversions import Converter
+from keras_towers.partition.layouts import Shape, Value, Values, local_shape
+from keras_towers.partition.nodes import Node
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.reasons import (
+    SHAPE,
     NotDivided,
-    Shape,
-    Value,
-    Values,
-    local_shape,
     require,
-    static,
     unless_none,
 )
-from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, rule, shape_of
+from keras_towers.partition.registry import rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
-_DRAWS = (
-    "StatelessRandomUniformV2",
-    "StatelessRandomNormalV2",
-    "StatelessRandomUniformIntV2",
-    "StatelessRandomUniformFullIntV2",
-    "StatelessTruncatedNormalV2",
-)
+_DRAWS = """
+    StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2
+    StatelessRandomUniformFullIntV2 StatelessTruncatedNormalV2
+"""
 # The number of counters that they use depends on the numbers drawn.
-_OTHERS = (
-    "StatelessRandomGammaV3",
-    "StatelessRandomBinomial",
-    "StatelessRandomPoisson",
-    "StatelessParameterizedTruncatedNormal",
-)
+_OTHERS = """
+    StatelessRandomGammaV3 StatelessRandomBinomial StatelessRandomPoisson
+    StatelessParameterizedTruncatedNormal
+"""
 # They have a hidden state, and are drawn once.
 _STATEFUL = (
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "TruncatedNormal",
+    "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal"
 )
 # The ids of the algorithms that are Philox on a CPU or a GPU.
 _PHILOX = (1, 3)
@@ -57,7 +47,7 @@ _BYTES_PER_COUNT, _MOST_PER_COUNT = 16, 4
 _RESERVED = 256
 
 
-@rule(*_DRAWS)
+@rule(*_DRAWS.split())
 def _draw(
     node: Node,
     target: Value,
@@ -66,70 +56,64 @@ def _draw(
     algorithm: Value,
     *limits: Value,
 ) -> Values:
-    partitioner = node.partitioner
+    builder, units, converter = node.builder, node.units, node.converter
     sizes = node.requested_shape(target)
-    layout = partitioner.find_row_axis(sizes)
-    require(not layout.axis and UNKNOWN not in sizes)
-    require(algorithm.number in _PHILOX)
-    if partitioner.options.xla and node.type == "StatelessRandomNormalV2":
+    layout = units.find_row_axis(sizes)
+    require(not layout.axis)
+    require(UNKNOWN not in sizes, SHAPE)
+    require(algorithm.number in _PHILOX, "{} draws by no Philox")
+    if node.options.xla and node.type == "StatelessRandomNormalV2":
         # XLA draws pairs of numbers, which may belong to different rows.
-        partitioner.computed_once.append(node.operation)
-        raise NotDivided
+        reason = "XLA draws {} in pairs, which two rows may share"
+        node.scope.computed_once[node.operation] = reason.format(node.type)
+        raise NotDivided(reason)
     dtype = node.output_dtype()
     rest: Any = math.prod(sizes[1:]) * layout.rows
-    each = unless_none(partitioner.global_size(rest))
+    each = unless_none(units.global_size(rest), SHAPE)
     group = min(_MOST_PER_COUNT, _BYTES_PER_COUNT // dtype.size)
     counts = 1
-    if (
-        node.type == "StatelessTruncatedNormalV2"
-        and not partitioner.options.xla
-    ):
+    if node.type == "StatelessTruncatedNormalV2" and not node.options.xla:
         counts = group * _RESERVED // _MOST_PER_COUNT
-    shared = [
-        partitioner.replicate(value) for value in (key, algorithm, *limits)
-    ]
+    shared = [converter.replicate(value) for value in (key, algorithm, *limits)]
 
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
-        operands = [shape, shared[0], _advance(partitioner, counter, steps)]
+        operands = [shape, shared[0], _advance(converter, counter, steps)]
         operands += shared[1:]
         (numbers,) = node.copy(operands, [size])
         return numbers
 
     size = local_shape(static(sizes), layout)
-    shape = partitioner.local_target(target, sizes, layout)
+    shape = converter.local_target(target, sizes, layout)
     start, count = layout.unit.start, layout.unit.count
     if not isinstance(rest, Size) and not rest % group:
-        steps = partitioner.scaled_size(rest // group * counts, start)
+        steps = builder.scaled_size(rest // group * counts, start)
         local = draw(shape, steps, size)
         return [Value(layout, local, shape=sizes)]
 
     # The first number may be in the middle of a group.
-    begin = partitioner.op("Mul", [start, each], ())
-    length = partitioner.compute_size("Mul", count, each)
-    more = partitioner.compute_size("AddV2", length, group)
+    begin = builder.op("Mul", [start, each], ())
+    length = builder.compute_size("Mul", count, each)
+    more = builder.compute_size("AddV2", length, group)
     drawn = draw(
-        partitioner.size_vector([more], shape.dtype),
-        partitioner.scaled_size(
-            counts, partitioner.op("FloorDiv", [begin, group], ())
-        ),
+        builder.size_vector([more], shape.dtype),
+        builder.scaled_size(counts, builder.op("FloorDiv", [begin, group], ())),
         tf.TensorShape([None]),
     )
-    first = partitioner.op("FloorMod", [begin, group], ())
-    ends = [
-        partitioner.size_vector([end], SIZE_DTYPE) for end in (first, length)
-    ]
-    flat = partitioner.op("Slice", [drawn, *ends], (None,))
-    local = partitioner.op("Reshape", [flat, shape], size)
+    first = builder.op("FloorMod", [begin, group], ())
+    ends = [builder.size_vector([end], SIZE_DTYPE) for end in (first, length)]
+    flat = builder.op("Slice", [drawn, *ends], (None,))
+    local = builder.op("Reshape", [flat, shape], size)
     return [Value(layout, local, shape=sizes)]
 
 
-def _advance(partitioner: Partitioner, counter: Value, steps: Tensor) -> Tensor:
+def _advance(converter: Converter, counter: Value, steps: Tensor) -> Tensor:
     """Advance a counter, whose words are in little-endian order."""
-    start = partitioner.replicate(counter)
-    more = partitioner.size_vector([steps, 0], start.dtype)
-    return partitioner.op("AddV2", [start, more], start.shape)
+    builder = converter.builder
+    start = converter.replicate(counter)
+    more = builder.size_vector([steps, 0], start.dtype)
+    return builder.op("AddV2", [start, more], start.shape)
 
 
-@shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)
+@shape_of(*f"{_DRAWS} {_OTHERS} {_STATEFUL}".split())
 def _drawn_shape(node: Node, target: Value, *rest: Value) -> Shape:
     return node.requested_shape(target)

@@ -9,15 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.division import Factors, divide, elementwise
-from keras_towers.partition.layouts import (
-    Value,
-    Values,
-    local_shape,
-    require,
-    unless_none,
-)
-from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.registry import Node, axes, rule
+from keras_towers.partition.layouts import Value, Values, local_shape
+from keras_towers.partition.nodes import Node
+from keras_towers.partition.reasons import EXCHANGE, require, unless_none
+from keras_towers.partition.registry import axes, rule
+from keras_towers.partition.units import Units
 
 Linear: TypeAlias = "Sequence[Collection[int]]"
 
@@ -70,6 +66,12 @@ _LINEAR: dict[str, Linear] = {
     "MulNoNan": [[0]],
     "SelectV2": [[1, 2]],
 }
+
+
+ELEMENTWISE: frozenset[str] = frozenset(
+    (*_LINEAR, "AddN", "BiasAdd", "BiasAddV1", "DivNoNan", "RealDiv")
+)
+"""The operations of which an entry of the result needs one of each input."""
 
 
 @axes(*_LINEAR)
@@ -134,23 +136,24 @@ def _ensure_rows(node: Node, value: Value) -> Values:
     layout, _ = value.as_rows()
     rows = tf.TensorShape(node.attr("shape"))[layout.axis]
     if rows is not None and rows != layout.size:
-        _assert_rows(node.partitioner, layout.size, rows)
+        _assert_rows(node.units, layout.size, rows)
     return divide(node, [value], _ensure_shape(node, value))
 
 
-def _assert_rows(partitioner: Partitioner, size: Any, rows: int) -> None:
+def _assert_rows(units: Units, size: Any, rows: int) -> None:
     """Assert that a global size is a number of rows."""
-    require(partitioner.can_exchange)
-    total = unless_none(partitioner.global_size(size))
-    is_equal = partitioner.op("Equal", [total, rows], ())
-    text = f"{rows} rows are expected by {partitioner.name}, not"
-    (message,) = partitioner.add(
+    builder = units.builder
+    require(builder.can_exchange, EXCHANGE)
+    total = unless_none(units.global_size(size))
+    is_equal = builder.op("Equal", [total, rows], ())
+    text = f"{rows} rows are expected by {builder.name}, not"
+    (message,) = builder.add(
         "Const",
         (),
         {"dtype": tf.string, "value": np.array(text, object)},
         [(tf.string, tf.TensorShape(()))],
     )
-    partitioner.add(
+    builder.add(
         "Assert",
         [is_equal, message, total],
         {"T": [message.dtype, total.dtype]},

@@ -9,22 +9,21 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
+from keras_towers.partition.conversions import Converter
 from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     BelowLimit,
-    NotDivided,
     RowNumbers,
     Value,
     Values,
     known_axes,
-    require,
-    unless_none,
 )
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, axes, notes, rule
+from keras_towers.partition.reasons import NotDivided, require, unless_none
+from keras_towers.partition.registry import axes, notes, rule
 from keras_towers.partition.rules.row_numbers import (
     index_value,
     repeat_rows,
@@ -67,7 +66,7 @@ _ROLES: dict[str, tuple[Role, ...]] = {
 @rule(*_ROLES)
 def _index_locally(node: Node, *inputs: Value) -> Values:
     numbers, operands = _local_operands(
-        node.partitioner, inputs, _ROLES[node.type]
+        node.converter, inputs, _ROLES[node.type]
     )
     if node.type in _SORTED_SEGMENTS:
         of_entries = numbers.layout
@@ -77,12 +76,12 @@ def _index_locally(node: Node, *inputs: Value) -> Values:
 
 
 def _local_operands(
-    partitioner: Partitioner, inputs: Values, roles: Sequence[Role]
+    converter: Converter, inputs: Values, roles: Sequence[Role]
 ) -> tuple[RowNumbers, list[Tensor]]:
     """Return the row numbers among the inputs, and the local operands.
 
     Args:
-        partitioner: the partitioner of the program.
+        converter: converts values.
         inputs: the N first inputs of an operation.
         roles: their roles.
 
@@ -96,8 +95,7 @@ def _local_operands(
         if role in ("numbers", "indices")
     )
     return numbers, [
-        _local_operand(partitioner, value, role, numbers)
-        for value, role in pairs
+        _local_operand(converter, value, role, numbers) for value, role in pairs
     ]
 
 
@@ -114,54 +112,57 @@ def _row_numbers_of(value: Value, role: Role) -> RowNumbers:
 
 
 def _local_operand(
-    partitioner: Partitioner, value: Value, role: Role, numbers: RowNumbers
+    converter: Converter, value: Value, role: Role, numbers: RowNumbers
 ) -> Tensor:
     """Return the local operand of an input."""
+    builder, units = converter.builder, converter.units
     target = numbers.row_layout
     if role in ("numbers", "indices"):
         return numbers.local
     if role == "same" or (role == "entries" and value.shape == ()):
-        return partitioner.replicate(value)
+        return converter.replicate(value)
     if role == "entries":
-        return partitioner.shard(value, numbers.layout)
+        return converter.shard(value, numbers.layout)
     if role == "rows":
         layout, rows = value.as_rows()
         require(layout == target)
         return rows
     # The first size, or the only one.
-    known = unless_none(value.known)
+    known = value.known_array
     require(known.flat[0] == target.size)
     if role == "count":
-        count = partitioner.local_rows(target)
-        return partitioner.cast(count, partitioner.replicate(value).dtype)
-    return partitioner.local_target(value, list(known), target)
+        count = units.local_rows(target)
+        return builder.cast(count, converter.replicate(value).dtype)
+    return converter.local_target(value, list(known), target)
 
 
 @rule("SparseTensorDenseMatMul")
 def _sparse_matmul(node: Node, *inputs: Value) -> Values:
     """Multiply a sparse matrix that has rows."""
-    partitioner = node.partitioner
+    converter = node.converter
     *matrix, factor = inputs
-    numbers, operands = _local_operands(partitioner, matrix, _MATRIX)
+    numbers, operands = _local_operands(converter, matrix, _MATRIX)
     if not node.attr("adjoint_a"):
-        operands.append(partitioner.replicate(factor))
+        operands.append(converter.replicate(factor))
         return node.run_on_towers(operands, numbers.row_layout)
     # Each row of the matrix is multiplied with a row of the factor.
     layout = numbers.row_layout.at_axis(int(node.attr("adjoint_b")))
-    rows = partitioner.shard(factor, layout)
+    rows = converter.shard(factor, layout)
     return node.run_on_towers([*operands, rows], PARTIAL)
 
 
 @rule("SparseReorder")
 def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     """Sort the entries of a sparse matrix by rows, tower by tower."""
-    partitioner = node.partitioner
-    numbers, operands = _local_operands(partitioner, inputs, _MATRIX)
+    numbers, operands = _local_operands(node.converter, inputs, _MATRIX)
     at, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
-    assert at.local is not None
     rank = len(inputs[2].known)
     at = index_value(
-        partitioner, at.local, numbers.layout, numbers.row_layout, rank
+        node.builder,
+        at.own,
+        numbers.layout,
+        numbers.row_layout,
+        rank,
     )
     return [at, entries]
 
@@ -173,7 +174,7 @@ def _dynamic_stitch(node: Node, *inputs: Value) -> Values:
     parts = [v.row_numbers for v in inputs[:half] if v.row_numbers is not None]
     require(len(parts) == half and _are_all_parts(parts))
     pairs = zip(inputs[half:], parts, strict=True)
-    rows = [node.partitioner.shard(value, part.layout) for value, part in pairs]
+    rows = [node.converter.shard(value, part.layout) for value, part in pairs]
     numbers = [part.local for part in parts]
     return node.run_on_towers([*numbers, *rows], parts[0].row_layout)
 
@@ -224,7 +225,7 @@ def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
     axis, batch = _axis_and_batch(node, values, indices, along)
     of_rows, rows = values.as_rows()
     require(not batch and of_rows == numbered.row_layout.at_axis(axis))
-    operands = [rows, numbered.local, node.partitioner.replicate(along)]
+    operands = [rows, numbered.local, node.converter.replicate(along)]
     layout = numbered.layout.at_axis(axis + numbered.layout.axis)
     return node.run_on_towers(operands, layout)
 
@@ -288,7 +289,7 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
     require(rows.shape is not None and values.sharded is None)
     scattered = _scatter_nd_axes(node, indices, rows, values)
     added = Value(
-        REPLICATED, node.partitioner.to_partial(values), shape=values.shape
+        REPLICATED, node.converter.to_partial(values), shape=values.shape
     )
     factors = Factors(
         [None, *scattered.inputs[:2]],
@@ -321,12 +322,12 @@ def _segment_axes(
 def _segment_extreme(
     node: Node, values: Value, segments: Value, count: Value
 ) -> Values:
-    partitioner = node.partitioner
+    converter = node.converter
     layout, _ = (segments if segments.sharded else values).as_rows()
     require(layout.axis < segments.rank)
-    rows = [partitioner.shard(value, layout) for value in (values, segments)]
-    (own,) = node.copy([*rows, partitioner.replicate(count)])
-    return [partitioner.reduce_over_towers(_EXTREMES[node.type], own)]
+    rows = [converter.shard(value, layout) for value in (values, segments)]
+    (own,) = node.copy([*rows, converter.replicate(count)])
+    return [converter.reduce_over_towers(_EXTREMES[node.type], own)]
 
 
 @axes("Bincount", "DenseBincount")

@@ -15,23 +15,19 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Elements,
     ListOf,
-    NotDivided,
     Sharded,
     Value,
     Values,
     common_elements,
-    local_shape,
-    require,
-    unless_none,
-)
-from keras_towers.partition.list_conversions import (
-    element_shape,
     is_row_per_element,
+    local_shape,
     may_hold_rows,
     stacked_layout,
 )
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, notes, rule
+from keras_towers.partition.reasons import NotDivided, require, unless_none
+from keras_towers.partition.registry import notes, rule
 from keras_towers.partition.sizes import UNKNOWN
 
 # The roles of inputs and outputs: a list, one of its elements, a stack of
@@ -92,19 +88,19 @@ def _note_sum(node: Node, values: Values, outputs: Values) -> None:
 
 @rule(*_ROLES, "AddN", "ZerosLike")
 def _list_operation(node: Node, *inputs: Value) -> Values:
-    partitioner = node.partitioner
+    units = node.units
     takes, gives = _roles(node, inputs)
-    require(partitioner.options.lists or node.type not in _ROLES)
+    require(node.options.lists or node.type not in _ROLES)
     require(not all(value.is_replicated for value in inputs))
     element = _element_layout(takes, inputs)
     elements = inputs[0].elements
     if node.type == "TensorListElementShape":
         declared = unless_none(unless_none(inputs[0].elements).declared)
-        whole = partitioner.known_tensor(declared, node.output_dtype())
+        whole = units.known_tensor(declared, node.output_dtype())
         return [Value(REPLICATED, whole=unless_none(whole))]
     if node.type == "TensorListLength" and is_row_per_element(element):
         length = unless_none(inputs[0].elements).length
-        whole = unless_none(partitioner.known_tensor(length, tf.int32))
+        whole = unless_none(units.known_tensor(length, tf.int32))
         return [Value(REPLICATED, whole=whole)]
     require(node.type in _OF_ROWS or not is_row_per_element(element))
     if node.type == "TensorListConcatV2":
@@ -114,16 +110,14 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     operands = [
         _element_shape_operand(node, value, element, elements)
         if role == "shape"
-        else partitioner.to_layout(value, _layout_of_role(role, element))
+        else node.converter.to_layout(value, _layout_of_role(role, element))
         for role, value in zip(takes, inputs, strict=True)
     ]
     layouts = [_layout_of_role(role, element) for role in gives]
     attributes: dict[str, Any] = {}
     is_of_rows = is_row_per_element(element)
     if node.type == "TensorListFromTensor" and is_of_rows:
-        operands[0] = partitioner.pad_empty(
-            operands[0], stacked_layout(element)
-        )
+        operands[0] = units.pad_empty(operands[0], stacked_layout(element))
     if node.type == "TensorListStack" and is_of_rows:
         attributes["num_elements"] = -1
     if node.type == "OptionalGetValue":
@@ -135,8 +129,8 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     if node.type == "TensorListStack" and is_of_rows:
         (stack,) = outputs
         taken = _shape_of(unless_none(elements), inputs[1]) or inputs[1].entries
-        stack.local = partitioner.drop_padding(
-            unless_none(stack.local), [None, *taken], stacked_layout(element)
+        stack.local = units.drop_padding(
+            stack.own, [None, *taken], stacked_layout(element)
         )
     return outputs
 
@@ -181,24 +175,24 @@ def _element_shape_operand(
     Raises:
         NotDivided: the local shape is not certain.
     """
-    partitioner = node.partitioner
+    converter = node.converter
     if is_row_per_element(layout) and node.type == "TensorListStack":
         # A tower without elements needs their full shape.
         with contextlib.suppress(NotDivided):
             known = None if elements is None else elements.shape
-            return element_shape(partitioner, known)
+            return converter.element_shape(known)
         require(-1 not in shape.entries)
-        return element_shape(partitioner, shape.entries)
+        return converter.element_shape(shape.entries)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
-        return partitioner.to_layout(shape, REPLICATED)
+        return converter.to_layout(shape, REPLICATED)
     require(shape.is_replicated)
     sizes = shape.entries
     size = sizes[layout.axis]
     # Elements that were set have the rows, or one device would have failed.
     is_full = elements is not None and elements.is_full
     require(may_hold_rows(size, layout) or (size is UNKNOWN and is_full))
-    return partitioner.local_target(shape, sizes, layout)
+    return converter.local_target(shape, sizes, layout)
 
 
 # ---- facts -------------------------------------------------------------------

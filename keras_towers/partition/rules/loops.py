@@ -26,19 +26,19 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from keras_towers.partition.layout_pass import lay_out_function
 from keras_towers.partition.layouts import (
     REPLICATED,
-    NotDivided,
     Value,
     Values,
     local_shape,
     replicated,
-    require,
     sizes_of,
 )
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.program import Function, Tensor
-from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.reasons import NotDivided, require
+from keras_towers.partition.registry import rule
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.rules.control_flow import (
     called_graph,
@@ -77,25 +77,23 @@ def _lay_out_loop(
     What rounds write to variables is a loop variable, too, which is assigned
     after the loop.
     """
-    partitioner = node.partitioner
+    converter, variables = node.converter, node.variables
     loop_vars = loop_variables(body)
     require(all(body.inputs[k].dtype != tf.resource for k in loop_vars))
-    before = len(partitioner.computed_once)
+    before = node.scope.computed_once.copy()
     starts: dict[_Key, Value] = {k: inputs[k] for k in loop_vars}
 
     def lay_out_round(states: Mapping[_Key, Value]) -> Any:
         # Only the last pass counts.
-        del partitioner.computed_once[before:]
-        round_, tensors, outputs = _lay_out_round(
-            partitioner, body, inputs, states
-        )
+        node.scope.restore_computed_once(before)
+        round_, tensors, outputs = _lay_out_round(node, body, inputs, states)
         ends: dict[_Key, Value] = {k: outputs[k] for k in loop_vars}
-        for handle in round_.resources.contents:
+        for handle in round_.variables.resources.contents:
             variable = Value(REPLICATED, whole=handle)
             if handle not in starts:
-                content = partitioner.content_of(variable)
-                starts[handle] = partitioner.gathered(content)
-            ends[handle] = round_.content_of(variable)
+                content = variables.content_of(variable)
+                starts[handle] = converter.gathered(content)
+            ends[handle] = round_.variables.content_of(variable)
         after = {
             key: join_values(states.get(key, starts[key]), end)
             for key, end in ends.items()
@@ -106,20 +104,18 @@ def _lay_out_loop(
         {key: join_values(value, value) for key, value in starts.items()},
         lay_out_round,
     )
-    if partitioner.can_exchange and not uses_variables(inputs):
+    if node.builder.can_exchange and not uses_variables(inputs):
         require_towers_differ([*states.values()])
     operands, outputs = [], []
     for key, state in states.items():
         require(isinstance(key, int) or state.is_replicated)
-        operands.append(partitioner.to_layout(starts[key], state.layout))
-        outputs.append(round_.to_layout(ends[key], state.layout))
-    new_body = Function(tensors, outputs, round_.operations)
-    tester, tensors, (end,) = _lay_out_round(
-        partitioner, condition, inputs, states
-    )
-    continues = tester.to_layout(end, REPLICATED)
+        operands.append(converter.to_layout(starts[key], state.layout))
+        outputs.append(round_.converter.to_layout(ends[key], state.layout))
+    new_body = Function(tensors, outputs, round_.builder.operations)
+    tester, tensors, (end,) = _lay_out_round(node, condition, inputs, states)
+    continues = tester.converter.to_layout(end, REPLICATED)
     _require_no_writes(tester, dict(zip(states, tensors, strict=True)))
-    new_condition = Function(tensors, [continues], tester.operations)
+    new_condition = Function(tensors, [continues], tester.builder.operations)
     results = list(inputs)
     local_results = add_loop(node, operands, new_body, new_condition)
     for key, tensor in zip(states, local_results[: len(states)], strict=True):
@@ -132,46 +128,44 @@ def _lay_out_loop(
         if isinstance(key, int):
             results[key] = result
         else:
-            partitioner.assign(Value(REPLICATED, whole=key), result)
+            variables.assign(Value(REPLICATED, whole=key), result)
     return results
 
 
-def _require_no_writes(
-    tester: Partitioner, before: Mapping[_Key, Tensor]
-) -> None:
+def _require_no_writes(tester: Scope, before: Mapping[_Key, Tensor]) -> None:
     """Refuse a condition that writes variables: it returns no more than a bool.
 
     Args:
-        tester: the partitioner of the condition.
+        tester: the scope of the condition.
         before: what it gets of loop variables, and of variables.
     """
-    for handle, content in tester.resources.contents.items():
+    for handle, content in tester.variables.resources.contents.items():
         require(handle in before)
         require(before[handle] in (content.whole, content.local))
 
 
 def _lay_out_round(
-    partitioner: Partitioner,
+    node: Node,
     graph: Any,
     inputs: Values,
     states: Mapping[_Key, Value],
-) -> tuple[Partitioner, list[Tensor], Values]:
+) -> tuple[Scope, list[Tensor], Values]:
     """Lay out the body of a loop, or its condition.
 
     Args:
-        partitioner: the partitioner of the loop.
+        node: the loop.
         graph: the function.
         inputs: the inputs of the loop.
         states: the loop variables, and what variables hold that rounds write,
             at the start of any round.
 
     Returns:
-        The partitioner of the function, its inputs for these, and its outputs.
+        The scope of the function, its inputs for these, and its outputs.
     """
-    inner = partitioner.for_function()
+    inner = node.scope.of_function()
     tensors: list[Tensor] = []
     values = [
-        value if index in states else partitioner.captured(value)
+        value if index in states else node.converter.captured(value)
         for index, value in enumerate(inputs)
     ]
     for key, state in states.items():
@@ -186,8 +180,8 @@ def _lay_out_round(
         if isinstance(key, int):
             values[key] = value
         else:
-            inner.resources.contents[key] = value
-    return inner, tensors, inner.lay_out_function(graph, values)
+            inner.variables.resources.contents[key] = value
+    return inner, tensors, lay_out_function(inner, graph, values)
 
 
 def _loop_variable(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from keras_towers.partition.builder import static
 from keras_towers.partition.division import Factors, NewAxis, along_axes
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -15,15 +14,14 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     known_axes,
-    require,
-    static,
 )
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, axes, rule, shape_of
+from keras_towers.partition.reasons import require
+from keras_towers.partition.registry import axes, rule, shape_of
+from keras_towers.partition.units import Units
 
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
-_COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
 @axes("Sum", "Mean", *_EXTREMES, "EuclideanNorm")
@@ -52,11 +50,10 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
 @rule(*_EXTREMES)
 def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     """Reduce on each tower, then reduce the towers' results."""
-    partitioner = node.partitioner
     reduced = known_axes(over, value.rank)
     layout, rows = value.as_rows()
     require(layout.axis in reduced)
-    along = partitioner.constant(reduced, node.dtype(1))
+    along = node.builder.constant(reduced, node.dtype(1))
     kept: Sequence[Any] = value.sizes
     if node.attr("keep_dims"):
         kept = [1 if k in reduced else size for k, size in enumerate(kept)]
@@ -64,7 +61,7 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
         kept = [size for k, size in enumerate(kept) if k not in reduced]
     # The traced shape may be unknown.
     (own,) = node.copy([rows, along], [static(kept)])
-    return [partitioner.reduce_over_towers(node.type, own, kept)]
+    return [node.converter.reduce_over_towers(node.type, own, kept)]
 
 
 @axes("Cumsum", "Cumprod", "CumulativeLogsumexp")
@@ -99,7 +96,7 @@ def _bias_gradient_of_images(node: Node, value: Value) -> Values:
     at = _channels(node, value)
     require(value.rank > 2 and layout.axis != at)
     reduced = [axis for axis in range(value.rank) if axis != at]
-    total = node.partitioner.op("Sum", [rows, reduced], node.shapes[0])
+    total = node.builder.op("Sum", [rows, reduced], node.shapes[0])
     return [Value(PARTIAL, local=total, shape=(value.sizes[at],))]
 
 
@@ -128,113 +125,72 @@ def _channels(node: Node, value: Value) -> int:
 @rule("Mean")
 def _mean(node: Node, value: Value, over: Value) -> Values:
     """Compute a mean over rows; a tower without rows adds 0 to it."""
-    partitioner = node.partitioner
+    builder, units, scope = node.builder, node.units, node.scope
+    name = node.operation.name
+    mean = scope.values.get(scope.moments.mean_of.get(name, ""))
+    if mean is not None and mean.variance is not None:
+        return [mean.variance]
     reduced, (layout, rows) = known_axes(over, value.rank), value.as_rows()
     require(layout.axis in reduced and node.dtype(0).is_floating)
-    variance = _find_variance(node.operation)
-    if variance is not None and partitioner.can_exchange:
-        mean, of_variance = _add_moments(
-            partitioner, node.operation, variance, value, reduced
-        )
-        # The partitioner skips operations that have a value.
-        partitioner.values[variance.outputs[0].name] = of_variance
-        return [mean]
+    variance = scope.moments.variance_of.get(name)
+    if variance is not None:
+        return [_mean_with(variance, units, node.operation, value, reduced)]
     # The sum might overflow, so the local means are weighted.
-    along = partitioner.constant(reduced, node.dtype(1))
+    along = builder.constant(reduced, node.dtype(1))
     (mean_of_tower,) = node.copy([rows, along])
-    fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
-    part = partitioner.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
+    fraction = units.unit_fraction(layout.unit, rows.dtype)
+    part = builder.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
     return [Value(PARTIAL, part)]
 
 
-def _find_variance(mean: Any) -> Any:
-    """Return the operation that computes the variance of a mean, or None."""
-    if not mean.get_attr("keep_dims") or not mean.outputs[0].dtype.is_floating:
-        return None
-    entries, over = mean.inputs
-    for squares in _find_squares(mean.outputs[0], entries):
-        for operation in squares.consumers():
-            is_mean = (
-                operation.type == "Mean" and operation.inputs[0] is squares
-            )
-            if is_mean and _same_axes(operation.inputs[1], over):
-                return operation
-    return None
-
-
-def _find_squares(mean: Any, entries: Any) -> Iterator[Any]:
-    """Yield squared distances of entries from their mean."""
-    waiting = [mean]
-    while waiting:
-        tensor = waiting.pop()
-        for operation in tensor.consumers():
-            if operation.type in _COPIES:
-                waiting += operation.outputs
-            elif {*map(id, operation.inputs)} != {id(tensor), id(entries)}:
-                continue
-            elif operation.type == "SquaredDifference":
-                yield operation.outputs[0]
-            elif operation.type == "Sub":
-                for square in operation.outputs[0].consumers():
-                    if square.type == "Square":
-                        yield square.outputs[0]
-
-
-def _same_axes(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    values = [tf.get_static_value(t) for t in (one, other)]
-    if any(value is None for value in values):
-        return False
-    return sorted(values[0].ravel()) == sorted(values[1].ravel())
-
-
-def _add_moments(
-    partitioner: Partitioner,
-    mean: Any,
+def _mean_with(
     variance: Any,
+    units: Units,
+    mean: Any,
     value: Value,
     reduced: Sequence[int],
-) -> tuple[Value, Value]:
-    """Compute a mean and a variance of rows; return their values.
+) -> Value:
+    """Compute a mean of rows, and their variance with it.
 
     Args:
-        partitioner: the partitioner of the program.
-        mean: the traced operation of the mean.
         variance: the traced operation of the variance.
+        units: the units of rows.
+        mean: the traced operation of the mean.
         value: the rows.
         reduced: the axes that both reduce.
     """
+    builder = units.builder
     layout, rows = value.as_rows()
-    along = partitioner.constant(reduced, mean.inputs[1].dtype)
+    along = builder.constant(reduced, mean.inputs[1].dtype)
     keeps = {"keep_dims": True}
-    (own_mean,) = partitioner.copy(mean, [rows, along])
-    squares = partitioner.op("SquaredDifference", [rows, own_mean], rows.shape)
-    (own_variance,) = partitioner.copy(
+    (own_mean,) = builder.copy(mean, [rows, along])
+    squares = builder.op("SquaredDifference", [rows, own_mean], rows.shape)
+    (own_variance,) = builder.copy(
         variance, [squares, along], [own_mean.shape], keeps
     )
     means, variances = (
-        partitioner.exchange("gather", tensor, layout.axis)
+        builder.exchange("gather", tensor, layout.axis)
         for tensor in (own_mean, own_variance)
     )
-    fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
+    fraction = units.unit_fraction(layout.unit, rows.dtype)
     ones = [1] * value.rank
-    fraction = partitioner.op("Reshape", [fraction, ones], ones)
-    fractions = partitioner.exchange("gather", fraction, layout.axis)
+    fraction = builder.op("Reshape", [fraction, ones], ones)
+    fractions = builder.exchange("gather", fraction, layout.axis)
 
     def combine(tensors: Tensor, like: Any) -> Value:
         # The mean of no rows is NaN.
-        weighted = partitioner.op("MulNoNan", [tensors, fractions], means.shape)
+        weighted = builder.op("MulNoNan", [tensors, fractions], means.shape)
         keeps, shape = like.get_attr("keep_dims"), like.outputs[0].shape
         operands = [weighted, along]
-        whole = partitioner.op("Sum", operands, shape, keep_dims=keeps)
+        whole = builder.op("Sum", operands, shape, keep_dims=keeps)
         sizes = [1 if a in reduced else s for a, s in enumerate(value.sizes)]
         left = [s for a, s in enumerate(sizes) if keeps or a not in reduced]
         return Value(REPLICATED, whole=whole, shape=tuple(left))
 
     of_mean = combine(means, mean)
-    deviations = partitioner.op(
+    deviations = builder.op(
         "SquaredDifference", [means, of_mean.whole], means.shape
     )
-    variances = partitioner.op("AddV2", [variances, deviations], means.shape)
-    return of_mean, combine(variances, variance)
+    variances = builder.op("AddV2", [variances, deviations], means.shape)
+    of_mean.variance = combine(variances, variance)
+    return of_mean

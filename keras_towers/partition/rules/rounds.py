@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from keras_towers.partition.layouts import NotDivided, Value, have_same_facts
+from keras_towers.partition.layouts import Value, have_same_facts
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Function, Tensor
-from keras_towers.partition.registry import Node
+from keras_towers.partition.reasons import NotDivided
 from keras_towers.partition.rules.control_flow import add_call, bind_captures
 
 _K = TypeVar("_K")
@@ -56,7 +57,7 @@ def settle(
         ):
             return result, variables
         variables = after
-    raise NotDivided
+    raise NotDivided("the layouts in rounds of {} do not settle")
 
 
 def add_loop(

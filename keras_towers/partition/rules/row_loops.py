@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.folding import constant
+from keras_towers.partition.layout_pass import lay_out_function, lay_out_node
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -41,20 +42,18 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     common_facts,
-    require,
-    unless_none,
+    is_row_per_element,
 )
-from keras_towers.partition.list_conversions import is_row_per_element
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.program import Function, Tensor
-from keras_towers.partition.registry import Node
+from keras_towers.partition.reasons import require, unless_none
 from keras_towers.partition.rules.rounds import (
     add_loop,
     loop_variables,
     settle,
     skip_identities,
 )
-from keras_towers.partition.sizes import UNKNOWN, Size, symbol
+from keras_towers.partition.sizes import UNKNOWN, Size
 
 
 class _CarriedState(enum.Enum):
@@ -115,8 +114,7 @@ class RowLoop:
         }
         require(len(units) == 1)
         ((self._unit, self._layout),) = units.items()
-        self._node, self._partitioner = node, node.partitioner
-        self._body, self._inputs = body, inputs
+        self._node, self._body, self._inputs = node, body, inputs
         self._loop_vars = loop_variables(body)
         self._counters = [k for k in self._loop_vars if self._is_counter(k)]
         # Rounds that pop from lists begin with the last row.
@@ -170,7 +168,7 @@ class RowLoop:
                 more than its own row.
         """
         require(self._counters and self._is_bounded_by_rows(condition))
-        partitioner, unit = self._partitioner, self._unit
+        builder, unit = self._node.builder, self._unit
         starts = [self._start(index) for index in range(len(self._inputs))]
         lists = {
             index: self._list_in_round(index, self._inputs[index])
@@ -179,18 +177,21 @@ class RowLoop:
         }
         lay_out_round = functools.partial(self._lay_out_row, starts)
         (round_, tensors, ends), _ = settle(lists, lay_out_round)
-        outputs = [round_.replicate(ends[index]) for index in self._loop_vars]
+        outputs = [
+            round_.scope.converter.replicate(ends[index])
+            for index in self._loop_vars
+        ]
         # Every tower stops after the last of its rows.
         copies = [Tensor(t.dtype, t.shape, on_towers=True) for t in tensors]
         counter = copies[self._loop_vars.index(self._counters[0])]
-        limit = partitioner.op("AddV2", [unit.start, unit.count], ())
-        limit = partitioner.cast(limit, counter.dtype, is_repeated=False)
+        limit = builder.op("AddV2", [unit.start, unit.count], ())
+        limit = builder.cast(limit, counter.dtype, is_repeated=False)
         test = Builder(can_exchange=False)
         continues = test.op("Less", [counter, limit], ())
         local_results = add_loop(
             self._node,
             [starts[index] for index in self._loop_vars],
-            Function(tensors, outputs, round_.operations),
+            Function(tensors, outputs, round_.scope.builder.operations),
             Function(copies, [continues], test.operations),
         )
         results = list(self._inputs)
@@ -227,18 +228,18 @@ class RowLoop:
     def _start(self, index: int) -> Tensor:
         """Return the local input of the loop."""
         value, dtype = self._inputs[index], self._body.inputs[index].dtype
-        partitioner = self._partitioner
+        converter = self._node.converter
         if index in self._counters:
             start = self._unit.start
-            return partitioner.cast(start, dtype, is_repeated=False)
+            return converter.builder.cast(start, dtype, is_repeated=False)
         if self._start_states[index] is _CarriedState.SUM:
             # Adding strings concatenates them, which depends on the order.
             require(dtype.is_floating or dtype.is_integer or dtype.is_complex)
-            return partitioner.to_partial(value)
+            return converter.to_partial(value)
         if self._start_states[index] is _CarriedState.UNCHANGED:
             require(unless_none(value.elements).length == self._unit.size)
-            return partitioner.to_layout(value, self._layout)
-        return partitioner.replicate(value)
+            return converter.to_layout(value, self._layout)
+        return converter.replicate(value)
 
     def _lay_out_row(
         self, starts: Sequence[Tensor], lists: Mapping[int, Value]
@@ -249,7 +250,7 @@ class RowLoop:
             starts: the local inputs of the loop.
             lists: the lists of rows at the start of any round.
         """
-        round_ = _RoundPartitioner(self._partitioner, self._unit)
+        round_ = _Round(self._node.scope, self._unit)
         tensors, values = [], []
         for index, tensor in enumerate(starts):
             given, state = self._inputs[index], self._start_states[index]
@@ -267,8 +268,8 @@ class RowLoop:
             if state is not None:
                 round_.tracked[value] = state, index
             values.append(value)
-        ends = round_.lay_out_function(self._body, values)
-        require(not round_.resources.contents)
+        ends = lay_out_function(round_.scope, self._body, values)
+        require(not round_.scope.variables.resources.contents)
         self._check(round_, values, ends)
         after = {
             k: self._list_in_round(k, common_facts(lists[k], ends[k]))
@@ -287,9 +288,7 @@ class RowLoop:
         )
         return Value(REPLICATED, shape=(), elements=elements)
 
-    def _check(
-        self, round_: _RoundPartitioner, values: Values, ends: Values
-    ) -> None:
+    def _check(self, round_: _Round, values: Values, ends: Values) -> None:
         """Refuse rounds that access another row."""
         for index in {*self._loop_vars, *round_.popped}:
             before = self._start_states[index]
@@ -308,7 +307,7 @@ class RowLoop:
     ) -> Value:
         """Return the value of an output of the loop."""
         if index in self._counters:
-            return _total_of(self._unit, self._partitioner, local.dtype)
+            return _total_of(self._unit, self._node.builder, local.dtype)
         if state is _CarriedState.SUM:
             return Value(PARTIAL, local, shape=end.shape)
         elements = unless_none(end.elements)
@@ -325,14 +324,15 @@ class RowLoop:
         return Value(self._layout, local, elements=elements)
 
 
-class _RoundPartitioner(Partitioner):
+class _Round:
     """Lays out a round, which is the same on a tower as on one device.
 
     Args:
-        outer: the partitioner of the loop.
+        outer: the scope of the loop.
         unit: the unit of the rows.
 
     Attributes:
+        scope: the scope of the round.
         row_numbers: values that are the number of the round's row.
         tracked: the states of lists of rows and of sums, each with the index of
             the loop's input that it derives from; None: the round has made the
@@ -340,20 +340,14 @@ class _RoundPartitioner(Partitioner):
         popped: the indices of inputs from which the round has popped.
     """
 
-    def __init__(self, outer: Partitioner, unit: Unit | DataDependentUnit):
-        # All values of a round belong to a single row, so none is sharded, and
-        # nothing in it is computed once for all towers.
-        no_unit = dataclasses.replace(outer.unit, size=symbol("none"))
-        super().__init__(
-            no_unit, outer.is_first, outer.is_first_part, outer.options, outer
-        )
-        self.units, self._unit_by_key, self.computed_once = {}, {}, []
-        self._row_unit = unit
+    def __init__(self, outer: Scope, unit: Unit | DataDependentUnit):
+        self.scope = outer.of_round(self._lay_out_node)
+        self._unit = unit
         self.row_numbers: set[Value] = set()
         self.tracked: dict[Value, tuple[_CarriedState, int | None]] = {}
         self.popped: set[int] = set()
 
-    def lay_out_node(self, node: Node, inputs: list[Value]) -> Values:
+    def _lay_out_node(self, node: Node, inputs: list[Value]) -> Values:
         """Lay out an operation, and track lists of rows and sums.
 
         Raises:
@@ -364,19 +358,19 @@ class _RoundPartitioner(Partitioner):
         if node.type == "Identity" and (before or is_row_number):
             return inputs
         is_reserve = node.type == "TensorListReserve"
-        if is_reserve and _is_known_to_be(inputs[1].known, self._row_unit.size):
+        if is_reserve and _is_known_to_be(inputs[1].known, self._unit.size):
             return self._reserve_rows(node, inputs)
         if not before:
-            return super().lay_out_node(node, inputs)
+            return lay_out_node(node, inputs)
         if node.type == "TensorListLength":
-            unit = self._row_unit
+            unit = self._unit
             require(unless_none(inputs[0].elements).length == unit.size)
-            return [_total_of(unit, self, node.output_dtype())]
+            return [_total_of(unit, node.builder, node.output_dtype())]
         after = self._state_after(node, inputs, before)
         operands = list(inputs)
         if node.type in ("TensorListGetItem", "TensorListSetItem"):
             operands[1] = self._local_index(inputs[1])
-        outputs = super().lay_out_node(node, operands)
+        outputs = lay_out_node(node, operands)
         elements = inputs[0].elements
         is_numbered = elements is not None and (
             elements.is_full and elements.are_row_numbers
@@ -419,13 +413,14 @@ class _RoundPartitioner(Partitioner):
 
     def _reserve_rows(self, node: Node, inputs: Values) -> Values:
         """Reserve a list of the tower's rows."""
-        count = self.cast(self.least_one(self._row_unit.count), tf.int32)
+        count = node.units.least_one(self._unit.count)
+        count = node.builder.cast(count, tf.int32)
         length = Value(REPLICATED, whole=count, shape=())
-        outputs = super().lay_out_node(node, [inputs[0], length])
+        outputs = lay_out_node(node, [inputs[0], length])
         elements = outputs[0].elements
         if elements is not None:
             outputs[0].elements = dataclasses.replace(
-                elements, length=self._row_unit.size
+                elements, length=self._unit.size
             )
         self.tracked[outputs[0]] = _CarriedState.UNCHANGED, None
         return outputs
@@ -433,17 +428,18 @@ class _RoundPartitioner(Partitioner):
     def _local_index(self, index: Value) -> Value:
         """Convert the number of the round's row to an index on the tower."""
         require(index in self.row_numbers)
-        number = self.replicate(index)
-        start = self.cast(self._row_unit.start, number.dtype)
-        local = self.op("Sub", [number, start], ())
+        builder = self.scope.builder
+        number = self.scope.converter.replicate(index)
+        start = builder.cast(self._unit.start, number.dtype)
+        local = builder.op("Sub", [number, start], ())
         return Value(REPLICATED, whole=local, shape=())
 
 
 def _total_of(
-    unit: Unit | DataDependentUnit, partitioner: Partitioner, dtype: Any
+    unit: Unit | DataDependentUnit, builder: Builder, dtype: Any
 ) -> Value:
     """Return the global number of units."""
-    whole = partitioner.cast(unit.total, dtype)
+    whole = builder.cast(unit.total, dtype)
     known = np.asarray(unit.size, object)
     return Value(REPLICATED, whole=whole, shape=(), known=known)
 

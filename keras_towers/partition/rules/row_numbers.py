@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from keras_towers.partition.builder import Builder, static
+from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     BelowLimit,
     RaggedSplits,
@@ -21,35 +23,20 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     known_ints,
-    require,
-    static,
-    unless_none,
 )
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, notes, rule
+from keras_towers.partition.reasons import require
+from keras_towers.partition.registry import notes, rule
 from keras_towers.partition.spans import Span, spans
 
 # Moves that leave out no row number, or all.
-_WHOLE_MOVES = (
-    "Reshape",
-    "ExpandDims",
-    "Squeeze",
-    "Identity",
-    "Cast",
-    "Transpose",
-    "Tile",
-    "BroadcastTo",
-)
-_MOVES = (
-    *_WHOLE_MOVES,
-    "StridedSlice",
-    "Slice",
-    "Unpack",
-    "DynamicPartition",
-    "GatherV2",
-)
-_KEEP_ALL = (*_WHOLE_MOVES, "FloorDiv", "Maximum")
+_WHOLE_MOVES = """
+    Reshape ExpandDims Squeeze Identity Cast Transpose Tile BroadcastTo
+"""
+_PARTS = "StridedSlice Slice Unpack DynamicPartition GatherV2"
+_MOVES = f"{_WHOLE_MOVES} {_PARTS}"
+_KEEP_ALL = f"{_WHOLE_MOVES} FloorDiv Maximum"
 _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
 
@@ -59,32 +46,32 @@ _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 @rule("Where")
 def _where(node: Node, mask: Value) -> Values:
     """Find the true entries among the rows of each tower."""
-    partitioner = node.partitioner
+    builder = node.builder
     layout, local = mask.as_rows()
     require(not layout.axis and layout.blocks == 1)
     (indices,) = node.copy([local])
-    unit = partitioner.data_dependent_unit(
-        skip_reshapes(local), partitioner.axis_size(indices)
+    unit = node.units.data_dependent_unit(
+        skip_reshapes(local), builder.axis_size(indices)
     )
     rows = Sharded(0, unit)
-    return [index_value(partitioner, indices, rows, layout, mask.rank)]
+    return [index_value(builder, indices, rows, layout, mask.rank)]
 
 
 def index_value(
-    partitioner: Partitioner, own: Tensor, rows: Sharded, of: Sharded, rank: int
+    builder: Builder, own: Tensor, rows: Sharded, of: Sharded, rank: int
 ) -> Value:
     """Return a value of indices of entries.
 
     Args:
-        partitioner: the partitioner of the program.
+        builder: adds operations.
         own: the local indices, counted from the first row of the tower.
         rows: the layout of the indices.
         of: the layout of the indexed tensor, along axis 0.
         rank: the rank of the indexed tensor.
     """
-    start = partitioner.scaled_size(of.rows, of.unit.start)
-    offset = partitioner.size_at_axis(0, rank, start)
-    numbers = partitioner.op("AddV2", [own, offset], own.shape)
+    start = builder.scaled_size(of.rows, of.unit.start)
+    offset = builder.size_at_axis(0, rank, start)
+    numbers = builder.op("AddV2", [own, offset], own.shape)
     row_numbers = RowNumbers(
         own, rows, of.unit, of.rows, is_first_column=rank > 1
     )
@@ -94,16 +81,16 @@ def index_value(
 @notes("Range")
 def _range(node: Node, inputs: Values, outputs: Values) -> None:
     """Note a range over all rows of a unit, or every n-th of them."""
-    partitioner = node.partitioner
+    builder, units = node.builder, node.units
     first, last, step = (value.number for value in inputs)
-    rows = partitioner.find_rows(0, last)
+    rows = units.find_rows(0, last)
     if first != 0 or rows is None or not isinstance(step, int) or step < 1:
         return
     dtype = node.output_dtype(0)
     if rows.rows % step or not dtype.is_integer:
         return
-    count = partitioner.cast(partitioner.local_rows(rows), dtype)
-    numbers = partitioner.op("Range", [0, count, step], (None,))
+    count = builder.cast(units.local_rows(rows), dtype)
+    numbers = builder.op("Range", [0, count, step], (None,))
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
     outputs[0].meaning = RowNumbers(
         numbers, layout, rows.unit, rows.rows, step, are_all=step == 1
@@ -114,18 +101,17 @@ def _range(node: Node, inputs: Values, outputs: Values) -> None:
 @rule("DynamicPartition")
 def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
     """Partition the rows of each tower."""
-    partitioner = node.partitioner
     layout, own_parts = parts.as_rows()
     require(not layout.axis and layout.blocks == 1)
-    rows = partitioner.shard(values, layout)
+    rows = node.converter.shard(values, layout)
     trailing = values.sizes[parts.rank :]
     shape = static((None, *trailing))
     parts_of_rows = node.copy([rows, own_parts], [shape] * node.num_outputs)
     results = []
     for index, local in enumerate(parts_of_rows):
         key = skip_reshapes(own_parts), index
-        unit = partitioner.data_dependent_unit(
-            key, partitioner.axis_size(local)
+        unit = node.units.data_dependent_unit(
+            key, node.builder.axis_size(local)
         )
         sizes = (unit.size, *trailing)
         results.append(Value(Sharded(0, unit), local, shape=sizes))
@@ -157,18 +143,22 @@ def _is_below(value: Value, limit: int) -> bool:
 # ---- derived row numbers -----------------------------------------------------
 
 
-@notes(*_MOVES, *_ARITHMETIC, "Pack", "ConcatV2")
+@notes(*_MOVES.split(), *_ARITHMETIC, "Pack", "ConcatV2")
 def _note_derived_numbers(node: Node, inputs: Values, outputs: Values) -> None:
     """Apply the operation to the tower-local row numbers, too."""
     for at, value in enumerate(inputs):
         before = value.meaning
-        if isinstance(before, BelowLimit) and node.type in _MOVES and not at:
+        if (
+            isinstance(before, BelowLimit)
+            and node.type in _MOVES.split()
+            and not at
+        ):
             for output in outputs:
                 output.meaning = before if _is_exact(node, at) else None
         changes = _changes(node, inputs, at)
         if not isinstance(before, RowNumbers) or changes is None:
             continue
-        changes["are_all"] = before.are_all and node.type in _KEEP_ALL
+        changes["are_all"] = before.are_all and node.type in _KEEP_ALL.split()
         numbered = list(inputs)
         numbered[at] = Value(before.layout, before.local, shape=value.shape)
         results = _lay_out_locally(node, numbered)
@@ -185,10 +175,10 @@ def _lay_out_locally(node: Node, inputs: Values) -> Values:
 
     An exchange would mix numbers that count from different towers' first rows.
     """
-    partitioner = node.partitioner
-    exchanges = len(partitioner.exchanges)
-    outputs = partitioner.apply_rules(node, inputs)
-    require(len(partitioner.exchanges) == exchanges)
+    builder = node.builder
+    exchanges = len(builder.exchanges)
+    outputs = apply_rules(node, inputs)
+    require(len(builder.exchanges) == exchanges)
     return outputs
 
 
@@ -218,7 +208,7 @@ def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
         if node.type == "StridedSlice" and _takes_first_column(node, inputs):
             return {"is_first_column": False}
         return {} if node.type in ("Cast", "Identity") else None
-    if node.type in _MOVES:
+    if node.type in _MOVES.split():
         return {}
     return {"is_first_column": True} if _becomes_column(node, inputs) else None
 
@@ -263,45 +253,44 @@ def _arithmetic_changes(
 @notes("StridedSlice")
 def _note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note the row starts or row limits among the row splits."""
-    partitioner = node.partitioner
     splits = _splits(inputs[0], "row_splits")
     begin, end, stride = [known_ints(value) for value in inputs[1:]]
     masks = node.attr("begin_mask"), node.attr("end_mask")
     is_end = masks == (0, 1) and begin == [1]
     require(is_end or (masks == (1, 0) and end == [-1]))
     require(stride == [1])
-    local_ends = [partitioner.replicate(value) for value in inputs[1:]]
+    local_ends = [node.converter.replicate(value) for value in inputs[1:]]
     (local,) = node.copy([splits.local, *local_ends])
     kind = "row_limits" if is_end else "row_starts"
     outputs[0].meaning = RaggedSplits(local, splits.unit, kind)
-    outputs[0].shape = (partitioner.unit.size,)
+    outputs[0].shape = (node.units.of_batch.size,)
 
 
 @rule("Sub")
 def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
-    partitioner = node.partitioner
+    units = node.units
     last, first = _splits(ends, "row_limits"), _splits(begins, "row_starts")
     require(last.unit is first.unit)
-    layout = Sharded(0, partitioner.unit)
+    layout = Sharded(0, units.of_batch)
     lengths = node.run_on_towers([last.local, first.local], layout)
     # The lengths of all rows add up to the number of entries.
-    partitioner.alias_unit(("repeated", lengths[0].local), last.unit)
+    units.alias_unit(("repeated", lengths[0].local), last.unit)
     return lengths
 
 
 @rule("RaggedTensorToTensor")
 def _ragged_to_tensor(node: Node, *inputs: Value) -> Values:
     """Pad ragged rows to a known length."""
-    partitioner = node.partitioner
+    converter = node.converter
     require(node.attr("row_partition_types") == [b"ROW_SPLITS"])
     target, entries, default, ends = inputs
     splits, sizes = _splits(ends, "row_splits"), known_ints(target)
     # The number of rows is not given, but taken from the splits.
     require(len(sizes) > 1 and sizes[0] == -1 and sizes[1] >= 0)
-    rows = partitioner.shard(entries, Sharded(0, splits.unit))
-    shape, fill = map(partitioner.replicate, (target, default))
+    rows = converter.shard(entries, Sharded(0, splits.unit))
+    shape, fill = map(converter.replicate, (target, default))
     operands = [shape, rows, fill, splits.local]
-    return node.run_on_towers(operands, Sharded(0, partitioner.unit))
+    return node.run_on_towers(operands, Sharded(0, node.units.of_batch))
 
 
 def _splits(value: Value, kind: str) -> RaggedSplits:
@@ -335,40 +324,39 @@ def repeat_rows(node: Node) -> Value:
     Raises:
         NotDivided: the operation is not the last one of ``tf.repeat``.
     """
-    partitioner = node.partitioner
+    builder, units = node.builder, node.units
     parts = _match_repeat(node)
-    layout = Sharded(0, partitioner.unit)
+    layout = Sharded(0, units.of_batch)
     entries, lengths = (
-        unless_none(partitioner.values.get(parts[name].name))
-        for name in ("entries", "lengths")
+        node.scope.values[parts[name].name] for name in ("entries", "lengths")
     )
     of_lengths, own_lengths = lengths.as_rows()
     require(of_lengths == layout and entries.rank == 1)
-    rows = partitioner.shard(entries, layout)
-    at = _source_indices(partitioner, own_lengths)
+    rows = node.converter.shard(entries, layout)
+    at = _source_indices(builder, own_lengths)
     key = "repeated", skip_reshapes(own_lengths)
-    unit = partitioner.data_dependent_unit(key, partitioner.axis_size(at))
+    unit = units.data_dependent_unit(key, builder.axis_size(at))
     output = Sharded(0, unit)
-    local = partitioner.op("GatherV2", [rows, at, 0], (None,))
+    local = builder.op("GatherV2", [rows, at, 0], (None,))
     result = Value(output, local, shape=(unit.size,))
     rows_of = entries.row_numbers
     if rows_of is not None and rows_of.layout == layout:
-        local = partitioner.op("GatherV2", [rows_of.local, at, 0], (None,))
+        local = builder.op("GatherV2", [rows_of.local, at, 0], (None,))
         result.meaning = dataclasses.replace(
             rows_of, local=local, layout=output, are_all=False
         )
     return result
 
 
-def _source_indices(partitioner: Partitioner, lengths: Tensor) -> Tensor:
+def _source_indices(builder: Builder, lengths: Tensor) -> Tensor:
     """Return for each repeated entry the local index of the original."""
-    most = partitioner.op("Max", [lengths, 0], (), keep_dims=False)
-    most = partitioner.op("Maximum", [most, 0], ())
-    numbers = partitioner.op("Range", [0, most, 1], (None,))
-    ends = partitioner.op("ExpandDims", [lengths, 1], (None, 1))
-    mask = partitioner.op("Less", [numbers, ends], (None, None))
-    at = partitioner.op("Where", [mask], (None, 2))
-    return partitioner.op("GatherV2", [at, 0, 1], (None,))
+    most = builder.op("Max", [lengths, 0], (), keep_dims=False)
+    most = builder.op("Maximum", [most, 0], ())
+    numbers = builder.op("Range", [0, most, 1], (None,))
+    ends = builder.op("ExpandDims", [lengths, 1], (None, 1))
+    mask = builder.op("Less", [numbers, ends], (None, None))
+    at = builder.op("Where", [mask], (None, 2))
+    return builder.op("GatherV2", [at, 0, 1], (None,))
 
 
 def _match_repeat(node: Node) -> dict[str, Any]:

@@ -12,25 +12,24 @@ from keras_towers.partition.division import Factors, NewAxis, along_axes, divide
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
-    NotDivided,
     Shape,
     Sharded,
     Value,
     Values,
     known_axes,
     known_ints,
-    require,
-    unless_none,
 )
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node, axes, notes, rule, shape_of
+from keras_towers.partition.reasons import NotDivided, asserted, require
+from keras_towers.partition.registry import axes, notes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.partition.units import Units
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
 def _shape(node: Node, *values: Value) -> Values:
-    partitioner = node.partitioner
+    builder, units = node.builder, node.units
     require(not any(isinstance(value.layout, ListOf) for value in values))
     results = []
     for index, value in enumerate(values):
@@ -40,28 +39,29 @@ def _shape(node: Node, *values: Value) -> Values:
         elif node.type == "Size":
             entries = math.prod(entries)
         known, dtype = np.array(entries, object), node.output_dtype(index)
-        whole = partitioner.known_tensor(known, dtype)
+        whole = units.known_tensor(known, dtype)
         if whole is None:
-            sizes = _global_sizes(partitioner, value)
-            whole = partitioner.size_vector(sizes, dtype)
+            sizes = _global_sizes(units, value)
+            whole = builder.size_vector(sizes, dtype)
             if node.type == "Size":
-                whole = partitioner.op("Prod", [whole, [0]], (), True)
+                whole = builder.op("Prod", [whole, [0]], (), True)
         results.append(Value(REPLICATED, whole=whole, known=known))
     return results
 
 
-def _global_sizes(partitioner: Partitioner, value: Value) -> list[Tensor]:
+def _global_sizes(units: Units, value: Value) -> list[Tensor]:
     """Return the global sizes of a value as tensors."""
+    builder = units.builder
     entries: list[Tensor] = []
     for axis, size in enumerate(value.sizes):
-        entry = partitioner.global_size(size)
+        entry = units.global_size(size)
         if entry is None:
             # The axis has no rows, so the size is the same on all towers.
             tensor = value.local if value.whole is None else value.whole
             assert tensor is not None
-            entry = partitioner.axis_size(tensor, axis)
+            entry = builder.axis_size(tensor, axis)
             if entry.on_towers:
-                entry = partitioner.exchange("first", entry)
+                entry = builder.exchange("first", entry)
         entries.append(entry)
     return entries
 
@@ -73,7 +73,6 @@ def _shape_of_target(node: Node, target: Value, *rest: Value) -> Shape:
 
 @rule("BroadcastTo")
 def _broadcast(node: Node, value: Value, target: Value) -> Values:
-    partitioner = node.partitioner
     sizes = node.requested_shape(target)
     offset = len(sizes) - len(value.sizes)
     if value.sharded is not None:
@@ -81,18 +80,18 @@ def _broadcast(node: Node, value: Value, target: Value) -> Values:
         # An axis with a single row may be broadcast to any size.
         require(sizes[layout.axis] == layout.size)
     else:
-        layout = partitioner.find_row_axis(sizes)
+        layout = node.units.find_row_axis(sizes)
         axis = layout.axis - offset
         if axis >= 0 and value.sizes[axis] != 1:
             own = layout.at_axis(axis)
-            value = Value(own, partitioner.shard(value, own))
+            value = Value(own, node.converter.shard(value, own))
     return node.run_with_shape([value, target], 1, sizes, layout)
 
 
 @rule("Fill")
 def _fill(node: Node, target: Value, value: Value) -> Values:
     sizes = node.requested_shape(target)
-    layout = node.partitioner.find_row_axis(sizes)
+    layout = node.units.find_row_axis(sizes)
     return node.run_with_shape([target, value], 0, sizes, layout)
 
 
@@ -173,16 +172,16 @@ def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
 @rule("Tile")
 def _tile(node: Node, value: Value, times: Value) -> Values:
     """Tile a replicated value to rows."""
-    partitioner = node.partitioner
+    converter = node.converter
     require(value.sharded is None)
     (sizes,) = _tile_axes(node, value, times).shapes([value, times])
-    for axis, size in enumerate(unless_none(sizes)):
-        layout = partitioner.find_rows(axis, size)
+    for axis, size in enumerate(asserted(sizes)):
+        layout = node.units.find_rows(axis, size)
         # Another axis may have a multiple of the number of examples by chance.
         if layout is None or value.sizes[axis] != 1:
             continue
-        shape = partitioner.local_target(times, times.known, layout)
-        operands = [partitioner.replicate(value), shape]
+        shape = converter.local_target(times, times.known, layout)
+        operands = [converter.replicate(value), shape]
         return node.run_on_towers(operands, layout, shapes=[sizes])
     raise NotDivided
 
@@ -325,5 +324,5 @@ def _concat(node: Node, *values: Value) -> Values:
     blocks = sum(layout.blocks for layout in layouts)
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    inputs = [*operands, node.partitioner.replicate(over)]
+    inputs = [*operands, node.converter.replicate(over)]
     return node.run_on_towers(inputs, joined, shapes=[shape])

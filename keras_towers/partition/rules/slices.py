@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
     Sharded,
@@ -18,14 +19,13 @@ from keras_towers.partition.layouts import (
     Values,
     known_axes,
     local_shape,
-    require,
-    static,
-    unless_none,
 )
-from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.registry import Node, axes, rule
+from keras_towers.partition.nodes import Node
+from keras_towers.partition.reasons import asserted, require
+from keras_towers.partition.registry import axes, rule
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.spans import Span, spans, split_sizes
+from keras_towers.partition.units import Units
 
 
 def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
@@ -76,7 +76,7 @@ def _slice(node: Node, value: Value, *ends: Value) -> Values:
     span = _only_partial_span(
         _known_spans(node, value.sizes, ends), layout.axis
     )
-    return [_slice_blocks(node.partitioner, value, span.begin, span.size)]
+    return [_slice_blocks(node.units, value, span.begin, span.size)]
 
 
 @rule("Slice")
@@ -95,11 +95,11 @@ def _slice_from_unknown(
         for full, span in zip(value.sizes, taken, strict=True)
     ]
     own: list[Any] = [size if isinstance(size, int) else None for size in shape]
-    own[layout.axis] = node.partitioner.local_rows(layout)
+    own[layout.axis] = node.units.local_rows(layout)
     operands = [
         tensor,
-        node.partitioner.replicate(begin),
-        node.partitioner.size_vector_like(size, own),
+        node.converter.replicate(begin),
+        node.converter.size_vector_like(size, own),
     ]
     return node.run_on_towers(operands, layout, shapes=[shape])
 
@@ -112,16 +112,15 @@ def _only_partial_span(taken: Sequence[Span], axis: int) -> Span:
     return parts[0]
 
 
-def _slice_blocks(
-    partitioner: Partitioner, value: Value, begin: Any, size: Any
-) -> Value:
+def _slice_blocks(units: Units, value: Value, begin: Any, size: Any) -> Value:
     """Slice blocks from rows."""
+    builder = units.builder
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     part = _with_blocks(layout, size)
     offset = _rows_ahead(layout, begin)
-    first = offset and partitioner.scaled_size(offset, layout.unit.count)
-    count = partitioner.local_rows(part)
-    local = partitioner.slice_rows(tensor, shape, layout.axis, first, count)
+    first = offset and builder.scaled_size(offset, layout.unit.count)
+    count = units.local_rows(part)
+    local = builder.slice_rows(tensor, shape, layout.axis, first, count)
     shape[layout.axis] = part.size
     return Value(part, local, shape=tuple(shape))
 
@@ -130,7 +129,7 @@ def _with_blocks(layout: Sharded, size: Any) -> Sharded:
     """Return the layout of another size with blocks of the same size."""
     rows = layout.rows_per_unit_in(size)
     require(rows and not rows % layout.rows)
-    return dataclasses.replace(layout, blocks=unless_none(rows) // layout.rows)
+    return dataclasses.replace(layout, blocks=asserted(rows) // layout.rows)
 
 
 def _rows_ahead(layout: Sharded, begin: Any) -> int:
@@ -164,7 +163,7 @@ def _split(node: Node, *inputs: Value) -> Values:
         sizes = split_sizes(inputs[1].entries, layout.size)
     begins = itertools.accumulate(sizes[:-1], initial=0)
     return [
-        _slice_blocks(node.partitioner, value, begin, size)
+        _slice_blocks(node.units, value, begin, size)
         for begin, size in zip(begins, sizes, strict=True)
     ]
 
@@ -191,7 +190,7 @@ def _update_axes(
 @rule("StridedSliceGrad")
 def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
-    sizes = unless_none(target.known)
+    sizes = target.known_array
     require(value.shape is not None)
     taken = _known_spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
@@ -203,29 +202,27 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     if not isinstance(axis, int) or sizes[axis] != layout.size:
         span = _only_partial_span(taken, layout.axis)
         return [
-            _pad_blocks(node.partitioner, value, span.begin, sizes[layout.axis])
+            _pad_blocks(node.builder, value, span.begin, sizes[layout.axis])
         ]
     require(not any(end.sharded for end in ends))
     operands = [target, *inputs]
     return node.run_with_shape(operands, 0, sizes, layout.at_axis(axis))
 
 
-def _pad_blocks(
-    partitioner: Partitioner, value: Value, begin: Any, size: Any
-) -> Value:
+def _pad_blocks(builder: Builder, value: Value, begin: Any, size: Any) -> Value:
     """Pad blocks of rows with blocks of zeros."""
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     padded, before = _with_blocks(layout, size), _rows_ahead(layout, begin)
     after = padded.rows_per_unit - before - layout.rows_per_unit
     axis, rank = layout.axis, len(shape)
     ends = [
-        rows and partitioner.scaled_size(rows, layout.unit.count)
+        rows and builder.scaled_size(rows, layout.unit.count)
         for rows in (before, after)
     ]
-    columns = [partitioner.size_at_axis(axis, rank, end) for end in ends]
-    widths = partitioner.op("Pack", columns, (rank, 2), axis=1)
+    columns = [builder.size_at_axis(axis, rank, end) for end in ends]
+    widths = builder.op("Pack", columns, (rank, 2), axis=1)
     shape[axis] = padded.size
-    local = partitioner.op(
+    local = builder.op(
         "Pad", [tensor, widths], local_shape(static(shape), padded)
     )
     return Value(padded, local, shape=tuple(shape))
@@ -233,7 +230,7 @@ def _pad_blocks(
 
 @axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
-    known = unless_none(widths.known)
+    known = widths.known_array
     sign = -1 if node.type == "MirrorPadGrad" else 1
     labels: list[Any] = []
     padded: list[Any] = []
@@ -252,9 +249,9 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
 
 @rule("Pad")
 def _pad(node: Node, value: Value, widths: Value) -> Values:
-    (layout, _), known = value.as_rows(), unless_none(widths.known)
+    (layout, _), known = value.as_rows(), widths.known_array
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
     require(padded == [layout.axis])
     before, after = known[layout.axis]
     size = value.sizes[layout.axis] + before + after
-    return [_pad_blocks(node.partitioner, value, before, size)]
+    return [_pad_blocks(node.builder, value, before, size)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers import byteps as bps
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
@@ -150,7 +151,9 @@ def values_of_the_drop_in():
     with refused("bps.broadcast_variables(model.weights"):
         bps.broadcast_global_variables(0)
     with tempfile.TemporaryDirectory() as folder:
-        s.eager().save(f"{folder}/model.keras")
+        # A folder of each rank.
+        with kt.save_on_every_rank():
+            s.eager().save(f"{folder}/model.keras")
         loaded = bps.load_model(f"{folder}/model.keras")
     assert reducer_of(loaded.optimizer) is not None
 

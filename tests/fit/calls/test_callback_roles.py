@@ -120,9 +120,8 @@ def test_callbacks_may_evaluate_train_and_stop(variables_on_towers):
 
 
 @pytest.mark.core
-def test_a_callback_of_rank_0_alone_saves_without_the_other_ranks(monkeypatch):
-    """Under ``keras-towers run``, where ranks else save once together."""
-    monkeypatch.setattr(saving, "_rank_0_saves", True)
+def test_a_callback_of_rank_0_alone_saves_without_the_other_ranks():
+    """Where ranks else save once together."""
 
     class Saves(callbacks.Callback):
         def __init__(self):
@@ -133,7 +132,7 @@ def test_a_callback_of_rank_0_alone_saves_without_the_other_ranks(monkeypatch):
             self.is_alone = saving._on_every_rank.get()
 
     of_rank_0, of_all = Saves(), Saves()
-    peers = types.SimpleNamespace(rank=0)
+    peers = types.SimpleNamespace(rank=0, size=2)
     with contextlib.ExitStack() as stack:
         given = [kt.ChiefOnly(of_rank_0), of_all]
         found = callback_roles.callbacks_of_rank(peers, given, stack)

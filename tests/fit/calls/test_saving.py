@@ -1,178 +1,165 @@
 """Who writes what every rank saves."""
 
-import functools
+import inspect
 import io
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import keras
 import pytest
 
 import keras_towers as kt
 from keras_towers import settings
 from keras_towers.fit.calls import saving
-
-
-class Server(dict):
-    """The rendezvous server, in memory."""
-
-    put = dict.__setitem__
-
-
-def save_on_ranks(*acts):
-    """Let ranks save at the same time; what each wrote, and its errors."""
-    server, written = Server(), tuple([] for _ in acts)
-
-    def run(rank, act):
-        saves = saving._Saves(rank, len(acts), server)
-
-        def write(filepath):
-            # Other ranks look for the file while it is being written.
-            threading.Event().wait(0.2)
-            if filepath == "fails":
-                raise OSError("disk full")
-            written[rank].append(filepath)
-
-        act(functools.partial(saves.save, write))
-
-    with ThreadPoolExecutor(len(acts)) as pool:
-        ended = [pool.submit(run, rank, act) for rank, act in enumerate(acts)]
-        return written, [one.exception(60) for one in ended]
-
-
-def in_order(*paths):
-    return lambda save: [save(path) for path in paths]
-
-
-def by_name_and_everywhere(save):
-    save(filepath="a")
-    with kt.save_on_every_rank():
-        save("b")
-
+from keras_towers.rendezvous import failed_calls
 
 BUFFER = io.BytesIO()
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "written"),
-    [
-        (in_order("a", "b"), in_order("a", "b"), (["a", "b"], [])),
-        (in_order("mine"), in_order("yours"), (["mine"], ["yours"])),
-        (*[by_name_and_everywhere] * 2, (["a", "b"], ["b"])),
+class Server(dict):
+    """The store of a job, in memory."""
+
+    put = dict.__setitem__
+
+
+class Ranks:
+    """Ranks in threads, of one of which a save asks."""
+
+    def __init__(self, number):
+        server = Server()
+        self._ranks = [saving._RanksOfStore(r, server) for r in range(number)]
+        self._local = threading.local()
+
+    def run(self, *acts):
+        """Let ranks act at the same time; return what fails."""
+
+        def act(rank):
+            self._local.here = self._ranks[rank]
+            acts[rank]()
+
+        with ThreadPoolExecutor(len(acts)) as pool:
+            ended = [pool.submit(act, rank) for rank in range(len(acts))]
+            return [one.exception(60) for one in ended]
+
+    @property
+    def rank(self):
+        return self._local.here.rank
+
+    def end_save(self, path, failure):
+        return self._local.here.end_save(path, failure)
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    found = Ranks(3)
+    monkeypatch.setattr(saving, "_job", found)
+    return found
+
+
+@pytest.fixture
+def save(ranks):
+    """Saves at a path; the ranks that have written are in ``save.written``."""
+
+    def write(filepath):
+        # Other ranks look for the file while it is being written.
+        threading.Event().wait(0.2)
+        if filepath == "fails":
+            raise OSError("disk full")
+        save.written.append((ranks.rank, filepath))
+
+    def save(path):
+        saving._save(write, path)
+
+    save.written = []
+    return save
+
+
+def test_rank_0_writes_and_the_others_wait(ranks, save):
+    def all_save():
+        for path in ("a", "b", "a"):
+            save(path)
+            assert save.written[-1] == (0, path)
+            together.wait(60)
+
+    together = threading.Barrier(3)
+    assert ranks.run(all_save, all_save, all_save) == [None] * 3
+    assert len(save.written) == 3
+
+
+def test_rank_0_may_save_alone_and_in_between(ranks, save):
+    def first():
+        save("mine")
+        save("all")
+        save("mine")
+
+    others = [lambda: save("all")] * 2
+    assert ranks.run(first, *others) == [None] * 3
+    assert save.written == [(0, "mine"), (0, "all"), (0, "mine")]
+
+
+def test_a_save_of_an_earlier_call_is_not_that_of_this_one(
+    ranks, save, monkeypatch
+):
+    """Rank 0 has saved alone, then trained, and saves again with the others."""
+    calls = failed_calls.calls
+    ranks.run(lambda: save("last"))
+    monkeypatch.setattr(calls, "number", calls.number + 1)
+    seen = []
+
+    def other():
+        save("last")
+        seen.append(len(save.written))
+
+    assert ranks.run(lambda: save("last"), other, other) == [None] * 3
+    assert seen == [2, 2]
+
+
+def test_every_rank_writes_where_that_is_asked_for(ranks, save):
+    def own():
+        with kt.save_on_every_rank():
+            save(f"own-{ranks.rank}")
         # Objects that are no paths are local to each rank.
-        (in_order(BUFFER), in_order(BUFFER), ([BUFFER], [BUFFER])),
-    ],
-    ids=["one path", "own paths", "every rank", "no path"],
-)
-def test_which_rank_writes(first, second, written):
-    assert save_on_ranks(first, second) == (written, [None, None])
+        save(BUFFER)
+
+    assert ranks.run(own, own, own) == [None] * 3
+    for rank in range(3):
+        assert (rank, f"own-{rank}") in save.written
+        assert (rank, BUFFER) in save.written
 
 
-def test_one_of_the_ranks_with_a_path_of_their_own_writes():
-    """They share a machine, which is not that of rank 0."""
-    others = [in_order("yours", "theirs")] * 2
-    written, errors = save_on_ranks(in_order("mine", "ours"), *others)
-    assert errors == [None] * 3
-    assert written[0] == ["mine", "ours"]
-    assert sorted(written[1] + written[2]) == ["theirs", "yours"]
-
-
-def test_rank_0_saves_another_file_first(monkeypatch):
-    monkeypatch.setattr(settings, "SAVE_OWN_S", 0.1)
-    found = save_on_ranks(in_order("mine", "ours"), in_order("ours"))
-    assert found == ((["mine", "ours"], []), [None, None])
-
-
-def test_two_ranks_never_write_one_file_at_the_same_time(monkeypatch, caplog):
-    """Rank 0 comes to it while rank 1 writes it, and writes it behind."""
-    monkeypatch.setattr(settings, "SAVE_OWN_S", 0)
-    server, begun, events = Server(), threading.Event(), []
-
-    def run(rank, *paths):
-        def write(filepath):
-            events.append((rank, filepath, "begins"))
-            if rank:
-                begun.set()
-                threading.Event().wait(0.5)
-            events.append((rank, filepath, "ends"))
-
-        save = saving._Saves(rank, 2, server).save
-        for path in paths:
-            if rank == 0 and path == "ours":
-                begun.wait(60)
-            save(write, path)
-
-    with ThreadPoolExecutor(2) as pool:
-        ends = [
-            pool.submit(run, 0, "mine", "ours"),
-            pool.submit(run, 1, "ours"),
-        ]
-        assert [end.exception(60) for end in ends] == [None, None]
-    assert events[2:] == [
-        (rank, "ours", what) for rank in (1, 0) for what in ("begins", "ends")
-    ]
-    assert "rank 1 has begun to save" in caplog.text
-
-
-def test_rank_0_may_be_the_only_one(monkeypatch, caplog):
-    monkeypatch.setattr(settings, "SAVE_WAIT_S", 0.3)
-    monkeypatch.setattr(settings, "SAVE_OWN_S", 60)
-    found = save_on_ranks(in_order(*"aaab"), in_order("b"))
-    assert found == ((["a", "a", "a", "b"], []), [None, None])
-    assert caplog.text.count("rank 1 does not save") == 1
-
-
-def test_rank_0_writes_again_when_the_others_have_read(monkeypatch):
-    """It waits for rank 1 at this path, though it missed it at another one."""
-    monkeypatch.setattr(settings, "SAVE_WAIT_S", 20)
-    # Rank 1 comes to its save long before rank 0, which it waits for.
-    monkeypatch.setattr(settings, "SAVE_OWN_S", 60)
-    again, events = threading.Event(), []
-
-    def first(save):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(settings, "SAVE_WAIT_S", 0)
-            in_order("mine", "mine", "ours")(save)
-        again.set()
-        save("ours")
-        events.append("written again")
-
-    def second(save):
-        save("ours")
-        again.wait(60)
-        threading.Event().wait(0.3)
-        events.append("read")
-        save("ours")
-
-    found = save_on_ranks(first, second)
-    assert found == ((["mine", "mine", "ours", "ours"], []), [None, None])
-    assert events == ["read", "written again"]
-
-
-def test_a_save_that_rank_0_never_begins_ends(monkeypatch, caplog):
-    monkeypatch.setattr(settings, "NOTICE_S", 0.1)
+def test_a_save_that_rank_0_never_makes_ends(ranks, save, monkeypatch):
     monkeypatch.setenv(settings.ENV_STALL_SHUTDOWN, "1")
-    written, (first, second) = save_on_ranks(in_order(), in_order("mine"))
-    assert written == ([], []) and first is None
-    assert "has waited 1 s for rank 0 to save" in str(second)
-    assert "save_on_every_rank" in str(second)
-    assert "rank 1 has waited 0 s for rank 0 to save" in caplog.text
+    _, error, _ = ranks.run(lambda: None, lambda: save("mine"), lambda: None)
+    assert isinstance(error, kt.TowerError)
+    assert re.search(
+        "rank 1 has waited 1 s.* rank 0 to save .*mine", str(error)
+    )
+    assert "save_on_every_rank" in str(error)
+    assert not save.written
 
 
-def test_all_ranks_learn_of_a_failure():
-    _, (first, second) = save_on_ranks(*[in_order("fails")] * 2)
+def test_all_ranks_learn_of_a_failure(ranks, save):
+    first, *others = ranks.run(*[lambda: save("fails")] * 3)
     assert isinstance(first, OSError)
-    assert isinstance(second, kt.TowerError)
-    assert re.search("rank 0 could not save .*disk full", str(second))
+    for error in others:
+        assert isinstance(error, kt.TowerError)
+        assert re.search("rank 0 could not save .*disk full", str(error))
 
 
-def test_keras_is_restored_after_the_block():
-    def writers():
-        functions = [getattr(owner, name) for owner, name in saving._WRITERS]
-        # Inside of Keras's decorators.
-        return [getattr(f, "__wrapped__", f) for f in functions]
+def test_without_a_job_every_process_writes():
+    assert saving._job is None
+    written = []
+    saving._save(lambda filepath: written.append(filepath), "alone")
+    assert written == ["alone"]
 
-    before = writers()
-    with saving.on_rank_0_only(0, 2, Server()):
-        assert writers()[0] is not before[0]
-    assert writers() == before
+
+def test_all_writers_of_keras_are_known():
+    """A function of a later version that takes a path to write a model."""
+    known = {getattr(owner, name) for owner, name in saving._WRITERS}
+    for owner in (keras.Model, keras.saving, keras.models):
+        for name in dir(owner):
+            if name.startswith(("save", "export")):
+                function = getattr(owner, name)
+                takes = inspect.signature(function).parameters
+                assert "filepath" not in takes or function in known, name

@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras_towers.fit.step import traced_constants
 from keras_towers.fit.step.trace import trace
 from keras_towers.fit.step.traced_constants import constants_of
+from keras_towers.fit.step.traced_operations import TracedOperations
 
 pytestmark = pytest.mark.core
 MANY = np.random.default_rng(0).normal(size=(40, 30))
@@ -23,7 +24,12 @@ def traced(constant):
             lambda: x * 0.5,
         )
 
-    return constants_of(trace_of(step))
+    return compared(trace_of(step))
+
+
+def compared(found):
+    operations = TracedOperations(found, keras.Sequential())
+    return constants_of(found, operations)
 
 
 def trace_of(step):
@@ -82,9 +88,24 @@ def test_other_numbers_differ(one, other):
     assert one.digest != other.digest or far
 
 
+@pytest.mark.parametrize("made", [float, int])
+def test_constants_that_are_exchanged_differ(made):
+    """The sum over all constants does not depend on their order."""
+
+    def step(factors):
+        first, last = (tf.constant(made(factor)) for factor in factors)
+        return lambda x: (
+            tf.sin(x * tf.cast(first, x.dtype)) * tf.cast(last, x.dtype)
+        )
+
+    one, other = (compared(trace_of(step(f))) for f in ((2, 4), (4, 2)))
+    far = np.abs(np.subtract(one.approximate, other.approximate)).max() > 1
+    assert one.digest != other.digest or far
+
+
 def test_a_constant_is_shown_with_its_line():
     for constant, value in (np.float32(0.3), "0.3"), (tf.range(999), "[0, 1,"):
-        described = traced(constant).descriptions
+        described = traced(constant).describe()
         shown = [text for text in described if text.startswith(value)]
         assert all(" of test_traced_constants.py:" in text for text in shown)
         assert shown
@@ -126,7 +147,15 @@ def test_what_only_a_summary_shows_may_differ(tmp_path, wrapped, written):
     with tf.summary.create_file_writer(str(tmp_path)).as_default():
         shown = trace_of(step)
     assert len(shown.captures) > len(without.captures)
-    assert constants_of(shown) == constants_of(without)
+    of_shown, of_without = compared(shown), compared(without)
+    assert of_shown.describe() == of_without.describe()
+    assert of_shown.digest == of_without.digest
+    assert of_shown.approximate == of_without.approximate
+    checksums = {
+        TracedOperations(found, keras.Sequential()).checksum
+        for found in (shown, without)
+    }
+    assert len(checksums) == 1
     used = {id(SCALE.handle), *([id(NUMBER.handle)] if written else ())}
     for found in shown, without:
         outside = found.variables_outside(keras.Sequential())

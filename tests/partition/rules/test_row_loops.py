@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition import layout_pass
 from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     FEW,
@@ -154,13 +154,13 @@ def test_numbers_of_examples_and_draws_are_those_of_one_device():
 def test_what_is_the_same_on_all_towers_is_not_laid_out(monkeypatch):
     """Otherwise the time grows exponentially with the depth of loops."""
     laid_out = []
-    lay_out_node = Partitioner.lay_out_node
+    apply_rules = layout_pass.apply_rules
 
-    def note(self, node, inputs):
+    def note(node, inputs):
         laid_out.append(node.type)
-        return lay_out_node(self, node, inputs)
+        return apply_rules(node, inputs)
 
-    monkeypatch.setattr(Partitioner, "lay_out_node", note)
+    monkeypatch.setattr(layout_pass, "apply_rules", note)
     check_divided(_with_loop, sharded(-1, 2))
     assert "Abs" in laid_out
     assert "Tanh" not in laid_out

@@ -1,0 +1,111 @@
+"""What a model's layers and optimizers are set to, as far as it is plain.
+
+A backup notes it (``saved_training.py``): other than a traced step, it is the
+same with any version of Keras and for any strategy. Ranks compare that of
+optimizers (``rank_agreement.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_towers.fit.weights import model_state as state_lib
+
+_RATE = "learning_rate"
+_INNER = "inner_optimizer"
+# What only names objects, and what ranks and backups share.
+_IGNORED = ("name", "seed")
+
+
+def of_model(model: keras.Model) -> dict[str, str]:
+    """Describe loss, metrics, layers and optimizers of a model.
+
+    Not its connections, nor what is no number, text, or list of these.
+    """
+    metrics = getattr(model, "_compile_metrics", None)
+    settings = {
+        "loss": in_words(getattr(model, "loss", None)),
+        "metrics": in_words(getattr(metrics, "_user_metrics", None)),
+    }
+    # Building gives an InputLayer to a Sequential that has none.
+    layers = [
+        layer
+        for layer in model._flatten_layers()
+        if not isinstance(layer, keras.layers.InputLayer)
+    ]
+    for number, layer in enumerate(layers):
+        name = f"layer {number}"
+        settings[name] = type(layer).__qualname__
+        # That of a model repeats the layers, by their names.
+        options = {} if isinstance(layer, keras.Model) else _options_of(layer)
+        name += f" ({settings[name]})"
+        settings |= {f"{k} of {name}": in_words(v) for k, v in options.items()}
+    return settings | of_optimizers(model)
+
+
+def of_optimizers(model: keras.Model) -> dict[str, str]:
+    """Describe all optimizers of a model."""
+    optimizer = getattr(model, "optimizer", None)
+    # In a LossScaleOptimizer only the inner optimizer has a learning rate.
+    main = getattr(optimizer, _INNER, optimizer)
+    settings = {"optimizer": type(optimizer).__qualname__}
+    others = [o for o in state_lib.collect(model).optimizers if o is not main]
+    for number, other in enumerate([main, *others], 1):
+        name = "the optimizer" if number == 1 else f"optimizer {number}"
+        if number > 1:
+            settings[name] = type(other).__qualname__
+        options = _options_of(other)
+        rate = getattr(other, "_learning_rate", None)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            # Not every schedule has a configuration that says all.
+            options.pop(_RATE, None)
+            settings[f"schedule of {name}"] = type(rate).__qualname__
+            options |= {
+                f"{k} of the schedule": v for k, v in vars(rate).items()
+            }
+        settings |= {f"{k} of {name}": in_words(v) for k, v in options.items()}
+    return settings
+
+
+def is_rate(name: str) -> bool:
+    """Whether a setting is a learning rate that is a variable."""
+    return name.startswith(_RATE)
+
+
+def _options_of(configured: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # Not every object has one.
+        config = dict(configured.get_config())
+    # Not all of Keras's losses have these in their configuration.
+    config |= getattr(configured, "_fn_kwargs", {})
+    return {
+        name: value
+        for name, value in config.items()
+        if name not in _IGNORED and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+def in_words(value: Any) -> str:
+    """Describe a value: equal ones have equal words on all ranks."""
+    if isinstance(value, Mapping):
+        pairs = ((str(key), in_words(of)) for key, of in value.items())
+        return f"{{{', '.join(f'{key}: {of}' for key, of in sorted(pairs))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(in_words, value))}]"
+    # NumPy shows numbers with their class.
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if _is_plain(value):
+        return repr(value)
+    if hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    return f"{type(value).__qualname__}{in_words(_options_of(value))}"

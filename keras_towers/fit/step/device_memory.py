@@ -1,0 +1,403 @@
+"""Whether a model fits into the memory of its devices, before its first step.
+
+What devices hold is compared before variables are placed, and what a step adds
+to it when it is traced, before it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+import math
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers._bytes import format_bytes
+from keras_towers._notices import first_time, silence
+from keras_towers.devices import memory_of, short_name
+from keras_towers.errors import TowerError, shorten
+from keras_towers.fit.contract import TRAINING, KerasStrategy, TowerConfig
+from keras_towers.fit.step.planned_step import (
+    LaidOutStep,
+    Needs,
+    PlacedModel,
+    PlannedRanks,
+    lay_out_planned,
+    planning,
+)
+from keras_towers.fit.step.step_layout import StepSettings
+from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.weights.least_loaded import byte_size
+from keras_towers.partition.program import Program
+from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.settings import ENV_DEVICE_MEMORY
+
+logger = logging.getLogger("keras_towers")
+
+# Estimates that are wrong by less stop nothing.
+_MARGIN = 0.1
+# What takes this part of the memory is not looked at more closely.
+_ROOM = 16
+# How many times as many devices are planned; of those whose memory has room
+# for the variables, so many.
+_TIMES = 2, 4, 8, 32, 128, 512
+_MOST_TRIES = 2
+
+
+class DoesNotFit(TowerError):
+    """A model that all ranks have refused, for the memory of their devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """The smallest memory of the devices of all ranks.
+
+    Attributes:
+        size: its bytes.
+        device: the name of the device.
+        rank: its rank, of several; None: there is one.
+    """
+
+    size: int
+    device: str
+    rank: int | None
+
+    def __str__(self) -> str:
+        on = "" if self.rank is None else f" of rank {self.rank}"
+        return f"{self.device}{on} has {format_bytes(self.size)}"
+
+    @classmethod
+    def of(cls, config: TowerConfig, peers: Peers) -> Limit | None:
+        """Return that of the devices of all ranks; None: unknown. Collective.
+
+        Args:
+            config: the towers of this rank.
+            peers: the ranks.
+        """
+        mesh = [*itertools.chain(*config.mesh)]
+        sizes = zip(memory_of(mesh), map(short_name, mesh), strict=True)
+        own = min(((n, name) for n, name in sizes if n), default=None)
+        if peers.size == 1:
+            return None if own is None else cls(*own, None)
+        where = "compares the memory of its devices"
+        of_ranks = rank_checks.gather(peers, own, where)
+        known = [(*own, r) for r, own in enumerate(of_ranks) if own]
+        return cls(*min(known)) if known else None
+
+
+class MemoryCheck:
+    """Compares what a model needs with the memory of devices.
+
+    Args:
+        config: the towers.
+    """
+
+    def __init__(self, config: TowerConfig):
+        self._config = config
+        self._limit: Limit | None = None
+        # What devices hold of models.
+        self._held: weakref.WeakKeyDictionary[keras.Model, Needs]
+        self._held = weakref.WeakKeyDictionary()
+
+    def check_variables(
+        self,
+        model: keras.Model,
+        kind: str,
+        peers: Peers,
+        is_placed: bool = False,
+        batch: Any = None,
+        examples: int | None = None,
+    ) -> None:
+        """Refuse a built model whose variables do not fit. Collective.
+
+        Args:
+            model: the model, before its variables are placed.
+            kind: the method of Keras that needs it.
+            peers: the ranks that call it.
+            is_placed: whether they have been placed for it before.
+            batch: the specs of a batch, or one; None: unknown.
+            examples: the number of examples of a batch; None: unknown.
+
+        Raises:
+            DoesNotFit: they do not fit, on all ranks.
+        """
+        config, own = self._config, self._config.strategy
+        assert isinstance(own, KerasStrategy), own
+        # Where weights are elsewhere, or towers train alone, plans do not hold.
+        limit = Limit.of(config, peers) if own.follows_options else None
+        self._limit = limit
+        if limit is None or is_placed:
+            return
+        batch = None if batch is None else tf.nest.map_structure(_spec, batch)
+        examples = _known_examples(batch, examples)
+        planner = _Planner(config, model, kind, batch, examples)
+        if _ROOM * sum(map(byte_size, model.variables)) <= limit.size:
+            # Planning takes time, and there is room for any optimizer.
+            return
+        needs = planner.variables_of({})
+        self._held[model] = needs
+        if needs.held > limit.size * (1 + _MARGIN):
+            raise DoesNotFit(_describe(planner, needs, limit))
+        if needs.held > limit.size * (1 - _MARGIN):
+            _warn(planner, needs, limit)
+
+    def check_step(
+        self, traced: Trace, program: Program, spec: Any, settings: StepSettings
+    ) -> None:
+        """Refuse a step that does not fit beside the variables.
+
+        Ranks that share a step decide alike.
+
+        Args:
+            traced: the step.
+            program: the step, laid out.
+            spec: the specs of its batch.
+            settings: what it is traced for.
+
+        Raises:
+            DoesNotFit: it does not fit.
+        """
+        limit, model, config = self._limit, settings.model, self._config
+        if limit is None or config.options.micro_batches == "auto":
+            # What runs out of memory is tried again, in smaller parts.
+            return
+        examples = _known_examples(spec, settings.examples)
+        if examples is None:
+            return
+        places, ranks = settings.places, settings.places.ranks.batch.size
+        cells = ranks * config.num_towers * places.parts
+        if _ROOM * _all_bytes(program, -(-examples // cells)) <= limit.size:
+            return
+        step = LaidOutStep(config, model, traced, program)
+        lifetimes = step.lifetimes(examples, ranks, places.parts)
+        needs = step.needs(lifetimes, examples, ranks)
+        held = self._held.get(model)
+        if held is not None:
+            needs = dataclasses.replace(
+                needs, weights=held.weights, optimizer=held.optimizer
+            )
+        if needs.total is None or needs.total <= limit.size * (1 - _MARGIN):
+            return
+        planner = _Planner(config, model, settings.kind, spec, examples)
+        # Of what XLA compiles, it keeps less.
+        if settings.xla or needs.total <= limit.size * (1 + _MARGIN):
+            _warn(planner, needs, limit)
+        else:
+            raise DoesNotFit(_describe(planner, needs, limit))
+
+
+def _all_bytes(program: Program, rows: int) -> int:
+    """Return about how many bytes all results of a program have together."""
+    tensors = [t for o in program.operations for t in o.outputs]
+    return sum(
+        math.prod([size or rows for size in t.shape]) * t.dtype.size
+        for t in tensors
+        if t.shape.rank is not None
+    )
+
+
+def _spec(leaf: Any) -> Any:
+    """Return the spec of a part of a batch: an array, a tensor or a spec."""
+    if leaf is None or isinstance(leaf, tf.TypeSpec):
+        return leaf
+    return tf.TensorSpec(leaf.shape, leaf.dtype)
+
+
+def _known_examples(spec: Any, examples: int | None) -> int | None:
+    """Return the number of examples, if all other sizes are known."""
+    leaves = [s for s in tf.nest.flatten(spec) if s is not None]
+    if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        return None
+    if any(leaf.shape.rank is None for leaf in leaves):
+        return None
+    rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
+    if any(None in leaf.shape[1:] for leaf in leaves if leaf.shape.rank):
+        return None
+    static = rows - {None}
+    return examples or (static.pop() if len(static) == 1 else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Planner:
+    """Plans a step of a model with other options, or on more devices.
+
+    Attributes:
+        config: the towers that it is to run on.
+        model: the model.
+        kind: the method of Keras that the step belongs to.
+        batch: the specs of its batch; None: unknown.
+        examples: the number of examples of a batch; None: unknown.
+    """
+
+    config: TowerConfig
+    model: keras.Model
+    kind: str
+    batch: Any
+    examples: int | None
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks that share a batch."""
+        return self.config.places(self.kind).ranks.batch.size
+
+    def variables_of(self, options: Mapping[str, Any], times: int = 1) -> Needs:
+        """Return what devices hold, with options.
+
+        Args:
+            options: those that are other ones.
+            times: how many times as many devices there are.
+        """
+        ranks = times * self.ranks
+        with self._planning(options, ranks) as strategy:
+            strategy._calls.plan_variables(self.model, self.kind)
+            placed = PlacedModel(strategy._config, self.model)
+            return Needs(*placed.held(ranks), None, None)
+
+    def needs_of(
+        self, options: Mapping[str, Any], times: int, parts: Sequence[int]
+    ) -> Iterator[tuple[int, Needs]]:
+        """Yield what devices need with numbers of micro-batches.
+
+        Args:
+            options: those that are other ones.
+            times: how many times as many devices there are.
+            parts: the numbers: 1 alone, or all larger.
+        """
+        ranks, examples = times * self.ranks, self.examples
+        assert examples is not None, "a batch of unknown size"
+        batch = tf.nest.map_structure(
+            lambda s: (
+                tf.TensorSpec([examples, *s.shape[1:]], s.dtype)
+                if s.shape.rank
+                else s
+            ),
+            self.batch,
+        )
+        options = {**options, "micro_batches": parts[0]}
+        with self._planning(options, ranks) as strategy:
+            step = lay_out_planned(
+                strategy, self.model, batch, examples, self.kind
+            )
+            for number in parts:
+                lifetimes = step.lifetimes(examples, ranks, number)
+                yield number, step.needs(lifetimes, examples, ranks)
+
+    @contextlib.contextmanager
+    def _planning(
+        self, options: Mapping[str, Any], ranks: int
+    ) -> Iterator[Any]:
+        own: Any = self.config.strategy
+        make = functools.partial(own.planned, PlannedRanks(ranks), **options)
+        with silence(), planning(self.model, make, builds=False) as strategy:
+            yield strategy
+
+    def option_within(self, size: int, needs: Needs) -> tuple[str, Needs]:
+        """Return the first option with which it fits, and what it then needs.
+
+        Args:
+            size: the bytes of a device.
+            needs: what it needs without one.
+
+        Raises:
+            TowerError: none is known.
+        """
+        tries = 0
+        for options, times in self._choices():
+            held = self.variables_of(options, times) if options else needs
+            if held.held > size:
+                continue
+            if self.examples is None:
+                return self._name(options, times), held
+            cells = times * self.ranks * self.config.num_towers
+            rows = -(-self.examples // cells)
+            larger = [2**k for k in range(1, rows.bit_length())]
+            # It is known already what it needs as it is.
+            tries += times > 1
+            for parts in ([1], larger) if options else (larger,):
+                found = self.needs_of(options, times, parts) if parts else ()
+                for number, needed in found:
+                    if needed.total is not None and needed.total <= size:
+                        return self._name(options, times, number), needed
+            if tries == _MOST_TRIES:
+                break
+        raise TowerError("no option is known with which it fits")
+
+    def _choices(self) -> Iterator[tuple[Mapping[str, Any], int]]:
+        """Yield options, and how many times as many devices they are for."""
+        own = self.config.options
+        divides = own.weights is not None or own.layouts is not None
+        in_shards: dict[str, Any] = {"weights": "sharded", "updates": None}
+        yield {}, 1
+        if not divides and self.config.divides:
+            if self.kind in TRAINING and own.updates != "sharded":
+                yield {"updates": "sharded"}, 1
+            yield in_shards, 1
+        if own.layouts is None:
+            for times in _TIMES:
+                yield in_shards, times
+
+    def _name(
+        self, options: Mapping[str, Any], times: int, parts: int = 1
+    ) -> str:
+        """Say how a user chooses options, and how many devices."""
+        named = [f'{k}="{v}"' for k, v in options.items() if v]
+        named += [f"micro_batches={parts}"] if parts > 1 else []
+        text = " and ".join(named)
+        if times == 1:
+            return text
+        config = self.config
+        number = times * self.ranks
+        if self.ranks > 1:
+            return f"{text} on {number} ranks"
+        return f"{text} on {number * config.num_towers} devices"
+
+
+def _describe(planner: _Planner, needs: Needs, limit: Limit) -> str:
+    """Say what a model needs, and with which option it fits."""
+    text = f"{_compare(planner, needs, limit)}."
+    try:
+        option, then = planner.option_within(limit.size, needs)
+    except Exception as error:
+        # What it needs as it is, is known all the same.
+        logger.debug("no option is known: %s", shorten(error))
+        text += " No option is known with which it fits: take a smaller batch"
+    else:
+        size = format_bytes(then.total or then.held)
+        beside = "" if then.total else ", without what a step needs"
+        text += f" It fits with {option}: {size}{beside}"
+    return (
+        f"{text}. If devices have more, set {ENV_DEVICE_MEMORY}; 0 skips this "
+        "check."
+    )
+
+
+def _compare(planner: _Planner, needs: Needs, limit: Limit) -> str:
+    """Say what a model needs, and what there is."""
+    held = [*zip(needs.weights, needs.optimizer, strict=True)]
+    weights, slots = max(held, key=sum)
+    parts = [f"{format_bytes(weights)} of weights"]
+    if slots:
+        parts.append(f"{format_bytes(slots)} of optimizer state")
+    if needs.step is not None:
+        parts.append(f"{format_bytes(needs.step)} while a step runs")
+    total = format_bytes(needs.held + (needs.step or 0))
+    return (
+        f"{planner.kind} of model {planner.model.name!r} does not fit into "
+        f"memory: {limit}, and it needs {total} ({', '.join(parts)})"
+    )
+
+
+def _warn(planner: _Planner, needs: Needs, limit: Limit) -> None:
+    """Warn once that a model may not fit."""
+    text = _compare(planner, needs, limit).replace("does not", "may not")
+    text = text.replace("and it needs", "and it needs about")
+    if first_time(planner.model, ("memory", planner.kind)):
+        logger.warning("%s", text)

@@ -1,0 +1,172 @@
+"""The tensors of a step, each with a value at every place where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.places import Places
+from keras_towers.partition.emission import value_of
+from keras_towers.partition.program import Tensor
+
+Place: TypeAlias = tuple[int, ...]
+"""A tower, a column and a micro-batch."""
+
+
+class Scope(MutableMapping[Tensor, Any]):
+    """The tensors at a place, as what is computed there takes and returns them.
+
+    Args:
+        arrays: the tensors at all places.
+        lengths: for each axis the number of places, or 1 if these share what
+            is computed.
+        place: the place; 0 along the axes of length 1.
+        device: where it is computed.
+
+    Attributes:
+        device: where it is computed.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[Tensor, Any],
+        lengths: Sequence[int],
+        place: Place,
+        device: str,
+    ):
+        self._arrays, self.lengths, self.place = arrays, lengths, place
+        self.tower, self.column, self.part = place
+        self.device = device
+
+    def __getitem__(self, tensor: Tensor) -> Any:
+        array = self._arrays[tensor]
+        towers, columns, parts = array.shape
+        all_towers, all_columns, _ = self.lengths
+        value = None
+        # What is computed once cannot use what differs between towers.
+        if towers <= all_towers and columns <= all_columns:
+            value = array[
+                self.tower if towers > 1 else 0,
+                self.column if columns > 1 else 0,
+                self.part if parts > 1 else 0,
+            ]
+        if value is None:
+            raise KeyError(tensor)
+        return value
+
+    def __setitem__(self, tensor: Tensor, value: Any) -> None:
+        if tensor not in self._arrays:
+            self._arrays[tensor] = np.empty(self.lengths, object)
+        self._arrays[tensor][self.place] = value
+
+    def __delitem__(self, tensor: Tensor) -> None:
+        del self._arrays[tensor]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class PlacedTensors:
+    """The tensors of a step, each with a value at every place where it differs.
+
+    A tensor is an array of objects with the axes tower, column and micro-batch,
+    of length 1 along an axis where all share it.
+
+    Args:
+        places: where the step computes.
+
+    Attributes:
+        places: where the step computes.
+        shared: the tensors that all share.
+    """
+
+    def __init__(self, places: Places):
+        self.places = places
+        self._arrays: dict[Tensor, Any] = {}
+        # Over the micro-batches of each tower.
+        self._sums: dict[Tensor, Any] = {}
+        self.shared: Scope = self.scope((1, 1, 1), (0, 0, 0))
+
+    def lengths(
+        self, towers: bool = False, columns: bool = False, parts: bool = False
+    ) -> Sequence[int]:
+        """Return the lengths of the axes along which something may differ."""
+        places = self.places
+        return (
+            places.towers if towers else 1,
+            places.columns if columns else 1,
+            places.parts if parts else 1,
+        )
+
+    def scope(self, lengths: Sequence[int], place: Place) -> Scope:
+        """Return the tensors at a place, as of ``Scope``."""
+        tower, column, _ = place
+        device = self.places.mesh[tower][column]
+        return Scope(self._arrays, lengths, place, device)
+
+    def scopes(
+        self, towers: bool = False, columns: bool = False, parts: bool = False
+    ) -> list[Scope]:
+        """Return the tensors at each place where something may differ."""
+        lengths = self.lengths(towers, columns, parts)
+        return [self.scope(lengths, place) for place in np.ndindex(*lengths)]
+
+    def array(self, tensor: Tensor) -> Any:
+        """Return the values of a tensor."""
+        if tensor in self._arrays:
+            return self._arrays[tensor]
+        # It is repeated wherever it is used.
+        of_parts = tensor.on_towers and tensor.of_batch
+        scopes = self.scopes(tensor.on_towers, tensor.on_columns, of_parts)
+        array = np.empty(scopes[0].lengths, object)
+        for scope in scopes:
+            array[scope.place] = value_of(tensor, scope)
+        return array
+
+    def add(self, tensor: Tensor, scope: Scope) -> Any:
+        """Add a micro-batch's value to the sum of its tower; return the sum."""
+        place = scope.tower, scope.column, 0
+        value = scope[tensor]
+        if tensor not in self._sums:
+            towers, columns, _ = self._arrays[tensor].shape
+            self._sums[tensor] = np.empty((towers, columns, 1), object)
+        elif scope.part > 0:
+            value = self._sums[tensor][place] + value
+        self._sums[tensor][place] = value
+        return value
+
+    def sum(self, tensor: Tensor) -> Any:
+        """Return the sums of a tensor over the micro-batches of each tower."""
+        if tensor in self._sums:
+            return self._sums[tensor]
+        return np.add.reduce(self.array(tensor), axis=2, keepdims=True)
+
+
+def with_shapes(
+    tensors: Sequence[Tensor], values: Sequence[Any]
+) -> dict[Tensor, Any]:
+    """Return values by their tensors, with the shapes of these.
+
+    TensorFlow does not infer all shapes that the layout knows.
+
+    Raises:
+        TowerError: TensorFlow infers another shape.
+    """
+    for tensor, value in zip(tensors, values, strict=True):
+        if not value.shape.is_compatible_with(tensor.shape):
+            source = tensor.operation
+            name = value.op.name if source is None else source.name
+            raise TowerError(
+                f"the step cannot be divided: {name!r} has the shape "
+                f"{value.shape} where the layout has {tensor.shape}. This is a "
+                "defect of keras_towers: please report it, with the model. "
+                "Without a strategy, the model trains on one device."
+            )
+        value.set_shape(tensor.shape)
+    return dict(zip(tensors, values, strict=True))

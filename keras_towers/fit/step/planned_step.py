@@ -1,0 +1,265 @@
+"""What a step needs on each device; steps that are planned, and never run.
+
+A planned step is traced and laid out by the code that trains, in a TensorFlow
+graph that has no session: variables have shapes there, and devices names, and
+neither needs to exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.devices import short_name
+from keras_towers.fit.context import patches
+from keras_towers.fit.contract import KerasStrategy, TowerConfig
+from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights.adoption import unbound
+from keras_towers.fit.weights.copies import bytes_on
+from keras_towers.fit.weights.least_loaded import byte_size
+from keras_towers.fit.weights.shards import (
+    ShardedVariable,
+    choose_layout,
+    share_counts,
+)
+from keras_towers.fit.weights.tower_variables import with_values
+from keras_towers.fit.weights.without_memory import (
+    graph_without_memory,
+    variable_like,
+)
+from keras_towers.partition import Program
+from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.program import Tensor
+from keras_towers.transport import SingleProcess
+
+_S = TypeVar("_S", bound=KerasStrategy)
+_SEEDS = "global_seed_generator"
+
+
+class PlannedRanks(SingleProcess):
+    """The last of several ranks, whose towers have the most rows."""
+
+    def __init__(self, size: int):
+        self.rank, self.size = size - 1, size
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What devices need.
+
+    Attributes:
+        weights: the bytes of the model's weights on each of K devices.
+        optimizer: the bytes of the optimizer's variables on each of them.
+        step: the bytes that a device has at a time while a step runs, besides
+            these variables: an estimate, as ``Lifetimes`` says; None: unknown.
+        gradients: the bytes of the gradients that a device updates with.
+    """
+
+    weights: list[int]
+    optimizer: list[int]
+    gradients: int | None
+    step: int | None
+
+    @property
+    def held(self) -> int:
+        """The bytes of variables on the device that has most."""
+        return max(map(sum, zip(self.weights, self.optimizer, strict=True)))
+
+    @property
+    def total(self) -> int | None:
+        """The bytes on the device that has most; None: unknown."""
+        return None if self.step is None else self.held + self.step
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlacedModel:
+    """A model on the devices of a strategy.
+
+    Attributes:
+        config: the places of the strategy.
+        model: the model, adopted by the strategy.
+    """
+
+    config: TowerConfig
+    model: keras.Model
+
+    def held(self, ranks: int) -> tuple[list[int], list[int]]:
+        """Return the bytes of weights, and of slots, on K devices.
+
+        They are those of the last of several ranks.
+        """
+        state = model_state.collect(self.model)
+        of_all = set(map(id, self._in_shards_of_all))
+        weights, slots = (
+            _held(self.config, variables, of_all, ranks)
+            for variables in (state.weights, state.optimizer_variables)
+        )
+        return weights, slots
+
+    def axes_of_shards(self, ranks: int) -> list[Any]:
+        """Return how several ranks divide its variables."""
+        towers, axes = ranks * self.config.num_towers, []
+        for variable in self._in_shards_of_all:
+            item_bytes = variable.dtype.size
+            layout = choose_layout(variable.shape, item_bytes, towers)
+            rows = None if layout is None else layout.towers
+            axes.append(rows and (rows.axis, rows.size % towers == 0))
+        return axes
+
+    @property
+    def _in_shards_of_all(self) -> list[ShardedVariable]:
+        """The variables in shards, if these are over the towers of all."""
+        if self.config.places("fit").ranks.shards.size == 1:
+            return []
+        state = model_state.collect(self.model)
+        values = [
+            v._value for v in (*state.weights, *state.optimizer_variables)
+        ]
+        return [v for v in values if isinstance(v, ShardedVariable)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LaidOutStep(PlacedModel):
+    """A step that is laid out over towers.
+
+    Attributes:
+        traced: the trace of its step.
+        program: the program.
+    """
+
+    traced: Trace
+    program: Program
+
+    def lifetimes(
+        self, examples: int, ranks: int, parts: int = 1
+    ) -> Lifetimes | None:
+        """Return what a tower computes; None: it does not fit these sizes.
+
+        Args:
+            examples: the number of examples of a global batch.
+            ranks: the number of ranks that share it.
+            parts: the number of micro-batches of each tower.
+        """
+        cells = ranks * self.config.num_towers * parts
+        # The step may not fit the sizes that the trace leaves open.
+        with contextlib.suppress(ValueError):
+            return Lifetimes(self.program, cells, -(-examples // cells), parts)
+        return None
+
+    def needs(
+        self, lifetimes: Lifetimes | None, examples: int, ranks: int
+    ) -> Needs:
+        """Return what the devices of the last of several ranks need."""
+        step = gradients = None
+        if lifetimes is not None:
+            applied = _gradients_in(self.traced, self.program)
+            gradients = lifetimes.bytes_of(applied)
+            step = lifetimes.most_bytes()
+        weights, optimizer = self.held(ranks)
+        return Needs(weights, optimizer, gradients, step)
+
+
+def _held(
+    config: TowerConfig,
+    variables: Iterable[keras.Variable],
+    in_shards_of_all: Collection[int],
+    ranks: int,
+) -> list[int]:
+    """Return the bytes of variables on the devices of the last rank."""
+    variables = list(variables)
+    mesh, here = config.mesh, config.num_towers
+    on = dict(bytes_on(mesh, variables))
+    values = [v._value for v in variables if id(v._value) in in_shards_of_all]
+    for value in values:
+        rows = value.layout.towers
+        counts = share_counts(rows.size, here * ranks)[-here:]
+        for devices, shards, count in zip(
+            mesh, value.shards, counts, strict=True
+        ):
+            for device, shard in zip(devices, shards, strict=False):
+                size, planned = byte_size(shard), shard.shape[rows.axis]
+                on[short_name(device)] += size * count // planned - size
+    names = [short_name(device) for device in itertools.chain(*mesh)]
+    found = [on[name] for name in names]
+    # What towers have once was made on the host of this process.
+    others = sum(on.values()) - sum(found)
+    return [others + found[0], *found[1:]]
+
+
+@contextlib.contextmanager
+def planning(
+    model: keras.Model, make: Callable[[], _S], builds: bool = True
+) -> Iterator[_S]:
+    """Let a strategy place a model in this block, in a graph without memory.
+
+    The model is left as it was, with its values and its own strategy.
+
+    Args:
+        model: the model.
+        make: makes the strategy, which never runs.
+        builds: whether slots of its optimizer are built. Otherwise those of
+            another one like it are.
+    """
+    own: Any = getattr(model, "optimizer", None)
+    settings = None
+    if not builds and own is not None and not own.built:
+        with tf.init_scope():
+            settings = own.get_config()
+    with contextlib.ExitStack() as stack:
+        keep = compat.global_state.set_global_attribute
+        # The step may create the one of the graph.
+        stack.callback(keep, _SEEDS, compat.get_global_attribute(_SEEDS))
+        stack.enter_context(unbound(model))
+        stack.enter_context(graph_without_memory())
+        variables = model_state.collect(model).everything()
+        stack.enter_context(
+            with_values((v, variable_like(v)) for v in variables)
+        )
+        if settings is not None:
+            like = {"optimizer": type(own).from_config(settings)}
+            stack.enter_context(patches.shadowed(model, like))
+        strategy = make()
+        calls: Any = strategy._calls
+        # Other ranks, which do not exist, have the same values.
+        agreed: dict[str, Any] = {
+            name: lambda *_: None for name in ("synchronize", "agree_on_values")
+        }
+        stack.enter_context(patches.shadowed(calls.adoption, agreed))
+        unlimited = {"check_variables": lambda *_: None}
+        stack.enter_context(patches.shadowed(calls.step.memory, unlimited))
+        yield strategy
+
+
+def lay_out_planned(
+    strategy: KerasStrategy,
+    model: keras.Model,
+    batch: Any,
+    examples: int,
+    kind: str = "fit",
+) -> LaidOutStep:
+    """Trace and lay out a step, within ``planning``.
+
+    Args:
+        strategy: the strategy.
+        model: the model.
+        batch: the specs of a global batch.
+        examples: the number of its examples.
+        kind: the method of Keras that the step belongs to.
+    """
+    traced, program = strategy._calls.plan(model, batch, examples, kind)
+    return LaidOutStep(strategy._config, model, traced, program)
+
+
+def _gradients_in(traced: Trace, program: Program) -> list[Tensor]:
+    """Return what towers have of gradients, as optimizers get them."""
+    values = [program.values[name] for name in traced.gradients]
+    found = [value.local or value.whole for value in values]
+    return [tensor for tensor in found if tensor is not None]

@@ -1,0 +1,246 @@
+"""The operations of a traced step, by which ranks tell whether it is the same.
+
+Each operation has a checksum of its type and attributes, of what it calls, and
+of the checksums of its inputs. Names and devices do not count, nor what is only
+printed or written to a summary, nor values of constants, which
+``traced_constants.py`` compares.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.step.trace import Trace, handle_of, line_of
+from keras_towers.fit.step_order import OperationText
+from keras_towers.fit.weights.model_state import ModelState, collect
+
+# What only names or counts objects of a process; the numbers of draws without a
+# seed, which rank 0 makes; and what the inputs of a call tell.
+_IGNORED = frozenset(
+    (
+        *("container", "shared_name", "token", "message"),
+        *("seed", "seed2", "config", "config_proto", "executor_type"),
+        "Tin",
+    )
+)
+
+
+# Tells the inputs of an operation apart.
+_PLACES = 0x9E3779B97F4A7C15
+
+
+class TracedOperations:
+    """The operations on which results and variables of a step depend.
+
+    Args:
+        traced: the step.
+        model: the model that runs it.
+
+    Attributes:
+        checksum: 32 bits, equal on all ranks that have traced the same step.
+        places: of constants and captured tensors, by their ids: a number that
+            tells where the step uses them.
+    """
+
+    def __init__(self, traced: Trace, model: keras.Model):
+        self._needed = traced.needed_by_graph
+        # In the order of the step, but for those of functions, which come
+        # before they are called.
+        self._listed: list[tuple[int, Any]] = []
+        self._content: dict[int, bytes] = {}
+        self.places: collections.Counter[int] = collections.Counter()
+        self._captured = {
+            id(inside)
+            for inside, _ in traced.needed_captures
+            if inside.dtype.is_numpy_compatible
+        }
+        self._notes = _describe_updates(traced, model)
+        self._add(traced.graph, _name_inputs(traced, model), traced.results)
+        results = self._content[id(traced.graph)]
+        # Ranks exchange what operations return in the order of these.
+        total = _digest(repr(self.checksums).encode(), results)
+        self.checksum: int = _number(total) % 2**32
+
+    @property
+    def checksums(self) -> list[int]:
+        """Those of its operations, in their order."""
+        return [checksum for checksum, _ in self._listed]
+
+    def first_beside(self, others: Sequence[int]) -> OperationText | None:
+        """Return the first operation that others do not have.
+
+        Args:
+            others: the checksums of the operations of another step.
+
+        Returns:
+            It, or the first one in another order; None: there is none.
+        """
+        counts = collections.Counter(others)
+        for checksum, operation in self._listed:
+            if not counts[checksum]:
+                return _describe(operation)
+            counts[checksum] -= 1
+        pairs = zip(self._listed, others, strict=False)
+        return next((_describe(o) for (c, o), d in pairs if c != d), None)
+
+    def _add(
+        self, graph: Any, inputs: dict[int, bytes], results: list[Any]
+    ) -> None:
+        """Add the needed operations of a graph.
+
+        Args:
+            graph: the graph.
+            inputs: what identifies its inputs, by the ids of their tensors.
+            results: what it returns.
+        """
+        values, needed = dict(inputs), self._needed[graph]
+        # Of what is computed of constants alone: these, with their places.
+        constants = {t: {t: 0} for t in inputs if t in self._captured}
+        for operation in graph.get_operations():
+            if operation.name not in needed:
+                continue
+            outputs = operation.outputs
+            if operation.type == "Placeholder" and id(outputs[0]) in inputs:
+                continue
+            operands = [id(tensor) for tensor in operation.inputs]
+            found = self._checksum(operation, operands, values)
+            number = _number(found)
+            self._listed.append((number, operation))
+            for index, tensor in enumerate(outputs):
+                values[id(tensor)] = found + bytes([index % 256])
+            used: collections.Counter[int] = collections.Counter()
+            for index, tensor in enumerate(operands, 1):
+                for constant, place in constants.get(tensor, {}).items():
+                    used[constant] += _PLACES * place + index
+            if operation.type == "Const":
+                constants[id(outputs[0])] = {id(outputs[0]): 0}
+            elif operands and all(tensor in constants for tensor in operands):
+                constants |= {id(tensor): used for tensor in outputs}
+            else:
+                for constant, place in used.items():
+                    self.places[constant] += number + _PLACES * place
+        returned = [values.get(id(tensor), b"") for tensor in results]
+        self._content[id(graph)] = _digest(*returned)
+
+    def _checksum(
+        self, operation: Any, operands: list[int], values: dict[int, bytes]
+    ) -> bytes:
+        """Return the checksum of an operation, given those of its inputs."""
+        graph, type_ = operation.graph, operation.type
+        if compat.op_definition(type_) is None:
+            parts = [self._of_function(graph, type_)]
+        else:
+            parts = [type_.encode(), self._notes.get(operation.name, b"")]
+        for name, value in _attributes(operation):
+            parts.append(name.encode())
+            kind = value.WhichOneof("value")
+            if kind == "func":
+                parts.append(self._of_function(graph, value.func.name))
+            elif kind == "tensor":
+                parts.append(value.tensor.tensor_shape.SerializeToString())
+            elif value.list.func:
+                names = [function.name for function in value.list.func]
+                parts += [self._of_function(graph, name) for name in names]
+            else:
+                parts.append(value.SerializeToString(deterministic=True))
+        # What a call passes on to nothing but a summary has none.
+        parts += [values.get(tensor, b"") for tensor in operands]
+        return _digest(*filter(None, parts))
+
+    def _of_function(self, graph: Any, name: str) -> bytes:
+        """Return the checksum of a function, whatever its name."""
+        called = compat.graph_of_function(graph, name)
+        if called not in self._needed:
+            return b"function"
+        if id(called) not in self._content:
+            needed = self._needed[called]
+            used = [t for t in called.inputs if t.op.name in needed]
+            inputs = {id(t): b"input %d" % k for k, t in enumerate(used)}
+            self._add(called, inputs, called.outputs)
+        return self._content[id(called)]
+
+
+def _describe(operation: Any) -> OperationText:
+    outputs = [
+        f"{tensor.dtype.name} {tensor.shape}"
+        for tensor in operation.outputs
+        if tensor.dtype not in (tf.resource, tf.variant)
+    ]
+    attributes = {
+        name: str(operation.get_attr(name))
+        for name, value in _attributes(operation)
+        if value.WhichOneof("value") not in ("func", "type", "tensor")
+    }
+    result = " ".join((operation.type, *outputs[:1]))
+    return OperationText(result, attributes, line_of(operation))
+
+
+def _attributes(operation: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that say what an operation computes."""
+    attributes = operation.node_def.attr
+    for name in sorted(attributes):
+        if name[0] != "_" and name not in _IGNORED:
+            yield name, attributes[name]
+
+
+def _name_inputs(traced: Trace, model: keras.Model) -> dict[int, bytes]:
+    """Return what identifies the inputs of a step, by the ids of tensors.
+
+    Variables have their place in the model, or among those outside of it.
+    """
+    places = {id(handle): name for handle, name in _places_of(collect(model))}
+    outside = traced.variables_outside(model)
+    places |= {id(h): b"outside %d" % k for k, h in enumerate(outside)}
+    first = len(traced.graph.inputs) - len(traced.captures)
+    names = {
+        id(tensor): b"batch %d" % k
+        for k, tensor in enumerate(traced.graph.inputs[:first])
+    }
+    for inside, tensor in traced.needed_captures:
+        other = f"{inside.dtype.name} {inside.shape}".encode()
+        names[id(inside)] = places.get(id(tensor), other)
+    return names
+
+
+def _places_of(state: ModelState) -> Iterator[tuple[Any, bytes]]:
+    """Yield the handles of a model's variables, with their places."""
+    for kind, variables in (
+        ("seed", state.seeds),
+        ("weight", state.weights),
+        ("metric", state.metrics),
+        ("slot", state.optimizer_variables),
+    ):
+        for k, variable in enumerate(variables):
+            yield handle_of(variable), f"{kind} {k}".encode()
+
+
+def _describe_updates(traced: Trace, model: keras.Model) -> dict[str, bytes]:
+    """Return what each optimizer updates, by the name of what it gets."""
+    state = collect(model)
+    weights = {id(v): k for k, v in enumerate(state.weights)}
+    optimizers = {id(o): k for k, o in enumerate(state.optimizers)}
+    return {
+        name: repr(
+            (
+                optimizers.get(id(call.optimizer)),
+                [weights.get(id(variable)) for variable in call.variables],
+                [gradient is None for gradient in call.grads],
+            )
+        ).encode()
+        for name, call in traced.updates.items()
+    }
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest, "little")

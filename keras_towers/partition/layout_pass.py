@@ -1,0 +1,360 @@
+"""Lays out the trace of the one-device step over towers, in one pass.
+
+Forward and backward operations are treated the same. The rule of an operation
+derives the layouts of its outputs from the layouts of its inputs. If an
+operation has no rule, or no rule applies, its inputs are gathered or summed,
+and it is computed once, as on one device. So a missing rule costs time, but
+never changes a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from keras_towers import compat
+from keras_towers.partition.division import divide
+from keras_towers.partition.effects import called_graphs
+from keras_towers.partition.folding import constant, folded
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    InputLayout,
+    InShards,
+    ListOf,
+    Mirrored,
+    Shape,
+    Value,
+    Values,
+    replicated,
+    sizes_of,
+)
+from keras_towers.partition.moments import Moments
+from keras_towers.partition.nodes import Node, Scope
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.reasons import (
+    NO_RULE,
+    SHAPE,
+    NotDivided,
+    asserted,
+    require,
+    unless_none,
+)
+from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES
+from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.undivided import (
+    LOOPS,
+    compute_once,
+    uses_handles,
+    wholes_of,
+)
+
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+
+
+def lay_out_graph(scope: Scope, graph: Any, inputs: Values) -> dict[str, Value]:
+    """Lay out a graph; return the values of its tensors by their names.
+
+    Args:
+        scope: what is around it.
+        graph: the graph of the step, or of a function.
+        inputs: the values of its N inputs.
+    """
+    # The body of a loop is laid out several times.
+    if graph not in scope.graphs:
+        scope.graphs.append(graph)
+    values: dict[str, Value] = {}
+    for tensor, value in zip(graph.inputs, inputs, strict=True):
+        if value.shape is None and tensor.shape.rank is not None:
+            value.shape = sizes_of(tensor.shape)
+        values[tensor.name] = value
+    lay_out = scope.lay_out_node or lay_out_node
+    before, scope.values = scope.values, values
+    moments, scope.moments = scope.moments, Moments()
+    operations = graph.get_operations()
+    if scope.builder.can_exchange:
+        scope.moments = Moments(operations)
+    try:
+        for operation in sort_topologically(operations, values):
+            outputs = operation.outputs
+            if outputs and outputs[0].name in values:
+                continue
+            scope.builder.name = operation.name
+            operands = [values[tensor.name] for tensor in operation.inputs]
+            results = lay_out(Node(operation, scope), operands)
+            names = [tensor.name for tensor in outputs]
+            values.update(zip(names, results, strict=True))
+    finally:
+        scope.values, scope.moments = before, moments
+    return values
+
+
+def lay_out_function(scope: Scope, graph: Any, inputs: Values) -> Values:
+    """Lay out a graph; return the values of its outputs."""
+    values = lay_out_graph(scope, graph, inputs)
+    return [values[tensor.name] for tensor in graph.outputs]
+
+
+def lay_out_node(node: Node, inputs: list[Value]) -> Values:
+    """Lay out an operation; return the values of its outputs."""
+    marks, name = node.scope.marks, node.operation.name
+    if node.type == "Const":
+        (whole,) = node.copy((), is_repeated=True)
+        shape, known = tuple(node.shapes[0]), constant(node.operation)
+        return [Value(REPLICATED, whole=whole, shape=shape, known=known)]
+    tensors = [t for v in inputs for t in (v.local, v.whole) if t is not None]
+    node.converter.near = max((tensor.level for tensor in tensors), default=0)
+    node.builder.gradient = marks.gradients.get(name, "")
+    node.builder.device = marks.updates.get(name, "")
+    reads_from = node.scope.updates_from if name in marks.updates else 0
+    node.variables.resources.reads_from = reads_from
+    if name in marks.layouts:
+        return _gradients(node, inputs, marks.layouts[name])
+    folds = folded(node, [value.known for value in inputs])
+    try:
+        outputs = _divided(node, inputs)
+    except NotDivided as refused:
+        node.reason = str(refused).format(node.type)
+        outputs = _known_values(node, folds or ()) or _undivided(node, inputs)
+    for output in outputs:
+        if output.is_partial:
+            output.local = node.converter.once_per_tower(output.own)
+    for note in NOTES.get(node.type, ()):
+        with contextlib.suppress(NotDivided):
+            note(node, inputs, outputs)
+    _complete(node, inputs, outputs, folds)
+    return outputs
+
+
+def _divided(node: Node, inputs: Values) -> Values:
+    """Divide an operation, if needed after variables are gathered.
+
+    Raises:
+        NotDivided: it has to be computed once.
+    """
+    if node.type in LOOPS:
+        return _apply_to_wholes(node, inputs)
+    try:
+        return apply_rules(node, inputs)
+    except NotDivided:
+        calls = node.type in _BRANCHES or node.must_be_compiled
+        if not calls and not _has_rows_and_shards(inputs):
+            raise
+    return _apply_to_wholes(node, inputs)
+
+
+def _apply_to_wholes(node: Node, inputs: Values) -> Values:
+    """Divide an operation after variables in shards are gathered.
+
+    Functions cannot gather them, and a rule may not know what to do with them.
+    What is computed from the examples would be larger.
+
+    Raises:
+        NotDivided: it has to be computed once.
+    """
+    wholes = list(map(node.converter.gathered, inputs))
+    before = node.variables.gathers
+    node.variables.gathers = True
+    try:
+        return apply_rules(node, wholes)
+    finally:
+        node.variables.gathers = before
+
+
+def apply_rules(node: Node, inputs: Values) -> Values:
+    """Divide an operation by its rules or its axes.
+
+    Raises:
+        NotDivided: it has to be computed once.
+    """
+    if any(v.shape is None for v in inputs if v.sharded is not None):
+        raise NotDivided(SHAPE)
+    # The type of a legacy call is the name of the function.
+    is_call = compat.op_definition(node.type) is None
+    reason = NO_RULE
+    for rule in RULES.get("PartitionedCall" if is_call else node.type, ()):
+        try:
+            return rule(node, *inputs)
+        except NotDivided as refused:
+            reason = str(refused)
+    if node.type not in AXES or all(v.is_replicated for v in inputs):
+        raise NotDivided(reason)
+    require(all(value.shape is not None for value in inputs), SHAPE)
+    return divide(node, inputs, AXES[node.type](node, *inputs))
+
+
+def _undivided(node: Node, inputs: Values) -> Values:
+    """Compute an operation as one device does.
+
+    XLA compiles functions that get the values of variables, and not their
+    handles: so towers call them, with what one device has.
+
+    Raises:
+        NotDivided: it is in a function, which it would have to leave.
+    """
+    calls = uses_handles(node) and called_graphs(node.operation)
+    if calls and node.options.xla and node.builder.can_exchange:
+        before = node.scope.computed_once.copy()
+        try:
+            return _apply_to_wholes(node, wholes_of(node, inputs))
+        except NotDivided:
+            node.scope.restore_computed_once(before)
+    try:
+        return compute_once(node, inputs)
+    except NotDivided:
+        # The caller is not divided for the same reason.
+        raise NotDivided(node.reason) from None
+
+
+def _known_values(node: Node, known: Sequence[Any]) -> Values:
+    """Return outputs whose entries are known; none: compute them.
+
+    XLA needs constants for shapes and axes.
+    """
+    dtypes = [tensor.dtype for tensor in node.operation.outputs]
+    with contextlib.suppress(NotDivided):
+        require(all(dtype.is_integer or dtype.is_bool for dtype in dtypes))
+        wholes = map(node.units.known_tensor, known, dtypes)
+        return [
+            Value(REPLICATED, whole=unless_none(whole), known=entries)
+            for entries, whole in zip(known, wholes, strict=True)
+        ]
+    return []
+
+
+def _gradients(
+    node: Node, inputs: list[Value], layouts: Sequence[InputLayout]
+) -> Values:
+    """Lay gradients out as an optimizer gets them.
+
+    Those that it gets whole are added up in one round.
+    """
+    parts = [value.own.level for value in inputs if value.is_partial]
+    least = max(parts, default=0)
+    outputs: list[Value] = []
+    for index, (value, layout) in enumerate(zip(inputs, layouts, strict=True)):
+        node.builder.gradient = f"{node.operation.name}:{index}"
+        if isinstance(layout, InShards):
+            rows = node.units.rows_in(layout)
+            tensor = node.converter.shard(value, rows)
+            outputs.append(Value(rows, tensor, shape=value.shape))
+            continue
+        on_towers = isinstance(layout, Mirrored)
+        tensor = _whole_gradient(node, value, on_towers, least)
+        facts = Value(REPLICATED, shape=value.shape)
+        outputs.append(replicated(tensor, facts))
+    # Where weights are written, nothing else should have their memory.
+    node.variables.resources.read_again()
+    node.scope.updates_from = least + 1
+    if node.options.over_columns:
+        ends = [asserted(v.local or v.whole) for v in outputs]
+        copies = node.copy(ends, [end.shape for end in ends])
+        for value, copy in zip(outputs, copies, strict=True):
+            if value.local is None:
+                value.whole = copy
+            else:
+                value.local = copy
+    return outputs
+
+
+def _whole_gradient(
+    node: Node, value: Value, on_towers: bool, least: int
+) -> Tensor:
+    """Return a whole gradient, once or on each tower.
+
+    Args:
+        node: returns it.
+        value: the gradient.
+        on_towers: whether each tower gets it.
+        least: the earliest level at whose end it is added up.
+    """
+    converter, rows = node.converter, value.sharded
+    if value.is_partial and not value.gathers:
+        total = node.builder.exchange(
+            "sum",
+            value.own,
+            sizes=value.shape,
+            on_towers=on_towers,
+            least=least,
+        )
+        if not on_towers:
+            value.whole = total
+        return total
+    if on_towers and rows is not None and not rows.of_variables:
+        return converter.gather_on_towers(value, rows)
+    if on_towers:
+        return converter.replicate(value)
+    return converter.assemble(value)
+
+
+def _complete(
+    node: Node,
+    inputs: Values,
+    outputs: Values,
+    known: Sequence[Any] | None,
+) -> None:
+    """Add the shapes of outputs, and their entries as far as known."""
+    shapes = _symbolic_shapes(node, inputs)
+    for index, value in enumerate(outputs):
+        if isinstance(value.layout, ListOf):
+            continue
+        if known is not None and value.known is None:
+            value.known = known[index]
+        if node.shapes[index].rank is None:
+            continue
+        sizes = list(sizes_of(node.shapes[index]))
+        for shape in (value.shape, shapes[index]):
+            if shape is not None and len(shape) == len(sizes):
+                sizes = [
+                    known if size is UNKNOWN else size
+                    for size, known in zip(sizes, shape, strict=True)
+                ]
+        if value.sharded is not None:
+            sizes[value.sharded.axis] = value.sharded.size
+        value.shape = tuple(sizes)
+
+
+def _has_rows_and_shards(inputs: Values) -> bool:
+    """Whether some inputs are rows of examples, and others of variables."""
+    layouts = [value.sharded for value in inputs if value.sharded is not None]
+    return len({layout.of_variables for layout in layouts}) == 2
+
+
+def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
+    """Derive the global shapes of outputs with unknown sizes."""
+    unknown = [None] * node.num_outputs
+    if all(shape.is_fully_defined() for shape in node.shapes):
+        return unknown
+    with contextlib.suppress(NotDivided):
+        if node.type in SHAPES:
+            return [SHAPES[node.type](node, *inputs)] * node.num_outputs
+        if node.type in AXES and all(v.shape is not None for v in inputs):
+            return AXES[node.type](node, *inputs).shapes(inputs)
+    return unknown
+
+
+def sort_topologically(
+    operations: Sequence[Any], known: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Yield operations in topological order.
+
+    In the bodies of some loops they are created in another order.
+    """
+    done: set[str] = set()
+    for operation in operations:
+        waiting = [operation]
+        while waiting:
+            last = waiting[-1]
+            if last.name in done:
+                waiting.pop()
+                continue
+            pending = [
+                tensor.op
+                for tensor in last.inputs
+                if tensor.op.name not in done and tensor.name not in known
+            ]
+            if pending:
+                waiting += pending
+                continue
+            done.add(waiting.pop().name)
+            yield last

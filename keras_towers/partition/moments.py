@@ -1,0 +1,76 @@
+"""Finds the means in a graph whose variances it computes, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_COPIES = ("Identity", "StopGradient", "Snapshot")
+
+
+class Moments:
+    """The means of a graph, and the variances that are computed with them.
+
+    Args:
+        operations: the operations of the graph.
+
+    Attributes:
+        variance_of: the operations of variances, by the names of those of
+            their means.
+        mean_of: the names of the means, by those of these operations.
+    """
+
+    def __init__(self, operations: Iterable[Any] = ()):
+        self.variance_of: dict[str, Any] = {}
+        self.mean_of: dict[str, str] = {}
+        for operation in operations:
+            variance = _variance_of(operation)
+            if variance is not None:
+                self.variance_of[operation.name] = variance
+                self.mean_of[variance.name] = operation.outputs[0].name
+
+
+def _variance_of(mean: Any) -> Any:
+    """Return the operation that computes the variance of a mean, or None."""
+    if mean.type != "Mean" or not mean.get_attr("keep_dims"):
+        return None
+    if not mean.outputs[0].dtype.is_floating:
+        return None
+    entries, over = mean.inputs
+    for squares in _find_squares(mean.outputs[0], entries):
+        for operation in squares.consumers():
+            is_mean = (
+                operation.type == "Mean" and operation.inputs[0] is squares
+            )
+            if is_mean and _same_axes(operation.inputs[1], over):
+                return operation
+    return None
+
+
+def _find_squares(mean: Any, entries: Any) -> Iterator[Any]:
+    """Yield squared distances of entries from their mean."""
+    waiting = [mean]
+    while waiting:
+        tensor = waiting.pop()
+        for operation in tensor.consumers():
+            if operation.type in _COPIES:
+                waiting += operation.outputs
+            elif {*map(id, operation.inputs)} != {id(tensor), id(entries)}:
+                continue
+            elif operation.type == "SquaredDifference":
+                yield operation.outputs[0]
+            elif operation.type == "Sub":
+                for square in operation.outputs[0].consumers():
+                    if square.type == "Square":
+                        yield square.outputs[0]
+
+
+def _same_axes(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    values = [tf.get_static_value(t) for t in (one, other)]
+    if any(value is None for value in values):
+        return False
+    return sorted(values[0].ravel()) == sorted(values[1].ravel())

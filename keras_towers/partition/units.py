@@ -1,0 +1,225 @@
+"""The units that rows are counted in, and the sizes that follow from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.partition.builder import SIZE_DTYPE, Builder
+from keras_towers.partition.layouts import (
+    DataDependentUnit,
+    InShards,
+    Sharded,
+    Unit,
+)
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.reasons import SHAPE, asserted, require, unless_none
+from keras_towers.partition.sizes import (
+    UNKNOWN,
+    Size,
+    data_dependent_symbol,
+    symbol_name,
+)
+
+
+class Units:
+    """The units of the rows of a graph, or of a function that it calls.
+
+    Args:
+        builder: adds the operations that compute sizes.
+        of_batch: the unit of the batch: examples.
+        around: for a function, the units of its caller.
+
+    Attributes:
+        found: the data-dependent units, by the symbols of their sizes.
+        of_variables: the axes of variables in shards, by their sizes.
+        sizes: tensors of the global sizes that symbols stand for, by symbol.
+    """
+
+    def __init__(
+        self, builder: Builder, of_batch: Unit, around: Units | None = None
+    ):
+        self.builder = builder
+        self.of_batch = of_batch
+        self.found: dict[str, DataDependentUnit] = {}
+        self.of_variables: dict[int, Unit] = {}
+        self.sizes: dict[str, Tensor] = {}
+        self._by_key: dict[Any, DataDependentUnit] = {}
+        self._fractions: dict[Any, Tensor] = {}
+        self._numbers = itertools.count()
+        if around is not None:
+            self.of_variables = around.of_variables
+            self.sizes = around.sizes
+            self._numbers = around._numbers
+
+    def rows_in(self, layout: InShards) -> Sharded:
+        """Return the layout of what a variable in shards holds."""
+        return Sharded(layout.axis, self.of_variables[layout.size])
+
+    def in_function(self, builder: Builder) -> Units:
+        """Return the units of a function that is called here.
+
+        Its own ones, which it finds, have counts that are its own tensors.
+        """
+        inside = Units(builder, self.of_batch, self)
+        inside.found.update(self.found)
+        inside._by_key.update(self._by_key)
+        return inside
+
+    def data_dependent_unit(self, key: Any, count: Tensor) -> DataDependentUnit:
+        """Return the unit of rows that a tower has because of its data.
+
+        Args:
+            key: identifies the unit: equal keys yield the same unit.
+            count: the number of units of each tower.
+        """
+        if key not in self._by_key:
+            size = data_dependent_symbol(f"found{next(self._numbers)}")
+            unit = DataDependentUnit(size, count, self.builder)
+            self._by_key[key] = self.found[symbol_name(size)] = unit
+        return self._by_key[key]
+
+    def alias_unit(self, key: Any, unit: DataDependentUnit) -> None:
+        """Have another key identify a unit, unless the key is in use."""
+        self._by_key.setdefault(key, unit)
+
+    def has_unit(self, unit: Unit | DataDependentUnit) -> bool:
+        """Whether a unit is counted outside of the functions that it calls."""
+        known = (
+            self.of_batch,
+            *self.found.values(),
+            *self.of_variables.values(),
+        )
+        return any(unit is other for other in known)
+
+    def unit_fraction(
+        self, unit: Unit | DataDependentUnit, dtype: Any
+    ) -> Tensor:
+        """Return the fraction of all units that each tower has."""
+        key = unit, dtype
+        if key not in self._fractions:
+            counts = [
+                self.builder.cast(count, tf.float64)
+                for count in (unit.count, unit.total)
+            ]
+            fraction = self.builder.op("RealDiv", counts, ())
+            self._fractions[key] = self.builder.cast(
+                fraction, dtype, is_repeated=False
+            )
+        return self._fractions[key]
+
+    def find_rows(self, axis: int, size: Any) -> Sharded | None:
+        """Return the layout of an axis whose size is a multiple of a unit's."""
+        for unit in (self.of_batch, *self.found.values()):
+            layout = Sharded(axis, unit)
+            rows = layout.rows_per_unit_in(size)
+            if rows:
+                return dataclasses.replace(layout, rows=rows)
+        return None
+
+    def find_row_axis(self, sizes: Sequence[Any]) -> Sharded:
+        """Return the layout of a tensor with these sizes.
+
+        Raises:
+            NotDivided: no axis has rows of a unit, or several may have.
+        """
+        layouts = [self.find_rows(a, size) for a, size in enumerate(sizes)]
+        first = layouts[0] if layouts else None
+        if (
+            first is not None
+            and first.rows == 1
+            and first.unit is self.of_batch
+        ):
+            # Any axis would be right, and examples are usually the first.
+            return first
+        grown = [
+            layout
+            for layout, size in zip(layouts, sizes, strict=True)
+            if isinstance(size, Size) or layout is not None
+        ]
+        require(len(grown) == 1)
+        return unless_none(grown[0])
+
+    def local_rows(self, layout: Sharded) -> Tensor:
+        """Return the local size of the axis of a layout."""
+        return self.builder.scaled_size(layout.rows_per_unit, layout.unit.count)
+
+    def global_size(self, size: Any) -> Tensor | None:
+        """Return the tensor of a global size; None: it is not available."""
+        if isinstance(size, (int, np.integer)):
+            return self.builder.constant(int(size), SIZE_DTYPE)
+        if not isinstance(size, Size):
+            return None
+        factors: list[Tensor] = []
+        for symbol, power in size.powers:
+            unit = self.found.get(symbol)
+            factor = self.sizes.get(symbol) if unit is None else unit.total
+            if factor is None:
+                return None
+            factors += [factor] * power
+        product = functools.partial(self.builder.compute_size, "Mul")
+        return self.builder.scaled_size(
+            size.number, functools.reduce(product, factors)
+        )
+
+    def known_tensor(self, entries: Any, dtype: tf.DType) -> Tensor | None:
+        """Return a tensor of known entries; None: it cannot be computed.
+
+        Args:
+            entries: an array of ints, bools, ``Size`` and ``UNKNOWN``.
+            dtype: the dtype of the tensor.
+        """
+        flat = list(np.ravel(entries))
+        if not any(
+            isinstance(entry, Size) or entry is UNKNOWN for entry in flat
+        ):
+            return self.builder.constant(entries, dtype)
+        sizes = [self.global_size(entry) for entry in flat]
+        if np.ndim(entries) > 1 or any(size is None for size in sizes):
+            return None
+        if not np.ndim(entries):
+            return self.builder.cast(asserted(sizes[0]), dtype)
+        return self.builder.size_vector([*map(asserted, sizes)], dtype)
+
+    # ---- towers without rows -------------------------------------------------
+
+    def pad_empty(self, tensor: Tensor, layout: Sharded) -> Tensor:
+        """Append rows of zeros for one unit if the tower has none.
+
+        Args:
+            tensor: the tower's rows.
+            layout: their layout.
+        """
+        rank, count = unless_none(tensor.shape.rank, SHAPE), layout.unit.count
+        more = self.builder.compute_size("Sub", self.least_one(count), count)
+        more = self.builder.scaled_size(layout.rows_per_unit, more)
+        ends = [[0] * rank, self.builder.size_at_axis(layout.axis, rank, more)]
+        widths = self.builder.op(
+            "Pack", ends, (rank, 2), is_repeated=True, axis=1
+        )
+        # OneDNN would fuse "Pad" with a convolution, without padding.
+        zero = self.builder.constant(0, tensor.dtype)
+        return self.builder.op("PadV2", [tensor, widths, zero], tensor.shape)
+
+    def drop_padding(
+        self, tensor: Tensor, sizes: Sequence[Any], layout: Sharded
+    ) -> Tensor:
+        """Drop the rows that ``pad_empty`` has appended.
+
+        Args:
+            tensor: the tower's rows.
+            sizes: the global shape.
+            layout: the layout of the rows.
+        """
+        count = self.local_rows(layout)
+        return self.builder.slice_rows(tensor, sizes, layout.axis, 0, count)
+
+    def least_one(self, count: Tensor) -> Tensor:
+        """Return a number of rows, or 1 if it is 0."""
+        return self.builder.compute_size("Maximum", count, 1)

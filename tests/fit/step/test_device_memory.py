@@ -1,0 +1,147 @@
+"""``step/device_memory.py``: what does not fit is refused before it runs."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from keras_towers.fit.step.device_memory import DoesNotFit
+from keras_towers.settings import ENV_DEVICE_MEMORY
+
+RANDOM = np.random.default_rng(0)
+
+
+def made(layers, optimizer="adam", **options):
+    keras.utils.set_random_seed(0)
+    first, *sizes = layers
+    dense = [keras.layers.Dense(size, "relu") for size in sizes]
+    model = keras.Sequential([keras.Input((first,)), *dense], name="mine")
+    model.compile(optimizer, "mse", **{"jit_compile": False, **options})
+    return model
+
+
+def wide(**options):
+    """Large weights: 1.71 MB."""
+    return made((256, 512, 512, 64), **options)
+
+
+def deep(**options):
+    """Large activations: 524 KB of each of 4 layers, for 2048 examples."""
+    return made((64, 64, 64, 64, 64), **options)
+
+
+def data_of(model, examples=64):
+    shapes = model.input_shape[1:], model.output_shape[1:]
+    return [
+        RANDOM.random((examples, *shape), dtype="float32") for shape in shapes
+    ]
+
+
+def fit(model, examples=64):
+    x, y = data_of(model, examples)
+    return model.fit(x, y, batch_size=examples, verbose=0)
+
+
+def refused(model, strategy, call=fit):
+    """The message with which a call is refused; nothing has changed."""
+    before = [v.numpy() for v in model.variables]
+    with strategy, pytest.raises(DoesNotFit) as caught:
+        call(model)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    def give(text):
+        monkeypatch.setenv(ENV_DEVICE_MEMORY, text)
+
+    return give
+
+
+def test_variables_are_refused_before_they_are_placed(limit):
+    limit("4MB")
+    model = wide()
+    said = refused(model, kt.TowerStrategy(4))
+    assert said.startswith(
+        "fit of model 'mine' does not fit into memory: /device:CPU:0 has 4 MB, "
+        "and it needs 5.12 MB (1.71 MB of weights, 3.42 MB of optimizer state)."
+    )
+    assert 'It fits with weights="sharded": ' in said
+    assert not model.optimizer.built
+    # So it does, on the same devices, and with the same model.
+    with kt.TowerStrategy(4, weights="sharded"):
+        fit(model)
+    # An evaluation needs no slots.
+    other = wide()
+    with kt.TowerStrategy(4):
+        other.evaluate(*data_of(other), verbose=0)
+
+
+def test_a_step_is_refused_before_it_runs(limit):
+    limit("2MB")
+    model = deep()
+    said = refused(model, kt.TowerStrategy(2), lambda m: fit(m, 4096))
+    assert "while a step runs" in said
+    assert "It fits with micro_batches=4: " in said
+    with kt.TowerStrategy(2, micro_batches=4):
+        fit(model, 4096)
+    limit("1MB")
+    with pytest.raises(DoesNotFit), kt.TowerStrategy(2, micro_batches=4):
+        fit(model, 4096)
+
+
+@pytest.mark.alternate
+@pytest.mark.parametrize("options", [{"micro_batches": "auto"}, {}])
+def test_what_may_run_all_the_same_is_not_refused(limit, options, caplog):
+    limit("2MB")
+    model = deep(jit_compile=not options)
+    with caplog.at_level(logging.WARNING), kt.TowerStrategy(2, **options):
+        fit(model, 4096)
+        fit(model, 4096)
+    assert caplog.text.count("may not fit into memory") == (not options)
+
+
+def test_within_a_tenth_it_is_a_warning(limit, caplog):
+    for text in ("10MB", "8.2MB"):
+        limit(text)
+        model = wide()
+        with caplog.at_level(logging.WARNING), kt.TowerStrategy(2):
+            fit(model)
+            fit(model)
+    assert caplog.text.count("may not fit into memory") == 1
+    assert "/device:CPU:0 has 8.2 MB, and it needs about 8." in caplog.text
+    limit("7MB")
+    with pytest.raises(DoesNotFit), kt.TowerStrategy(2):
+        fit(wide())
+
+
+@pytest.mark.alternate
+@pytest.mark.parametrize(
+    "towers, options", [(1, {}), (2, {"weights": "sharded"})]
+)
+def test_it_says_how_many_devices_it_takes(limit, towers, options):
+    limit("3.2MB" if options else "3MB")
+    said = refused(wide(), kt.TowerStrategy(towers, **options))
+    number = 2 * towers
+    assert f'It fits with weights="sharded" on {number} devices: ' in said
+
+
+@pytest.mark.alternate
+def test_another_strategy_is_named_where_it_has_no_such_option(limit):
+    limit("6MB")
+    said = refused(wide(), kt.ParameterServerTowerStrategy(4))
+    assert 'It fits with TowerStrategy(updates="sharded"): ' in said
+
+
+@pytest.mark.alternate
+def test_nothing_may_fit(limit):
+    limit("100KB")
+    said = refused(wide(), kt.TowerStrategy(2))
+    assert "No option is known with which it fits" in said
+    limit("0")
+    with kt.TowerStrategy(2):
+        fit(wide())

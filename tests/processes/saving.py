@@ -1,0 +1,257 @@
+"""Checks of a worker: what Keras saves is written once, by rank 0."""
+
+import pathlib
+import sys
+import threading
+
+import keras
+import pytest
+
+import keras_towers as kt
+from keras_towers.fit.weights.joint_access import access_of
+from tests.kit.compare import assert_all_close
+from tests.kit.ranks import check, rare_check
+from tests.processes import small as s
+
+FOLDER = pathlib.Path(sys.argv[1])
+REFUSED = "with kt.save_on_every_rank():"
+
+
+class Noted(keras.layers.Dense):
+    """Notes that this rank writes its weights."""
+
+    written = 0
+
+    def save_own_variables(self, store):
+        Noted.written += 1
+        super().save_own_variables(store)
+
+
+def written_here(act):
+    """How often this rank writes a model in ``act``."""
+    before = Noted.written
+    act()
+    return Noted.written - before
+
+
+def compiled(make=s.eager):
+    keras.utils.set_random_seed(1)
+    # Large enough for its weights to be in shards.
+    return make(Noted(8192), Noted(3), optimizer="adam")
+
+
+def shards():
+    return s.Strategy(weights="sharded")
+
+
+def whole():
+    return s.Strategy()
+
+
+def load(path):
+    return keras.models.load_model(path, custom_objects={"Noted": Noted})
+
+
+def assert_saved(path, weights):
+    """All ranks see a file with these weights."""
+    s.gather("saved")
+    assert_all_close(load(path).get_weights(), weights, 0)
+
+
+@check
+def what_ranks_save_is_written_by_rank_0():
+    for block, make in ((whole, s.eager), (shards, s.model)):
+        name = f"{block.__name__}-{{}}.keras"
+        paths = [str(FOLDER / name.format(i)) for i in range(6)]
+        mine, weights, counts = compiled(make), [], []
+
+        def save(path, ranks, counts=counts):
+            def act(it):
+                if s.RANK in ranks:
+                    counts.append(written_here(lambda: it.save(path)))
+
+            return act
+
+        def look(it, weights=weights):
+            weights.append(it.get_weights())
+
+        callbacks = [
+            s.Does(on_train_batch_end=save(paths[0], [0])),
+            s.Does(on_epoch_end=save(paths[1], [0, 1])),
+            s.Does(on_epoch_end=look),
+        ]
+
+        with block():
+            s.fit(mine, batch_size=25, epochs=2, callbacks=callbacks)
+            save(paths[2], [0])(mine)
+            save(paths[3], [0, 1])(mine)
+        save(paths[4], [0, 1])(mine)
+        with block():  # At its end the others serve rank 0.
+            save(paths[5], [0])(mine)
+        # Two layers in each of so many files; the other rank has written none.
+        wanted = [2] * 10 if s.RANK == 0 else [0] * 4
+        assert counts == wanted, (block, counts)
+        is_in_parts = access_of(mine) is not None
+        assert is_in_parts == (block is shards)
+        assert_all_close(mine.get_weights(), weights[-1], 0)
+        for path in paths[1:]:
+            assert_saved(path, weights[-1])
+        load(paths[0])
+
+
+@check
+def what_ranks_other_than_rank_0_save_is_refused():
+    path, own = FOLDER / "of-1.keras", FOLDER / f"own-{s.RANK}.keras"
+
+    def of_rank_1(it):
+        if s.RANK:
+            it.save(path)
+
+    def of_each_rank(it):
+        it.save(own)
+
+    for block, make, *acts in (
+        (whole, s.eager, of_rank_1, of_each_rank),
+        (shards, s.model, of_each_rank),
+    ):
+        for act in acts:
+            mine = compiled(make)
+            with s.refused("rank 1 saves", "in a callback", REFUSED), block():
+                s.fit(mine, callbacks=[s.Does(on_train_batch_end=act)])
+        mine = compiled(make)
+        with kt.save_on_every_rank(), block():
+            s.fit(mine, callbacks=[s.Does(on_epoch_end=of_each_rank)])
+            mine.evaluate(
+                s.X, s.Y, callbacks=[s.Does(on_test_end=of_each_rank)]
+            )
+        load(own)
+    assert not path.exists()
+
+
+@check
+def ranks_that_save_other_paths_do_not_wait_for_ever():
+    words = "rank 1 waits for rank 0 to save", REFUSED
+    mine, alone = compiled(), compiled()
+    with whole():
+        if s.RANK:
+            with s.refused(*words):
+                mine.save(FOLDER / "never.keras")
+        s.fit(mine)
+    if s.RANK == 0:
+        s.fit(alone)
+    s.assert_same_model(mine, alone)
+    with s.refused(*words), shards():
+        mine = compiled(s.model)
+        s.fit(mine)
+        mine.save(FOLDER / f"after-{s.RANK}.keras")
+    # They go on together.
+    s.assert_as_one_process(s.eager())
+
+
+@check
+def a_save_that_fails_fails_on_all_ranks_and_training_goes_on():
+    path = FOLDER / "full.keras"
+    if s.RANK == 0:
+        path.symlink_to("/dev/full")
+    s.gather("made")
+    for block, make in ((whole, s.eager), (shards, s.model)):
+        seen = []
+
+        def save(it, seen=seen):
+            with pytest.raises((OSError, kt.TowerError)) as error:
+                it.save(path)
+            seen.append(str(error.value))
+
+        mine, alone = compiled(make), compiled(s.eager)
+        with block():
+            s.fit(mine, callbacks=[s.Does(on_train_batch_end=save)])
+            save(mine)
+            s.fit(mine)
+        if s.RANK == 0:
+            s.fit(alone)
+            s.fit(alone)
+        else:
+            why = f"rank 0 could not save {path}: OSError: [Errno 28] No space"
+            assert all(why in text for text in seen), seen
+        assert len(seen) == 3
+        s.assert_same_model(mine, alone)
+        # What nobody catches ends the call of all.
+        error = OSError if s.RANK == 0 else kt.TowerError
+        with pytest.raises(error, match="No space left"), block():
+            checkpoint = keras.callbacks.ModelCheckpoint(path)
+            s.fit(compiled(make), callbacks=[checkpoint])
+
+
+@check
+def between_averages_of_the_ranks_nothing_is_saved():
+    path = FOLDER / "averaged.keras"
+    for callback in (
+        s.Does(on_train_batch_end=lambda it: s.RANK or it.save(path)),
+        keras.callbacks.ModelCheckpoint(path, save_freq=1),
+    ):
+        words = "ranks have the same weights only", "kt.Backup(every="
+        words = *words, 'save_freq="epoch"'
+        with s.refused(*words), s.Strategy(sync_every=8):
+            s.fit(s.model(), batch_size=10, callbacks=[callback])
+    mine = s.model()
+    with s.Strategy(sync_every=8):
+        checkpoint = keras.callbacks.ModelCheckpoint(path)
+        s.fit(mine, batch_size=10, callbacks=[checkpoint])
+    assert_saved(path, mine.get_weights())
+    mine.save(path)
+    assert_saved(path, mine.get_weights())
+
+
+@rare_check
+def files_of_keras_callbacks_within_an_epoch_are_those_of_one_process():
+    def train(it, folder):
+        it.compile("adam", "mse", steps_per_execution=2)
+        backup = keras.callbacks.BackupAndRestore(
+            folder / "backup", save_freq=3, delete_checkpoint=False
+        )
+        weights = str(folder / "{epoch}-{batch}.weights.h5")
+        checkpoint = keras.callbacks.ModelCheckpoint(
+            weights, save_freq=3, save_weights_only=True
+        )
+        s.fit(it, batch_size=8, epochs=2, callbacks=[backup, checkpoint])
+
+    for block in (whole, shards):
+        there, here = (FOLDER / f"{block.__name__}-{i}" for i in "12")
+        mine, alone = compiled(s.model), compiled(s.model)
+        with block():
+            train(mine, there)
+        s.gather("trained")
+        if s.RANK == 0:
+            train(alone, here)
+            names = sorted(p.name for p in here.glob("*.weights.h5"))
+            found = sorted(p.name for p in there.glob("*.weights.h5"))
+            assert found == names and len(names) > 2
+            one, other = compiled(s.model), compiled(s.model)
+            for name in names:
+                one.load_weights(there / name)
+                other.load_weights(here / name)
+                assert_all_close(one.get_weights(), other.get_weights(), 1e-5)
+        s.gather("compared")
+
+
+@rare_check
+def threads_of_a_script_save_once():
+    path, errors = FOLDER / "in-thread.keras", []
+    mine = compiled()
+
+    def save():
+        try:
+            mine.save(path)
+        except BaseException as error:
+            errors.append(error)
+
+    def in_thread(_):
+        thread = threading.Thread(target=save)
+        thread.start()
+        thread.join()
+
+    with whole():
+        s.fit(mine, callbacks=[s.Does(on_epoch_end=in_thread)])
+    assert not errors
+    in_thread(None)
+    assert_saved(path, mine.get_weights())
