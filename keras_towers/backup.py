@@ -44,64 +44,67 @@ def _adoption() -> Adoption | None:
 class Backup(ResumesFit):
     """Backs up training, ends it cleanly on a signal, and resumes it.
 
-    For jobs that may be stopped and restarted: Slurm's ``--requeue``,
-    Kubernetes, spot machines. At every epoch's end, after every ``every``
-    batches, and when SIGTERM or SIGUSR1 arrives, the weights, the optimizer's
-    state, random states, metrics, the position in the data, and the state of
-    each rank's communication hook (``StatefulHook``) are written: of variables
-    in shards over ranks by each rank its rows, which are never put together;
-    all else by rank 0. Any number of ranks and towers goes on from there, with
-    or without shards.
+    Use it for jobs that may be stopped and restarted: Slurm's ``--requeue``,
+    Kubernetes, spot machines. It writes a backup at the end of every epoch,
+    after every ``every`` batches, and when SIGTERM or SIGUSR1 arrives. A backup
+    contains the weights, the optimizer's state, random states, metrics, the
+    position in the data, and the state of each rank's communication hook
+    (``StatefulHook``). If ranks hold shards of a variable, each rank writes its
+    own rows; rank 0 writes everything else. Any number of ranks and towers can
+    resume from it, with or without shards.
 
-    After a signal all ranks end after the current batch, with exit code 75. The
-    same script, started again, resumes after that batch: weights and
-    ``History`` are as in an undisturbed run. When ``fit`` has ended, the backup
-    is deleted.
+    After a signal, all ranks end after the current batch, with exit code 75.
+    Start the same script again, and it resumes after that batch, with the
+    weights and ``History`` of an uninterrupted run. When ``fit`` ends, it
+    deletes the backup.
 
     ``keras-towers run`` starts the script again with ``--restarts``, and in an
     elastic job, whose number of ranks may change.
 
-    A script that calls ``fit`` several times, as for trials or folds, can use
-    one folder: each call has its own in it, by its number. Started again, a
-    script makes the same calls in the same order. Those before the last one run
-    again, whether they had ended or failed with an error that the script
-    survived. A call that the script repeats after an error is the next one: it
-    begins in its first epoch, with the model as it is; the backup of the failed
-    one is kept beside it, as ``.failed``. To go on from the backup, let the
-    process end, and start it again; in a notebook, restart the kernel.
+    If a script calls ``fit`` several times, for example for trials or folds,
+    the calls can use one folder: each call numbers its own subfolder. A script
+    that is started again makes the same calls in the same order. The calls
+    before the last one run again, whether they ended or failed with an error
+    that the script survived. If the script repeats a call after an error, this
+    counts as the next call: it begins in its first epoch, with the model as it
+    is. The backup of the failed call stays beside it, as ``.failed``. To resume
+    from that backup, let the process end, and start it again; in a notebook,
+    restart the kernel.
 
     A backup knows its model: the shapes of its variables, and the numbers and
-    texts that its layers, optimizers, losses and metrics are set to. It is
-    refused for another one. Names, seeds and the first values of weights may
-    differ, as may the metrics at an epoch's end, and a learning rate if the
-    number of ranks has changed: training then goes on with that of the backup,
-    and says so. Not compared are the data, the arguments of ``fit``, Python
-    code, how layers are connected, and what no ``get_config()`` returns.
+    texts to which its layers, optimizers, losses and metrics are set. It is
+    refused for another model. Names, seeds, the first values of weights, and
+    the metrics at an epoch's end may differ. If the number of ranks has
+    changed, the learning rate may differ, too: training then uses the backup's,
+    and says so. The data, the arguments of ``fit``, Python code, the
+    connections of layers, and settings that no ``get_config()`` returns are not
+    compared.
 
-    A backup is a checkpoint of TensorFlow, which ``tf.train.load_checkpoint``
-    reads; ``kt.load_backup`` gives its weights to a model. A process that is
-    killed at any moment, or a full disk, leaves the last complete one.
+    A backup is a TensorFlow checkpoint, which ``tf.train.load_checkpoint``
+    reads; ``kt.load_backup`` loads its weights into a model. If a process is
+    killed at any moment, or the disk is full, the last complete backup remains.
 
     ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
     and ignores signals.
 
     Args:
-        folder: where to write: any that ``tf.io.gfile`` reaches, such as
+        folder: any folder that ``tf.io.gfile`` reaches, such as
             ``gs://bucket/backup``. Every process that may become rank 0 needs
-            access; with shards over ranks, every rank.
-        every: batches between two backups; None: one at every epoch's end.
-        delete: whether to delete the backup when ``fit`` has ended.
-        asynchronous: whether steps go on while a backup is written. Until then
-            the host has a copy of what its rank writes: one, since the next
-            backup waits for the one before, as do a signal and the end of
-            ``fit``. An error of writing is raised after a later batch.
+            access; with shards over ranks, every rank does.
+        every: batches between two backups; None: back up only at the end of
+            every epoch.
+        delete: whether to delete the backup when ``fit`` ends.
+        asynchronous: whether steps go on while a backup is written. Meanwhile
+            the host holds one copy of the data that its rank writes. The next
+            backup, a signal and the end of ``fit`` wait until it is written. If
+            writing fails, a later batch raises the error.
 
     Raises:
         TowerError: an argument is not allowed; ``fit`` runs outside of a
-            strategy's block; ``folder`` cannot be written to when ``fit``
-            begins, or a rank that has to does not see it; a backup cannot be
-            written; or it is another model's, damaged, or of an earlier
-            version.
+            strategy's block; when ``fit`` begins, ``folder`` cannot be written
+            to, or a rank that needs it does not see it; a backup cannot be
+            written, belongs to another model, is damaged, or comes from an
+            earlier version.
 
     Example:
         >>> with kt.TowerStrategy():

@@ -133,9 +133,8 @@ def only_call_in(folder: str) -> CallFolder:
     calls = [own] if own.exists() else calls_in(folder)
     if not calls:
         raise TowerError(
-            f"there is no complete backup in {folder}: give the folder that "
-            "Backup was given. It deletes its backup when fit has ended, but "
-            "with delete=False."
+            f"there is no complete backup in {folder}: give the folder of "
+            "Backup. When fit ends, Backup deletes it, unless delete=False."
         )
     if len(calls) > 1:
         raise TowerError(

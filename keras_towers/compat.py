@@ -383,7 +383,11 @@ private_name("keras.optimizers:RMSprop", "_momentums")
 # Keras: variables, draws and global state.
 KerasVariable = _keras(
     "backend.tensorflow:Variable",
-    "_initialize _value _shape _dtype assign assign_add assign_sub",
+    "_initialize _initialize_with_initializer _value _shape _dtype assign "
+    "assign_add assign_sub",
+)
+RandomInitializer = _keras(
+    "initializers.random_initializers:RandomInitializer", "seed"
 )
 in_stateless_scope = _keras("backend.common.stateless_scope:in_stateless_scope")
 in_symbolic_scope = _keras("backend.common.symbolic_scope:in_symbolic_scope")

@@ -1,9 +1,9 @@
-"""Training that goes on when processes are lost, and when hosts come or go.
+"""Training that continues when processes are lost, and hosts come or go.
 
 ``keras-towers run --min-np 2 --max-np 4 --host-discovery-script hosts.sh
 train.py`` starts all processes again when one is lost or the hosts change.
-``train.py`` declares what they go on with, in any strategy of several
-processes:
+``train.py`` declares the state from which they resume, in any strategy of
+several processes:
 
     state = kt.elastic.State(model)
 
@@ -14,9 +14,9 @@ processes:
 
     train(state)
 
-A commit of a ``State`` is a backup as ``kt.Backup`` makes it; that of an
-``ObjectState`` is a signed file of its objects. Both are in a folder that the
-launcher names. All processes go on from the last one. Since a global batch does
+A commit of a ``State`` is a backup, as of ``kt.Backup``. A commit of an
+``ObjectState`` is a signed file of its objects. The launcher names the folder
+for both. All processes resume from the last commit. Since a global batch does
 not depend on the number of ranks, the final weights are the same as without a
 loss.
 """
@@ -35,6 +35,7 @@ import keras
 
 from keras_towers.backup import END_SIGNALS, Backup
 from keras_towers.errors import EndOfJob, TowerError
+from keras_towers.fit.options import check_arguments
 from keras_towers.rendezvous import commits
 from keras_towers.saved_training import SavedTraining
 from keras_towers.system import handle_signals, make_writable, replace_file
@@ -141,9 +142,9 @@ class ObjectState(KeptObjects):
     """Objects that survive the loss of processes.
 
     Args:
-        **objects: objects that can be pickled; each becomes an attribute, which
-            is committed. All ranks take it from rank 0's last commit when they
-            start again.
+        **objects: objects that can be pickled. Each becomes an attribute, and
+            part of a commit. When ranks start again, all take it from rank 0's
+            last commit.
 
     Example:
         >>> state = kt.elastic.ObjectState(epoch=0)
@@ -170,10 +171,10 @@ class ObjectState(KeptObjects):
         self.save()
 
     def commit(self) -> None:
-        """Save, and write a file on rank 0, from which the job goes on.
+        """Save, and write a file on rank 0, from which the job resumes.
 
-        After SIGTERM or SIGUSR1, as when hosts come or go, the process ends
-        then, with exit code 75.
+        If SIGTERM or SIGUSR1 has arrived, as when hosts come or go, the process
+        then ends with exit code 75.
         """
         self.save()
         self._commits += 1
@@ -226,9 +227,9 @@ class State(KeptObjects):
 
     Args:
         model: the Keras model.
-        **extra: other objects that can be pickled; each becomes an attribute,
-            which is committed. All ranks take it from rank 0's last commit when
-            they start again.
+        **extra: other objects that can be pickled. Each becomes an attribute,
+            and part of a commit. When ranks start again, all take it from rank
+            0's last commit.
 
     Raises:
         TowerError: ``model`` is not a Keras model.
@@ -293,7 +294,7 @@ def run(
     """Run a function from the last commit.
 
     Args:
-        function: takes a state first. It makes its strategy itself.
+        function: its first argument is a state. It makes its own strategy.
 
     Returns:
         A function that returns what ``function`` returns.
@@ -321,31 +322,35 @@ def run(
 class Commit(Backup):
     """Commits a ``State`` in ``fit``, and makes ``fit`` resume from it.
 
-    ``fit`` starts in the state's epoch, after the batches that were done.
-    ``History`` has all epochs, including epochs before a process was lost.
-    Callbacks whose work at the end of an epoch belongs to the commit have to
-    come before it.
+    ``fit`` starts in the state's epoch, after the batches that are done.
+    ``History`` has all epochs, including those before a process was lost. If
+    the work of a callback at the end of an epoch belongs to the commit, put
+    that callback before this one.
 
     Args:
         state: the state.
-        every: commit after this many batches, and at each epoch's end. Rank 0
-            then writes all weights and the optimizer's state.
+        every: commit after this many batches, and at each epoch's end.
+        asynchronous: whether steps go on while a commit is written, as for
+            ``kt.Backup``.
 
     Raises:
-        TowerError: ``every`` is not positive, or ``state`` is not a ``State``
+        TowerError: an argument is not allowed, or ``state`` is not a ``State``
             of the model that is trained.
 
     Example:
         >>> model.fit(x, y, callbacks=[kt.elastic.Commit(state, every=50)])
     """
 
-    def __init__(self, state: State, every: int = 100):
+    def __init__(
+        self, state: State, every: int = 100, asynchronous: bool = False
+    ):
+        check_arguments(Commit, asynchronous=asynchronous)
         if not isinstance(state, State):
             raise TowerError(
                 "kt.elastic.Commit takes a kt.elastic.State, not a "
                 f"{type(state).__name__}."
             )
-        self._resume_by(state._backup, every, delete=False)
+        self._resume_by(state._backup, every, False, asynchronous)
         self._state = state
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102

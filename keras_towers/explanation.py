@@ -47,19 +47,19 @@ def explain(
 ) -> Explanation:
     """Explain what a step of ``fit`` does on towers, without running it.
 
-    The step is traced and laid out as in ``fit``. Each line of the result is
-    about operations, an exchange or an update of a level:
+    The step is traced and laid out as in ``fit``. Each line of the result
+    describes operations, an exchange or an update of a level:
 
-    * where it takes place: ``once``, on one device for all of them, on all
-      ``towers`` or their ``columns``, or over which axes an exchange is;
+    * the place: ``once``, if one device computes it for all; all ``towers`` or
+      their ``columns``; or the axes of an exchange;
     * the layout of the result: ``rows`` of the batch or a ``shard`` of a
       variable on each tower, a ``partial`` sum, or the ``whole``; its dtype,
-      and its shape on one device. What towers add is ``local``, with the shape
-      on a tower. On columns, they are those of a column's part;
+      and its shape on one device. A ``local`` value exists only on towers, and
+      has its shape on a tower. On columns, shapes are those of a column's part;
     * the operations, or the bytes of an exchange, and the line of code.
 
-    Variables, and the random generators of Python and NumPy, are restored. An
-    unbuilt model is built. A generator loses the batch that was drawn.
+    This restores variables, and the random generators of Python and NumPy. It
+    builds an unbuilt model. A generator loses the batch drawn.
 
     Args:
         model: a compiled model.
@@ -86,8 +86,8 @@ def explain(
     strategy = checked_strategy("explain", model, x, strategy)
     if model_state.runs_eagerly(model):
         raise TowerError(
-            f"explain got model {model.name!r}, which runs eagerly, so that "
-            "its steps are not divided: leave out "
+            f"explain got model {model.name!r}, which runs eagerly, so towers "
+            "do not divide its steps: leave out "
             f"{model_state.eager_cause(model)}."
         )
     calls = _calls_of(strategy)
@@ -113,7 +113,8 @@ def _calls_of(strategy: BaseStrategy) -> TowerCalls:
     # Others run the steps of one device, each on a batch of its own.
     if type(calls) is not TowerCalls or calls.runs_plain_keras:
         raise TowerError(
-            f"strategy={strategy!r} divides no step that could be explained: "
-            "give one whose towers share each batch, such as TowerStrategy(2)."
+            f"strategy={strategy!r} divides no step, so there is nothing to "
+            "explain: give one whose towers share each batch, such as "
+            "TowerStrategy(2)."
         )
     return calls

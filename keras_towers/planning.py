@@ -119,8 +119,8 @@ class _PlannedOnMesh(OnMesh):
         mesh = np.ravel(found.device_mesh.devices)
         if sorted(map(str, mesh)) != sorted(setting.devices):
             raise TowerError(
-                "the mesh of what it returns has other devices than those "
-                f"that it is given: {', '.join(setting.devices)}"
+                "its mesh has other devices than the function gets: "
+                f"{', '.join(setting.devices)}"
             )
         options = StrategyOptions(
             weights="sharded", gather_bytes=setting.gather_bytes
@@ -337,8 +337,8 @@ def _model_and_batch(
         )
     if runs_eagerly(model):
         raise TowerError(
-            f"it returned model {model.name!r}, which runs eagerly, so that "
-            f"its steps are not divided: leave out {eager_cause(model)}"
+            f"it returned model {model.name!r}, which runs eagerly, so towers "
+            f"do not divide its steps: leave out {eager_cause(model)}"
         )
     if len(data) == 1 and isinstance(data[0], tf.data.Dataset):
         specs = data[0].element_spec

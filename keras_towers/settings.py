@@ -5,27 +5,28 @@ page, unless it begins with "Set by". A script may change a limit before it
 trains. Names that end in ``_S`` are in seconds.
 """
 
-#: Folder of built wheels and their logs. Default: `keras-towers` in the user's
+#: Folder for built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
-#: Memory of each device on which towers compute, such as 24GiB, with which the
-#: first step is compared: `--device-memory`. Default: that of GPUs; 0: it is
-#: not compared.
+#: Memory of each device on which towers compute, such as 24GiB: before the
+#: first step, `fit` checks whether the model fits: `--device-memory`. Default:
+#: the memory of GPUs; 0: no check.
 ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
-#: Seed of all processes of a job; `keras-towers run` sets it. Default: no seed.
+#: Seed for all processes of a job; `keras-towers run` sets it. Default: no
+#: seed.
 ENV_SEED = "KERAS_TOWERS_SEED"
 #: Rank of a process, if no launcher sets it.
 ENV_RANK = "KERAS_TOWERS_RANK"
 #: Number of processes of the job, if no launcher sets it.
 ENV_SIZE = "KERAS_TOWERS_SIZE"
-#: A word that identifies the job, for ranks to meet.
+#: Any word that identifies the job, so that its ranks can meet.
 ENV_JOB = "KERAS_TOWERS_JOB"
-#: Folder of the file through which ranks meet, shared by all machines. Default:
+#: Folder for the file through which ranks meet; all machines share it. Default:
 #: the temporary folder on one machine, else the user's cache folder.
 ENV_RENDEZVOUS_FOLDER = "KERAS_TOWERS_RENDEZVOUS_FOLDER"
 #: `host:port` of rank 0, instead of that file.
 ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
-#: Secret of the job, of 16 characters or more, instead of that file; launchers
+#: Secret of the job (16 characters or more), instead of that file; launchers
 #: set it.
 ENV_SECRET = "KERAS_TOWERS_SECRET"
 #: Set by launchers: `host:port` of the job's store.
@@ -41,24 +42,25 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Does nothing: start the script by `python -m keras_towers train.py`.
+#: Has no effect: start the script by `python -m keras_towers train.py`.
 ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
-#: Seconds in which all ranks have to meet, and parameter servers and the chief
-#: to start. Default: 600.
+#: Seconds that ranks have to meet, and parameter servers and the chief to
+#: start. Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
-#: Seconds in which BytePS processes that were started by hand have to find one
+#: Seconds that BytePS processes that you start by hand have to find one
 #: another. Default: 300.
 ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
-#: Seconds in which NCCL has to add up a first, small tensor; otherwise
-#: gradients are summed without it. Default: 60; 0: NCCL is not used.
+#: Seconds that NCCL has to sum a small tensor; if it takes longer, gradients
+#: are summed without NCCL. Default: 60; 0: NCCL is not used.
 ENV_NCCL_TIMEOUT = "KERAS_TOWERS_NCCL_TIMEOUT"
-#: Seconds until a waiting rank names those that it waits for:
+#: Seconds until a waiting rank names the ranks that it waits for:
 #: `--stall-warning`. Default: 30.
 ENV_STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
-#: Seconds until a stalled job is ended: `--stall-shutdown`; 0: never. Default:
-#: 1800. Tasks that you start with `TF_CONFIG` are not watched for stalls.
+#: Seconds until a stalled job ends: `--stall-shutdown`; 0: never. Default:
+#: 1800. Not for tasks that you start with `TF_CONFIG`.
 ENV_STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-#: 1: waiting ranks do not warn: `--stall-warning 0`; a stalled job still ends.
+#: 1: waiting ranks do not warn, as with `--stall-warning 0`; a stalled job
+#: still ends.
 ENV_STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 
 #: Default of `KERAS_TOWERS_RENDEZVOUS_TIMEOUT`.

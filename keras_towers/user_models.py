@@ -67,7 +67,7 @@ def find_named(target: str, *takes: str) -> Callable[..., Any]:
     except TypeError:
         wanted = " and ".join(takes) or "without arguments"
         raise TowerError(
-            f"{target} has to be a function {wanted}, and is {function!r:.80}"
+            f"{target} has to be a function {wanted}, but is {function!r:.80}"
         ) from None
     except ValueError:  # Not all that can be called has a signature.
         pass
@@ -121,9 +121,9 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     shapes = [tensor.shape[1:] for tensor in (*inputs, *outputs)]
     if len(outputs) != 1 or any(None in shape for shape in shapes):
         raise TowerError(
-            f"{source} returned a model without data, for which none can be "
-            "made: it has no inputs of known shape, or several outputs; "
-            "return (model, x, y)"
+            f"{source} returned a model without data, and no examples can be "
+            "made for it: it has no inputs of known shape, or several outputs. "
+            "Return (model, x, y)"
         )
     # Ids that every embedding accepts.
     ids = min(

@@ -36,9 +36,9 @@ class Verification:
     Attributes:
         where: the weight, optimizer variable or log that differs most.
         difference: its largest difference, relative to its largest number.
-        rounding: its difference on one device alone, if each step starts with
-            weights that are one unit in the last place off; at least that unit,
-            by which every sum in another order differs.
+        rounding: its difference on one device alone, if all weights move by one
+            unit in the last place before each step. It is at least that unit,
+            since every sum in another order differs by as much.
         steps: the number of steps that were compared.
         description: the strategy's ``describe()``.
 
@@ -76,16 +76,14 @@ def verify(
     batch_size: int | None = None,
     steps: int = 3,
 ) -> Verification:
-    """Measure how far training on towers is from training on one device.
+    """Measure how much training on towers differs from one device.
 
     ``fit`` runs a few steps on one device and on towers, on the same batches
-    and from the same weights, and the results are compared. Results that one
-    device does not determine either, because rounding changes them, are left
-    out.
+    and from the same weights. Then their results are compared, except results
+    that rounding changes on one device, too.
 
-    Afterwards variables, and the random generators of Python and NumPy, are
-    restored. An unbuilt model is built. A generator loses the batches that were
-    drawn.
+    This restores variables, and the random generators of Python and NumPy. It
+    builds an unbuilt model. A generator loses the batches drawn.
 
     Args:
         model: a compiled model.
@@ -94,7 +92,7 @@ def verify(
         sample_weight: weights of the examples, as for ``fit``.
         strategy: the towers; None: ``TowerStrategy()``.
         batch_size: examples in a batch of arrays, as for ``fit``.
-        steps: how many steps to run, each on a batch.
+        steps: the number of steps to run, each on one batch.
 
     Raises:
         TowerError: the model is not compiled, or is on towers; there is no

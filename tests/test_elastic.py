@@ -39,7 +39,7 @@ def build():
     return made
 
 
-def script(lost_after=None, seen=(), model=None):
+def script(lost_after=None, seen=(), model=None, asynchronous=False):
     """Train for three epochs of four batches; what a script would do."""
     model = model or build()
     state = kt.elastic.State(model, best=9.0, starts=0)
@@ -62,7 +62,7 @@ def script(lost_after=None, seen=(), model=None):
         seen.append((state.starts, state.epoch, state.batch, state.best < 9))
         assert len(resets) == (state.starts > 0)
         state.starts += 1
-        commit = kt.elastic.Commit(state, every=3)
+        commit = kt.elastic.Commit(state, 3, asynchronous)
         with kt.TowerStrategy(2):
             return model.fit(
                 X, Y, 6, epochs=3, verbose=0, callbacks=[Best(), commit]
@@ -91,6 +91,16 @@ def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
     # It has been trained to its end.
     starts_again()
     history, model = script(None, seen)
+    assert_all_close(model.weights, alone.weights, 1e-6)
+    assert_same_history(history.history, wanted.history, 1e-6)
+
+
+def test_steps_may_go_on_while_a_commit_is_written(undisturbed, starts_again):
+    wanted, alone = undisturbed
+    with pytest.raises(Lost):
+        script(6, [], asynchronous=True)
+    starts_again()
+    history, model = script(None, [], asynchronous=True)
     assert_all_close(model.weights, alone.weights, 1e-6)
     assert_same_history(history.history, wanted.history, 1e-6)
 

@@ -234,7 +234,7 @@ def test_more_hosts_have_the_plan_that_each_number_has_alone():
         (len, "it has to return a keras.distribution.LayoutMap or"),
         (
             lambda devices: layouts_of_pairs(devices[:2], (1, 2)),
-            "has other devices than those that it is given",
+            "has other devices than the function gets",
         ),
     ],
 )

@@ -135,28 +135,28 @@ def bench(
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
 ) -> None:
-    """Compare plain Keras with strategies: times and memory on a model.
+    """Compare strategies with plain Keras: step times and memory.
 
     Each run is a separate process and takes 5 to 15 seconds on a CPU. Ctrl-C
     shows the results so far.
 
     Args:
-        models: Your own model as MODULE:FUNCTION, which returns it compiled,
-            alone or as (model, x, y): without data, random examples are made.
-            Or small, large, or both.
-        towers: Numbers of towers in one process. Default: 2, 4 or 8, whatever
-            the GPUs or cores allow; none with --processes alone.
+        models: Your own model as MODULE:FUNCTION. The function returns it
+            compiled, alone or as (model, x, y); without data, random examples
+            are made. Or small, large, or both.
+        towers: Numbers of towers in one process. Default: 2, 4 or 8, as the
+            GPUs or cores allow; none with --processes alone.
         processes: Numbers of processes, for strategies that use several: one
             core or GPU each.
         strategies: Names of strategies. Default: tower, and with --processes
             multi-worker. Options follow a name, as in
             tower:mode=host,horovod:compression=fp16.
         steps: Steps to time in a run, after 20 warm-up steps.
-        batch_size: Examples per step, however many replicas share them.
+        batch_size: Examples per step; all replicas share them.
         repeats: Runs per row.
-        device: cpu, gpu, or auto, which uses GPUs if there are enough of them.
-        memory_limit: Split the first GPU into logical ones of so many MiB, one
-            for each tower, which share its cores.
+        device: cpu, gpu, or auto, which uses GPUs if there are enough.
+        memory_limit: Split the first GPU into logical GPUs of so many MiB, one
+            per tower. They share its cores.
         timeout: Time limit of one run in seconds.
         json_path: Also write all measurements to this file.
         plot: Also draw the step times into this file (.png, .svg, .pdf), with
@@ -273,7 +273,7 @@ def _resolve(
         numbers[Runs.RANKS] if setting.memory_limit else everything, default=1
     )
     if setting.device == "gpu" and gpus < needed:
-        raise TowerError(f"{needed} GPUs are needed, {gpus} visible")
+        raise TowerError(f"{needed} GPUs are needed, but {gpus} are visible")
     for count in everything:
         if setting.batch % count:
             raise TowerError(

@@ -37,15 +37,15 @@ _TESTED = ("multi-worker", "sync-replicas", "horovod")
 def doctor(
     self_test: Annotated[bool, typer.Option("--self-test")] = False,
 ) -> None:
-    """Show whether what is installed works, and what to do next.
+    """Check this installation, and show what to do next.
 
-    The exit code is 1 if something required does not work or the self-test
-    fails.
+    If something required does not work, or the self-test fails, the exit code
+    is 1.
 
     Args:
-        self_test: Also train in two processes, over TensorFlow, parameter
-            servers and Horovod, and compare the losses with one process's (one
-            to three minutes), and sum over all GPUs with NCCL.
+        self_test: Also train in two processes (one to three minutes), over
+            TensorFlow, parameter servers and Horovod, compare the losses with
+            one process, and sum over all GPUs with NCCL.
     """
     console = Console(highlight=False)
     with console.status("checking"):

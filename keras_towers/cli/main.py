@@ -122,15 +122,15 @@ def install(
     with_nccl: Annotated[bool, typer.Option("--with-nccl")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild")] = False,
 ) -> None:
-    """Build an engine that connects processes, and install it.
+    """Build and install an engine that connects processes.
 
-    It is compiled for the TensorFlow of this environment, with a C++17 compiler
-    and make: two or three minutes on two idle cores. The wheel is cached, so
-    the next installation on this machine takes seconds.
+    This compiles the engine for this environment's TensorFlow. It needs a C++17
+    compiler and make, and two or three minutes on two idle cores. The wheel is
+    cached: the next installation on this machine takes seconds.
 
     Args:
         with_mpi: Build with MPI in addition to Gloo (horovod).
-        with_nccl: Build with NCCL, for GPUs; needs '.[gpu]', and no CUDA
+        with_nccl: Build with NCCL, for GPUs. Needs '.[gpu]', but no CUDA
             toolkit. Not yet tested on a GPU.
         rebuild: Build even if a cached wheel exists.
     """
@@ -193,21 +193,22 @@ def verify(
     steps: Annotated[int, typer.Option(metavar="N")] = 3,
     tolerance: Annotated[float, typer.Option(metavar="X")] = math.inf,
 ) -> None:
-    """Measure how far towers are from training on one device.
+    """Measure how much training on towers differs from one device.
 
-    A few steps run on both, and their weights and logs are compared.
+    Both run a few steps. The command then compares their weights and logs.
 
     The exit code is 0; 1 if the difference is larger than --tolerance; and 2
     if it cannot be measured.
 
     Args:
-        target: A function without arguments that returns a compiled model,
-            alone or with data as for fit: (model, x), (model, x, y), (model, x,
-            y, sample_weight) or (model, dataset). Without data, it is made up.
+        target: A function without arguments. It returns a compiled model, alone
+            or with data as for fit: (model, x), (model, x, y), (model, x, y,
+            sample_weight) or (model, dataset). Without data, random examples
+            are made.
         towers: Number of towers. Default: all GPUs; without GPUs, the devices
             that the function makes, or 2 on the CPU.
         batch_size: Examples in a batch of arrays.
-        steps: How many steps to compare.
+        steps: Number of steps to compare.
         tolerance: The largest acceptable difference.
     """
     check_named(target)
@@ -278,13 +279,13 @@ def _options(
 ) -> None:
     """Train a Keras 3 model on many devices with one line around fit.
 
-    python -m keras_towers has the same commands. It also runs a script in its
-    own process, for scripts written for Horovod or BytePS that another launcher
-    starts:
+    python -m keras_towers has the same commands. If another launcher starts a
+    script written for Horovod or BytePS, it also runs that script in its own
+    process:
 
     srun python -m keras_towers train.py --epochs 5
 
-    Write ./run for a script that has the name of a command.
+    If a script has the name of a command, write its path: ./run
     """
 
 

@@ -29,8 +29,8 @@ _ESTIMATE = (
     "weights that exist at a time. Kernels need workspaces, too."
 )
 _TIMES = (
-    "Times are lower bounds: what a device computes before an exchange and the "
-    "exchange itself are taken to overlap, and the longer one counts."
+    "Times are lower bounds: computing is assumed to overlap the exchange that "
+    "follows it, and the longer of the two counts."
 )
 # What a function of layouts gets.
 _DEVICES = "of the list of the devices' names"
@@ -54,35 +54,34 @@ def plan(
     plot: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Print the bytes that a model needs on N devices, untrained.
+    """Print the memory that training a model needs on N devices.
 
-    One column for each way to put it there: a copy on every device, with the
-    optimizer's state in shards (updates="sharded"), and with the weights in
-    shards, too (weights="sharded"). The devices need not exist.
+    Nothing is trained, and the devices need not exist. There is a column for
+    each layout: a copy on every device, the optimizer's state in shards
+    (updates="sharded"), and the weights in shards, too (weights="sharded").
 
-    With --hosts, one row for each way and number of hosts: how long a step
-    takes on your links.
+    With --hosts, there is a row for each layout and number of hosts: how long
+    a step takes on your links.
 
     Args:
-        target: A function without arguments that returns a compiled model,
-            alone or with data as for fit: (model, x, y) or (model, dataset).
-        towers: Number of devices; with --hosts, of each host.
-        batch_size: Examples in a global batch; with --hosts, that each host
-            adds to it.
-        device_memory: Memory of a device, such as 24GiB: says what fits.
+        target: A function without arguments. It returns a compiled model, alone
+            or with data as for fit: (model, x, y) or (model, dataset).
+        towers: Number of devices; with --hosts, per host.
+        batch_size: Examples in a global batch; with --hosts, per host.
+        device_memory: Memory of a device, such as 24GiB, to show what fits.
         gather_bytes: The option of weights="sharded": how many bytes of
-            gathered weights a device has at a time.
-        layouts: A function of a list of N devices' names that returns a
-            keras.distribution.LayoutMap, or a ModelParallel, whose mesh has
-            these devices: one more column.
-        hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64: three dots double
-            the number before them.
-        link_between: What each host can send to others, and receive at the same
-            time, such as 100Gbit. A latency may follow: 100Gbit,30us.
+            gathered weights a device holds at a time.
+        layouts: A function that gets a list of N devices' names. It returns a
+            keras.distribution.LayoutMap or ModelParallel, whose mesh has these
+            devices. Adds a column.
+        hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64: three dots keep
+            doubling the number before them.
+        link_between: Rate at which each host can send to others, and receive at
+            the same time, such as 100Gbit. A latency may follow: 100Gbit,30us.
         link_within: The same for each device and the others of its host, such
             as 300GB/s or 300GB/s,5us.
-        step_ms: Milliseconds of a step on one device that trains alone, with
-            its share of the batch; without it, only exchanges have a time.
+        step_ms: Milliseconds of a step on one device alone, with its share of
+            the batch. Without it, only exchanges have a time.
         plot: Also draw the examples per second into this file (.png, .svg,
             .pdf), with matplotlib.
         as_json: Print JSON, with all sizes in bytes.

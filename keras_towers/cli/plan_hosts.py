@@ -188,8 +188,8 @@ def parse_hosts(text: str, towers: int) -> list[int]:
 def _not_hosts(text: str) -> TowerError:
     return TowerError(
         f"--hosts {text} is not allowed: give numbers of hosts in ascending "
-        "order, such as 1,2,3 or 1,2,...,64, where three dots double the "
-        "number before them until it is the one after them"
+        "order, such as 1,2,3 or 1,2,...,64, where three dots keep doubling "
+        "the number before them up to the number after them"
     )
 
 
@@ -207,8 +207,8 @@ def parse_link(
         if members > 1:
             what = "hosts" if name == "between" else "the devices of a host"
             raise TowerError(
-                f"--hosts needs --link-{name}: what connects {what}, such as "
-                "100Gbit or 300GB/s"
+                f"--hosts needs --link-{name}: the rate between {what}, such "
+                "as 100Gbit or 300GB/s"
             )
         return math.inf, 0.0
     given = f"--link-{name} {text}"

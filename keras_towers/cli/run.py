@@ -107,61 +107,61 @@ def run(
 ) -> None:
     """Run a script as N processes that train one model together.
 
-    Each line of output is tagged with its rank. If a rank fails, the other
-    ranks are stopped, and the command ends with its exit code.
+    Each line of output begins with its rank. If a rank fails, the command stops
+    the others, and returns the exit code of that rank.
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
     Under srun, mpirun or torchrun, or with TF_CONFIG, it runs the script as one
-    of the processes that were started.
+    of the job's processes.
 
     Args:
         script: The script that each rank runs.
         arguments: Arguments and options of SCRIPT.
         processes: Number of processes. Default: the slots of all hosts.
-        hosts: Hosts to run on. Default: those of the cluster, or this machine.
-        hostfile: Hosts in a file, with lines like 'host slots=2'.
+        hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
+        hostfile: A file of hosts, with lines like 'host slots=2'.
         ps: Number of parameter servers, on this machine.
-        workers: Number of processes that train, connected by TensorFlow; with
-            --ps, by parameter servers.
+        workers: Number of processes that train. TensorFlow connects them; with
+            --ps, parameter servers do.
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Options follow the name, as in
             horovod:weights=sharded:shard_over=process.
         no_strategy: Let each process train a separate model.
         towers: Towers per process, with --strategy or --ps. Without GPUs, the
             CPU is split into this number.
-        servers: BytePS servers to start besides the processes. Default: 1 with
+        servers: Number of BytePS servers to start, too. Default: 1 with
             --strategy byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
-        device_memory: Memory of each device, such as 24GiB: fit says before the
-            first step if a model does not fit. Default: that of GPUs; 0: it
-            does not say.
+        device_memory: Memory of each device, such as 24GiB: before the first
+            step, fit checks whether the model fits. Default: the memory of
+            GPUs; 0: no check.
         module: SCRIPT is a module name, as for python -m.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
             for; 0: never.
-        stall_shutdown: Seconds until a stalled job is ended; 0: never.
-        grace: Seconds that a script may take to end after SIGTERM, for a backup
-            (kt.Backup), before it is killed.
+        stall_shutdown: Seconds until a stalled job ends; 0: never.
+        grace: Seconds that a script has after SIGTERM, for example to save a
+            kt.Backup, before it is killed.
         restarts: How often to start all processes again if one is lost: it was
             killed, its host does not answer, or it ended with exit code 75.
-            With kt.Backup, fit goes on where it was.
-        standby: Keep a second process of each rank, which has imported
-            TensorFlow, to start again in less time. Export the variables that
-            TensorFlow reads when it is imported.
+            With kt.Backup, fit resumes.
+        standby: Keep a second process for each rank, with TensorFlow imported,
+            to start again faster. Export the variables that TensorFlow reads
+            when it is imported.
         network_interface: Network interface for the rendezvous. Default: the
             one with a route to the hosts.
         min_np: Elastic jobs: minimum number of ranks.
         max_np: Elastic jobs: maximum number of ranks.
-        host_discovery_script: Elastic jobs: a program that prints the hosts
-            that are there, one host:slots per line; run once a second.
+        host_discovery_script: Elastic jobs: a program that prints the available
+            hosts, one host:slots per line; run once a second.
         elastic_timeout: Elastic jobs: seconds to wait for --min-np slots before
             giving up. Default: 600.
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
-            avoid a host after a worker failed on it; doubles with each failure.
+            avoid a host after a worker fails on it; doubles with each failure.
             Default: 5 600.
         reset_limit: Elastic jobs: how often to start again with other ranks.
-            Default: without a limit.
+            Default: no limit.
         commits: Folder for the commits of kt.elastic, the same on every host.
             Default: a temporary one; on several hosts, in the working folder.
     """
@@ -190,8 +190,8 @@ def run(
     )
     if ps and elsewhere:
         raise TowerError(
-            f"{elsewhere} cannot be given with parameter servers, which are "
-            "started on this machine only. On several machines, start the "
+            f"{elsewhere} cannot be given with parameter servers: this command "
+            "starts them on this machine only. On several machines, start the "
             "script on each with TF_CONFIG"
         )
     plan = _make_plan(
@@ -213,7 +213,7 @@ def run(
     _check_restarts(restarts, standby, commits, limits, plan)
     if plan.joined and output:
         raise TowerError(
-            f"--output is not for {plan.joined}, which has its own"
+            f"--output is not for {plan.joined}, which has its own logs"
         )
     setup = Setup(
         strategy=strategy,
@@ -335,8 +335,8 @@ def _choose_engine(
     engine = known.engine if known else None
     if (ps or workers) and known and not (engine and engine.roles):
         raise TowerError(
-            f"--ps and --workers are not for the strategy {strategy}, whose "
-            "processes are connected otherwise: give -np N"
+            f"--ps and --workers are not for the strategy {strategy}, which "
+            "connects its processes in another way: give -np N"
         )
     if engine is None:
         engine = known_engines.HOROVOD
@@ -428,8 +428,8 @@ def _rank_to_join(ranks: int | None) -> ClusterEnvironment | None:
 def _refuse_other_launcher(job: str) -> None:
     if _rank_to_join(None):
         raise TowerError(
-            "another launcher started this process as one of several, each of "
-            f"which would start {job}: start it once, without that launcher"
+            "another launcher started this command in several processes, and "
+            f"each would start {job}: start it once, without that launcher"
         )
 
 
@@ -487,8 +487,8 @@ def _check_strategy(
         raise TowerError("--towers needs --strategy, or --ps")
     if seed is not None and not strategy:
         raise TowerError(
-            "--seed needs --strategy: a script that enters a strategy itself "
-            "calls keras.utils.set_random_seed"
+            "--seed needs --strategy: if the script enters a strategy itself, "
+            "call keras.utils.set_random_seed in it"
         )
     if strategy is None:
         return
@@ -517,18 +517,18 @@ def _check_restarts(
 ) -> None:
     if limits and not plan.elastic:
         raise TowerError(
-            f"{limits} cannot be given without --min-np, which makes the job "
-            "an elastic one"
+            f"{limits} cannot be given without --min-np, which makes a job "
+            "elastic"
         )
     if restarts and plan.elastic:
         raise TowerError(
             f"--restarts {restarts} is for jobs with a fixed number of "
-            "processes: an elastic job goes on after a loss by itself. For a "
-            f"limit, give --reset-limit {restarts} instead"
+            "processes: an elastic job always starts again after a loss. To "
+            f"limit that, give --reset-limit {restarts} instead"
         )
     if restarts and plan.joined:
         raise TowerError(
-            f"--restarts is not for {plan.joined}, which has to start all "
+            f"--restarts is not for {plan.joined}: it has to start all "
             "processes again itself"
         )
     for option, given in (("--standby", standby), ("--commits", commits)):

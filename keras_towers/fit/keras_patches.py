@@ -4,7 +4,7 @@ The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
 the six methods of a model, the one that resolves its ``jit_compile="auto"``,
-the one that gives a variable its first value, the function by which Keras
+the two that give a variable its first value, the function by which Keras
 stores a distribution, the functions that write a model (``calls/saving.py``),
 and the filter of tracebacks. ``compat.py`` exempts this package from
 AutoGraph for good. ``tf.random.shuffle`` and the ``random`` module of Keras's
@@ -205,6 +205,19 @@ def _create_variable(
         call.place_created(variable)
 
 
+def _create_by_initializer(
+    original: Callable[[Any, Any], None], variable: Any, initializer: Any
+) -> None:
+    """Create a variable; of a large one, ranks may make only their rows."""
+    strategy, deferred = contract.active_strategy(), None
+    if strategy is not None and thread_state.current_step() is None:
+        deferred = strategy._adoption.defer(variable, initializer)
+    if deferred is None:
+        original(variable, initializer)
+    else:
+        variable._initialize(deferred)
+
+
 def _export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Export a model with whole variables."""
     with (
@@ -327,6 +340,11 @@ def patch_until_closed(
             compat.KerasVariable,
             "_initialize",
             functools.partial(_create_variable, around_creation),
+        ),
+        (
+            compat.KerasVariable,
+            "_initialize_with_initializer",
+            _create_by_initializer,
         ),
         (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,

@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     )
 
 Batches: TypeAlias = Literal["split", "each"]
-"""Whether the global batch is split, or each tower draws a whole batch."""
+"""Whether towers split the global batch, or each draws a whole batch."""
 Bytes: TypeAlias = int | str
 """A number of bytes, such as 2**28, or "256MiB"."""
 Extent: TypeAlias = Literal["tower", "global"]
 """Whether statistics are computed from a tower's rows or the global batch."""
 MicroBatches: TypeAlias = int | Literal["auto"]
-"""The number of micro-batches of a tower; "auto": as its memory requires."""
+"""The number of micro-batches per tower; "auto": as many as memory requires."""
 ModeName: TypeAlias = Literal[
     "nccl", "collective", "hierarchical", "towers", "host"
 ]
-"""How gradients are summed over the towers of a process."""
+"""How the towers of a process sum gradients."""
 ShardOver: TypeAlias = Literal["job", "process"]
-"""Whether the towers of all processes share a weight, or those of each."""
+"""Whether the towers of all processes, or of each one, share a weight."""
 Tokens: TypeAlias = Literal["per_replica", "shared"]
 """Whether each replica has a share of an update, or takes shared tokens."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
-"""Whether one tower updates all weights, each tower its copy, or a share."""
+"""Whether one tower updates all weights, or each its copy, or each a share."""
 Weights: TypeAlias = Literal["sharded"]
 """Whether each large weight is divided into shards, one on each tower."""
 Where: TypeAlias = Literal["host", "towers"]
@@ -82,89 +82,87 @@ class StrategyOptions:
 
     Attributes:
         average: True: gradients are the same as on one device. False: they are
-            multiplied by the number of replicas, as if each had its own batch
-            and the gradients were summed, as in tensorpack.
-        batches: ``"split"``: the global batch is split over the towers; of
-            several processes, all get the same data, and each takes its share
-            of every batch. ``"each"``: every tower of a process draws a
-            whole batch, or every process reads its own data, and these batches
-            together form the global batch; the number of batches may differ
-            between processes.
-        sync_every_epoch: at the end of each epoch, synchronize all towers of
-            all processes, including variables that towers change individually
+            multiplied by the number of replicas, as if each replica had its own
+            batch and gradients were summed, as in tensorpack.
+        batches: ``"split"``: towers split the global batch. All processes get
+            the same data, and each takes its share of every batch. ``"each"``:
+            every tower of a process draws a whole batch, or every process reads
+            its own data. These batches together form the global batch.
+            Processes may have different numbers of batches.
+        sync_every_epoch: synchronize all towers of all processes at the end of
+            each epoch, including variables that towers change individually
             (moving statistics).
-        batch_norm: ``"global"``: BatchNormalization normalizes with the
-            statistics of the global batch, as one device does. ``"tower"``:
-            with the statistics of each tower's rows, which needs no exchange
-            and changes results.
+        batch_norm: ``"global"``: BatchNormalization uses the statistics of the
+            global batch, as one device does. ``"tower"``: it uses the
+            statistics of each tower's rows. This needs no exchange, but changes
+            results.
         micro_batches: a number k: each tower processes its rows of a batch in k
-            parts, one after another, so that it holds the activations of one
-            part at a time. The result is the same as for the whole batch. An
-            operation that needs all rows, such as BatchNormalization, waits for
-            all parts, whose earlier activations stay in memory. With
-            ``batch_norm="tower"`` each part has its own statistics. ``"auto"``:
-            start with one part, and double the number whenever one of the first
-            steps of a call runs out of memory; that step is retried from the
-            same weights. Several processes take as many as any of them needs.
-        mode: how the gradients of a process's towers are summed: ``"nccl"``,
+            parts, one after another, and holds the activations of one part at a
+            time. The result equals that of the whole batch. If an operation
+            needs all rows, such as BatchNormalization, it waits for all parts,
+            and earlier activations stay in memory. With ``batch_norm="tower"``,
+            each part has its own statistics. ``"auto"``: start with one part.
+            If one of the first steps of a call runs out of memory, double the
+            number, and repeat the step from the same weights. Several processes
+            use the largest number that any of them needs.
+        mode: how the towers of a process sum gradients: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
-            towers), ``"towers"`` (on each in turn), ``"host"``,
-            or None to choose automatically. A mode that cannot run falls back
-            to another, and the reason is logged.
-        updates: ``"once"``: tower 0 updates the weights and distributes them;
-            ``"each"``: every tower updates its own copy; ``"sharded"``: every
+            towers), ``"towers"`` (on each in turn), ``"host"``, or None to
+            choose automatically. If a mode cannot run, another replaces it, and
+            the log says why.
+        updates: ``"once"``: tower 0 updates the weights and distributes them.
+            ``"each"``: every tower updates its own copy. ``"sharded"``: every
             tower of all processes updates its rows of each large weight, and
             holds the optimizer's state for these only, as in stage 1 of ZeRO.
             None: ``"once"`` if the towers share memory, else ``"each"``.
-        weights: ``"sharded"``: every tower has its own rows of each large
-            weight and of the optimizer's state for it, for models that do not
-            fit on one device, as in stage 3 of ZeRO or FSDP. Weights are
-            gathered where an operation needs them whole. Results are the same.
-            None: whole weights.
+        weights: ``"sharded"``: every tower holds only its own rows of each
+            large weight and of the optimizer's state, as in stage 3 of ZeRO or
+            FSDP. Use it if a model does not fit on one device. If an operation
+            needs a whole weight, towers gather it. Results do not change. None:
+            whole weights.
         gather_bytes: with ``weights="sharded"``: the bytes of gathered weights
-            that a tower has at a time, as a number or a text such as "256MiB".
-            With less, there are more exchanges. A weight larger than a quarter
-            of it is gathered alone, and may come on top.
-        layouts: a ``keras.distribution.LayoutMap`` on a mesh of the devices of
-            this process, as for ``ModelParallelStrategy``: every process has
-            such a mesh, and its rows are the towers of the process. None: each
-            tower is a device.
+            that a tower holds at a time, as a number or a text such as
+            "256MiB". A smaller number needs more exchanges. A weight larger
+            than a quarter of it is gathered alone, and may not be counted.
+        layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
+            devices, as for ``ModelParallelStrategy``. Every process has such a
+            mesh; each row of the mesh is a tower. None: each tower is a device.
         shard_over: with weights or updates in shards: ``"job"``: the towers of
             all processes share each large weight. ``"process"``: the towers of
-            each process do, and every process has all shards, as with hybrid
-            shards (HSDP): weights are gathered within a process, and only the
-            sums of gradients go between processes.
+            each process share it, and every process has all shards, as with
+            hybrid shards (HSDP). Weights are then gathered within a process,
+            and processes exchange only the sums of gradients.
         packer: a ``GradientPacker``, which packs gradients into a few buffers
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
-        compression: how gradients are exchanged between processes. None:
-            losslessly, in the way that the strategy prefers. ``"none"``:
-            losslessly, always by its engine. ``"fp16"``, ``"fp16-shards"``,
-            ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``,
-            ``"power-sgd"`` (``keras_towers.reduction.PowerSGD(rank)`` for
-            a rank other than 4), a function of a transport, tensors and a
-            key, or a ``keras_towers.reduction.StatefulHook``. These change
-            results. Sparse gradients, metrics and statistics are never
-            compressed.
+        compression: how processes exchange gradients. None: losslessly, as the
+            strategy prefers. ``"none"``: losslessly, always by the strategy's
+            engine. ``"fp16"``, ``"fp16-shards"``, ``"bf16"``,
+            ``"fp16-feedback"``, ``"bf16-feedback"``, ``"power-sgd"``
+            (``keras_towers.reduction.PowerSGD(rank)`` for a rank other than 4),
+            a function of a transport, tensors and a key, or a
+            ``keras_towers.reduction.StatefulHook``: these change results.
+            Sparse gradients, metrics and statistics are never compressed.
         sync_every: None: ranks exchange gradients in every step. A number k:
-            each rank updates its own weights from its part of each batch, and
-            after k updates, at the end of an epoch and before ``evaluate``
-            and ``predict``, the ranks average their weights. Changes results.
-            The optimizer's variables differ between ranks until
-            ``sync_every_epoch``; anything saved within a round is rank 0's.
-        outer_momentum: with ``sync_every``: the mean change of a round is taken
-            as a gradient, with this Nesterov momentum, as in DiLoCo.
-        outer_learning_rate: the learning rate of that step; 1 without a
-            momentum gives the mean of the ranks' weights.
-        scale_gradient: divide gradients by the number of towers, or of
-            workers. With SGD, one batch of each then moves the weights as far
-            as one synchronous step; optimizers that are invariant to the scale
-            of gradients, such as Adam, are not affected. Workers that update
-            together apply the average, or with False the sum.
+            each rank updates its own weights from its part of each batch. Ranks
+            average their weights after k updates, at the end of an epoch and
+            before ``evaluate`` and ``predict``. This changes results. The
+            optimizer's variables differ between ranks until
+            ``sync_every_epoch``; files saved within a round have rank 0's
+            values.
+        outer_momentum: with ``sync_every``: the outer step uses the mean change
+            of a round as a gradient, with this Nesterov momentum, as in DiLoCo.
+        outer_learning_rate: the learning rate of the outer step. With 1, and no
+            momentum, ranks get the mean of their weights.
+        scale_gradient: divide gradients by the number of towers or workers.
+            With SGD, one batch on each of them then moves the weights as far as
+            one synchronous step. Optimizers that ignore the scale of gradients,
+            such as Adam, are not affected. Workers that update together apply
+            the average; with False, the sum.
         stall_timeout_s: seconds that a worker waits for slow or restarting
-            workers before it fails; in one process, seconds without any
-            replica finishing a step.
+            workers before it fails; in one process, seconds in which no replica
+            finishes a step.
 
     Raises:
         TowerError: a value is not allowed, or contradicts another.
@@ -237,9 +235,9 @@ class StrategyOptions:
         if self.layouts is not None and (self.weights or self.updates):
             name = "updates" if self.updates else "weights"
             raise TowerError(
-                f"layouts contradict {name}={getattr(self, name)!r}: they say "
-                "how weights are divided, and every device updates its part. "
-                f"Leave {name} out."
+                f"layouts contradict {name}={getattr(self, name)!r}: a layout "
+                "map already divides the weights, and every device updates its "
+                f"part. Leave {name} out."
             )
         if self.weights is not None and self.updates == "sharded":
             raise TowerError(
@@ -250,11 +248,11 @@ class StrategyOptions:
         if not in_shards:
             return
         of_towers = (
-            "each tower's rows of a gradient are added up on that tower",
+            "each tower adds up its own rows of a gradient",
             "Leave one of them out.",
         )
         of_ranks = (
-            'without shard_over="process" no rank has all shards',
+            'without shard_over="process", no rank has all shards',
             "Add it, or leave one of them out.",
         )
         reasons = {"mode": of_towers, "packer": of_towers}

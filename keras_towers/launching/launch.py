@@ -54,13 +54,13 @@ def launch(
 ) -> _T:
     """Run a function in several processes that train one model together.
 
-    For notebooks, and for scripts that are not to be started by
-    ``keras-towers run``. Each process, or rank, runs on this machine and calls
-    ``fn`` once. The ranks' output appears here, each line tagged with its rank.
-    Ctrl-C ends all ranks.
+    Use it in notebooks, or in scripts that you do not start by ``keras-towers
+    run``. Each process, or rank, runs on this machine and calls ``fn`` once.
+    The ranks' output appears here; each line begins with its rank. Ctrl-C ends
+    all ranks.
 
-    Ranks are fresh processes: ``fn`` is sent to them with the values of the
-    notebook or script that it uses, and makes its model and strategy there.
+    Ranks are new processes. They get ``fn`` and the values of the notebook or
+    script that it uses. ``fn`` makes its own model and strategy.
 
     Args:
         fn: the function that each rank calls. Functions and classes defined in
@@ -71,16 +71,16 @@ def launch(
         output: a folder for one output file per rank; None: no files.
         stall_warning_s: seconds until a waiting rank reports which ranks it
             waits for; 0: never.
-        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
+        stall_shutdown_s: seconds until a stalled job ends; 0: never.
 
     Returns:
-        What ``fn`` returned on rank 0. It has to be something that can be
+        The result of ``fn`` on rank 0. It has to be an object that can be
         pickled: numbers, arrays, weights, a Keras model.
 
     Raises:
-        TowerError: ``fn`` failed on a rank, whose traceback is in the message,
-            or a rank was killed; ``fn`` or its result cannot be sent; ``np`` is
-            not positive; called in a rank; Horovod is not installed.
+        TowerError: ``fn`` failed on a rank (the message has its traceback), or
+            a rank was killed; ``fn`` or its result cannot be sent; ``np`` is
+            not positive; you call this in a rank; Horovod is not installed.
 
     Example:
         >>> def train(epochs):
@@ -107,7 +107,7 @@ def launch(
             (fn, tuple(args), dict(kwargs or {})),
             folder / _CALL,
             f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks: "
-            "create what cannot be pickled inside the function",
+            "if an object cannot be pickled, create it inside the function",
         )
         outcome = run_job(
             Job(

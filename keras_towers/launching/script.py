@@ -93,8 +93,8 @@ def run_as_is(words: Sequence[str]) -> None:
             f"this process is {rank}",
             "To train one model in all of them, start the script by "
             f"`keras-towers run --strategy {engine.strategy}`, or write `with "
-            f"kt.{engine.strategy_class}():` around fit. If each is to train a "
-            "model of its own, start it by `python` alone.",
+            f"kt.{engine.strategy_class}():` around fit. If each should train "
+            "a model of its own, start it by `python` alone.",
         )
     _run(sys.argv[0], module, contextlib.nullcontext())
 
@@ -162,7 +162,7 @@ def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
         f"To train one model in all of them, add --strategy {suggested} to "
         f"`keras-towers run`, or `with kt.{STRATEGIES[suggested].kind}():` "
         "around fit in the script. "
-        "If each is to train a model of its own, give --no-strategy"
+        "If each should train a model of its own, give --no-strategy"
         + (", and -np in place of --ps and --workers." if has_servers else "."),
     )
 
@@ -227,8 +227,8 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
         kt.virtual_towers(towers)
     elif strategy is None:
         raise kt.TowerError(
-            "--towers without --strategy splits the CPU, on machines without "
-            f"GPUs only: give towers={towers} to the strategy of the script"
+            "without --strategy, --towers only splits a CPU, but this machine "
+            f"has GPUs: give towers={towers} to the script's strategy"
         )
 
 

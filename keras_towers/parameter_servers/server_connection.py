@@ -276,8 +276,8 @@ class ServerPeers:
         if again and self.connection.store.get(key) is not None:
             raise TowerError(
                 "the chief of this job was restarted alone after training "
-                "had begun, and its knowledge of the training is lost: start "
-                "all tasks of the job again, from a backup."
+                "had begun, and has lost the state of the training: start all "
+                "tasks of the job again, from a backup."
             )
 
     def _await(self, read: Callable[[], Any], key: str) -> Any:

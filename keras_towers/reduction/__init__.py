@@ -34,7 +34,7 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``shared_memory``
   Lossless sums over the processes of one machine, in shared memory.
 ``stateful_hooks``
-  Communication hooks that keep something from one step to the next.
+  Communication hooks that keep a state from one step to the next.
 ``tower_sums``
   Sums over the towers of a process: by additions, collective ops, or NCCL.
 """

@@ -1,7 +1,7 @@
-"""Communication hooks that keep something from one step to the next.
+"""Communication hooks that keep a state from one step to the next.
 
-As in optax, a hook's state is data: the hook says what it begins with, gets it
-in every step, and returns the next. ``RankSum`` has it in variables.
+As in optax, the state is data: a hook makes the first one, gets the current one
+in every step, and returns the next. ``RankSum`` keeps it in variables.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from keras_towers.transport import Transport
 
 
 class HookState(NamedTuple):
-    """What a hook keeps, in nested structures of tensors.
+    """The state of a hook, in nested structures of tensors.
 
     Attributes:
-        own: what differs between ranks, and counts by its sum over them, such
-            as what a rank has not sent yet. If the number of ranks changes,
-            each gets an equal share of the sum.
-        common: what is the same on all ranks.
+        own: values that differ between ranks, and of which only the sum over
+            ranks matters, such as gradients that a rank has not sent yet. If
+            the number of ranks changes, each gets an equal share of the sum.
+        common: values that are the same on all ranks.
     """
 
     own: Any = ()
@@ -40,9 +40,9 @@ class StatefulHook:
     """The base class of communication hooks with a state.
 
     An optimizer has a state for each list of weights that it updates, in
-    variables beside its own. ``kt.Backup`` saves them. A model that is saved
+    variables beside its own. ``kt.Backup`` saves these variables. A saved model
     does not have them, since they belong to a job of several ranks: training a
-    loaded model begins with what ``init`` returns.
+    loaded model begins with the result of ``init``.
 
     Example:
         Each rank sends only the signs of its gradients, times their mean size,
@@ -85,8 +85,8 @@ class StatefulHook:
         Args:
             transport: connects the ranks.
             tensors: this rank's N dense gradients.
-            state: what the step before returned. The next one has the same
-                structure, shapes and dtypes.
+            state: the state that the last step returned. The next state has the
+                same structure, shapes and dtypes.
             key: a prefix for the keys of the collectives, the same on all
                 ranks.
         """

@@ -55,9 +55,9 @@ def check_last(path: str, position: Sequence[int]) -> None:
         raise TowerError(
             "the last backup of this job is not in "
             f"{posixpath.dirname(path)} of host {os.uname().nodename}: "
-            "every host that may have rank 0 needs the same folder. "
-            "`keras-towers run --commits` names that of kt.elastic, "
-            "kt.Backup(folder) its own."
+            "every host that may have rank 0 needs the same folder. Name it "
+            "by `keras-towers run --commits` for kt.elastic, or by "
+            "kt.Backup(folder)."
         )
 
 
@@ -114,7 +114,7 @@ def share(content: bytes) -> bytes:
         return content
     if len(content) > store.MAX_BYTES:
         raise TowerError(
-            f"the objects of a state have {len(content):,} bytes, and may have "
+            f"the objects of a state have {len(content):,} bytes, but may have "
             f"{store.MAX_BYTES:,}: keep arrays in variables, or in files."
         )
     if is_rank_0():

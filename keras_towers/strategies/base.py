@@ -313,14 +313,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         changes = []
         if options.batch_norm == "tower":
             changes.append(
-                'batch_norm="tower" changes results: BatchNormalization has '
-                "statistics of each tower's own rows"
+                'batch_norm="tower" changes results: BatchNormalization uses '
+                "the statistics of each tower's own rows"
             )
         if config.transport.size > 1:
             changes += modes.describe_rank_options(options)
         gradients = "those of one device"
         if changes:
-            gradients = f"not {gradients}, as said below"
+            gradients = f"not {gradients}, as the lines below say"
         if not self.average:
             gradients += f" times {self.num_replicas}, the number of replicas"
         data = {
@@ -336,7 +336,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         elif options.micro_batches > 1:
             lines.append(
                 f"each tower processes its rows in {options.micro_batches} "
-                "parts, one after another; of fewer rows, some parts are empty"
+                "parts, one after another; with fewer rows, some are empty"
             )
         lines += changes
         if type(config.transport) is not SingleProcess:
@@ -347,7 +347,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         peak = resident_bytes("VmHWM")
         if config.transport.size > 1 and peak is not None:
             held = format_bytes(peak)
-            lines.append(f"this process has held {held} of memory at its peak")
+            lines.append(f"the peak memory of this process is {held}")
         lines += self._describe_axes()
         lines += modes.describe_nccl(config)
         return lines + step_reports.describe_steps(config)

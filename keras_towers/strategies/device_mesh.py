@@ -126,7 +126,7 @@ def rows_of(
         raise TowerError(
             f"a mesh of the axes {', '.join(map(repr, names))} whose batch "
             f"axis is {batch!r} is not supported: give a DeviceMesh of one or "
-            "two axes, one of which is that of the batch."
+            "two axes, one of which is the batch axis."
         )
     devices = np.asarray(mesh.devices)
     if len(names) == 1:

@@ -30,34 +30,35 @@ class OnMesh(BaseStrategy):
 
 
 class ModelParallelStrategy(OnMesh):
-    """Trains a model on a mesh of devices, which divides weights as well.
+    """Trains a model on a mesh of devices that divides batches and weights.
 
-    A row of the mesh is a tower: towers share the examples of each batch. The
-    devices of a tower share the weights that a ``keras.distribution.LayoutMap``
-    divides, the state of the optimizer for them, and what is computed with
-    them: the pair of dense layers of a transformer, or the heads of attention,
-    without gathering a kernel. Results are the same as on one device.
+    Each row of the mesh is a tower. Towers share the examples of each batch.
+    The devices of a tower share the weights that a
+    ``keras.distribution.LayoutMap`` divides, and the optimizer's state for
+    them. They also share the computing, for example of a transformer's pair of
+    dense layers or attention heads, without gathering a kernel. Results are the
+    same as on one device.
 
     ``keras.distribution.set_distribution(keras.distribution.ModelParallel(...))``
-    trains on the same strategy, so scripts for other backends of Keras run as
-    they are.
+    trains on the same strategy, so scripts for other Keras backends run
+    unmodified.
 
     Ports the tensor parallelism of Megatron-LM (Shoeybi et al., arXiv
-    1909.08053), for layouts that the user chooses, as in GSPMD (arXiv
-    2105.04663).
+    1909.08053), for layouts that you choose, as in GSPMD (arXiv 2105.04663).
 
     Args:
-        layout_map: how weights are divided over the axes of its mesh of one or
-            two axes. An axis of a weight may name either of them: the one of
-            the batch divides it over towers, as ``weights="sharded"`` does.
+        layout_map: how to divide weights over its mesh, which has one or two
+            axes. An axis of a weight may name either axis of the mesh. The
+            batch's axis divides the weight over towers, as
+            ``weights="sharded"`` does.
         batch_dim_name: the axis of the mesh that divides batches; None: the
             first.
-        gather_bytes: how many bytes of weights that towers divide each has
-            gathered at a time.
+        gather_bytes: for weights that towers divide: how many bytes of gathered
+            weights a device holds at a time.
         **options: as for ``TowerStrategy``.
 
     Raises:
-        TowerError: the mesh has more than two axes, unknown devices, or a
+        TowerError: the mesh has more than two axes, a device is unknown, or a
             layout does not fit a weight.
 
     Example:

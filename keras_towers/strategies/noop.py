@@ -27,21 +27,22 @@ from keras_towers.strategies.base import BaseStrategy
 class NoOpStrategy(BaseStrategy):
     """Runs the epochs, steps and callbacks of ``fit`` without computing.
 
-    For testing callbacks, schedules and scripts without waiting for a model.
-    Weights and moving averages do not change, except by callbacks. No data is
-    needed (``fit(steps_per_epoch=100)``), and data is read only to find its end
-    if its length is unknown; from a ``PyDataset``, which does not declare its
-    shapes, Keras reads a batch or two. An unbuilt model is built from its data.
+    Use it to test callbacks, schedules and scripts without waiting for a model.
+    Only callbacks change weights and moving averages. ``fit`` needs no data
+    (``fit(steps_per_epoch=100)``). If the length of the data is unknown,
+    ``fit`` reads it to find its end; from a ``PyDataset``, which does not
+    declare its shapes, Keras reads a batch or two. An unbuilt model is built
+    from its data.
 
-    Validation inside ``fit`` also computes nothing and runs its callbacks.
-    Explicit calls of ``evaluate`` and ``predict``, for example from a callback,
+    Validation inside ``fit`` also computes nothing, and runs its callbacks. If
+    you call ``evaluate`` or ``predict``, for example from a callback, they
     compute as usual, on one device. In a custom loop the strategy is one tower.
 
     Ports tensorpack's ``NoOpTrainer``.
 
     Args:
-        logs: the logs of every step, for callbacks that need a number;
-            validation reports them too, as ``val_...``. None: empty logs.
+        logs: the logs of every step, for callbacks that need a number.
+            Validation reports them, too, as ``val_...``. None: empty logs.
 
     Attributes:
         logs: the logs of every step.

@@ -61,20 +61,20 @@ def choose_places(
 class ParameterServerTowerStrategy(BaseStrategy):
     """Trains on several devices that share one copy of every weight.
 
-    Each tower reads the weights from the devices that hold them and computes
-    gradients on its share of the batch. Each gradient is summed on the device
-    of its variable and applied there once. The weights are as exact as with
-    ``TowerStrategy``, but need the memory of only one copy.
+    Each tower reads the weights from the devices that hold them, and computes
+    gradients on its share of the batch. The device of a variable sums its
+    gradients and applies them once. The weights are as exact as with
+    ``TowerStrategy``, but need memory for only one copy.
 
-    Only trained weights and the optimizer's slots are placed in this way. All
-    other variables (moving statistics, metrics, random states, frozen weights)
-    stay where they are. In a custom loop in ``strategy.scope()`` each tower has
-    a replica, as with ``TowerStrategy``.
+    This applies to trained weights and the optimizer's slots. All other
+    variables (moving statistics, metrics, random states, frozen weights) stay
+    where they are. In a custom loop in ``strategy.scope()``, each tower has a
+    replica, as with ``TowerStrategy``.
 
-    A ``tf.Variable`` obtained from the model before the block may be out of
-    date inside it, because the weight is on another device; after the block it
-    is up to date again. Keras variables and ``model.get_weights()`` are always
-    up to date.
+    If you got a ``tf.Variable`` from the model before the block, it may be out
+    of date inside the block, because the weight is on another device. After the
+    block it is up to date again. Keras variables and ``model.get_weights()``
+    are always up to date.
 
     Ports tensorpack's ``SyncMultiGPUTrainerParameterServer``.
 
@@ -86,13 +86,13 @@ class ParameterServerTowerStrategy(BaseStrategy):
         average: True: gradients are the same as on one device. False: they are
             multiplied by the number of replicas, as in tensorpack.
         batches: ``"split"``: the towers share every batch. ``"each"``: every
-            tower draws a whole one.
+            tower draws a whole batch.
         sync_every_epoch: synchronize all variables at the end of each epoch.
-        batch_norm: ``"global"``: BatchNormalization has the statistics of the
-            global batch. ``"tower"``: only of each tower's rows.
-        micro_batches: into how many parts each tower divides its rows, to save
-            memory; ``"auto"``: as few as memory allows.
-        **options: described in more detail by ``StrategyOptions``.
+        batch_norm: ``"global"``: BatchNormalization uses the statistics of the
+            global batch. ``"tower"``: those of each tower's rows.
+        micro_batches: the number of parts into which each tower divides its
+            rows, to save memory; ``"auto"``: as few as memory allows.
+        **options: ``StrategyOptions`` describes these options in more detail.
 
     Attributes:
         ps_device: where the weights are: ``"host"`` or ``"towers"``.
@@ -225,38 +225,38 @@ class _WorkerStrategy(BaseStrategy):
 class DistributedParameterServerStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers.
 
-    Each trained weight is held by one of the servers, the one with the fewest
-    bytes, together with the optimizer's state for it. A worker sums the
-    gradients of its towers and sends them there; then it reads all weights into
-    one local copy, which its towers share.
+    One server, the one with the fewest bytes, holds each trained weight and the
+    optimizer's state for it. A worker sums the gradients of its towers and
+    sends them to the servers. Then it reads all weights into one local copy,
+    which its towers share.
 
-    All processes run the same script with ``TF_CONFIG``, started by
-    ``keras-towers run --ps 1 --workers 3 script.py`` or by hand; parameter
-    servers end with the training. ``fit`` reports a worker's own metrics.
-    Afterwards all workers have the same model, with the moving statistics of
-    the chief. Only the chief writes files.
+    All processes run the same script with ``TF_CONFIG``. ``keras-towers run
+    --ps 1 --workers 3 script.py`` starts them, or you do. Parameter servers end
+    with the training. ``fit`` reports a worker's own metrics. Afterwards all
+    workers have the same model, with the chief's moving statistics. Only the
+    chief writes files.
 
-    The gradients of all workers are averaged on the servers and applied once,
-    as one device applies the gradient of the whole batch.
+    The servers average the gradients of all workers and apply them once, as one
+    device applies the gradient of the whole batch.
 
     Ports tensorpack's ``DistributedTrainerParameterServer``.
 
     Args:
         towers: devices of this worker, as for ``HorovodStrategy``.
         sync: True: all workers train synchronously. False: each worker applies
-            its own gradients without waiting; the weights then differ from
-            those on one device, and a step that reads a weight after it has
-            updated it gets the old value.
+            its own gradients without waiting. The weights then differ from one
+            device. If a step updates a weight and then reads it, it gets the
+            old value.
         caching_device: where a worker keeps its copy: ``"host"``;
-            ``"towers"``: small weights on the first one, large ones spread over
-            all. None: ``"towers"`` for one or two towers, else ``"host"``.
-        cluster: the job; None: the one that ``TF_CONFIG`` describes.
+            ``"towers"``: small weights on the first tower, large ones spread
+            over all. None: ``"towers"`` for one or two towers, else ``"host"``.
+        cluster: the job; None: the job that ``TF_CONFIG`` describes.
         scale_gradient: divide gradients by the number of workers.
         batches: ``"split"``: the workers share every batch. ``"each"``: every
             worker reads its own data.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         stall_timeout_s: seconds to wait for workers that are slow or gone.
-        **options: described in more detail by ``StrategyOptions``.
+        **options: ``StrategyOptions`` describes these options in more detail.
 
     Attributes:
         sync: as given.
@@ -299,25 +299,25 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 class DistributedReplicatedStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers and local copies.
 
-    Every tower of every worker has a copy of all weights. All gradients are
-    averaged on the servers and applied once, as one device applies the gradient
-    of the whole batch; then each worker copies the new weights to its towers.
+    Every tower of every worker has a copy of all weights. The servers average
+    all gradients and apply them once, as one device applies the gradient of the
+    whole batch. Then each worker copies the new weights to its towers.
 
     Variables that no optimizer trains, such as moving statistics, stay local to
-    each worker; at the end of each epoch the servers get the chief's.
+    each worker. At the end of each epoch, the servers get the chief's values.
     Everything else is as with ``DistributedParameterServerStrategy``.
 
     Ports tensorpack's ``DistributedTrainerReplicated``.
 
     Args:
         towers: devices of this worker, as for ``HorovodStrategy``.
-        cluster: the job; None: the one that ``TF_CONFIG`` describes.
+        cluster: the job; None: the job that ``TF_CONFIG`` describes.
         scale_gradient: divide gradients by the number of workers.
         batches: ``"split"``: the workers share every batch. ``"each"``: every
             worker reads its own data.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         stall_timeout_s: seconds to wait for workers that are slow or gone.
-        **options: described in more detail by ``StrategyOptions``.
+        **options: ``StrategyOptions`` describes these options in more detail.
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.

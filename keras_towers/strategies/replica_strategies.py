@@ -43,26 +43,26 @@ from keras_towers.strategies.parameter_server_strategies import (
 class AsyncTowerStrategy(BaseStrategy):
     """Trains an existing Keras model on towers without synchronizing them.
 
-    There is one copy of the model's weights, of its metrics and of its
-    optimizer's state. Each tower takes the next whole batch, computes gradients
-    with the current weights, and applies them immediately, even if other towers
-    have updated the weights in the meantime. So a slow tower never blocks a
-    fast one, but the weights depend on timing: they differ from those on one
-    device, and runs are not bit-reproducible.
+    There is one copy of the model's weights, its metrics and its optimizer's
+    state. Each tower takes the next whole batch, computes gradients with the
+    current weights, and applies them immediately, even if other towers have
+    updated the weights in the meantime. So a slow tower never blocks a fast
+    one. But the weights depend on timing: they differ from one device, and you
+    cannot reproduce a run bit by bit.
 
     Otherwise ``fit`` behaves as usual. Each batch is one step and one update,
     no update is lost, and ``optimizer.iterations`` counts them. Additions to a
     variable are not lost either, so metrics are exact. Batch callbacks run when
-    a batch is handed to a tower, up to two batches per tower ahead of its step,
-    with the logs of the step that ended last (of the previous epoch until a
-    step of this one has ended). Epoch-end callbacks run after all steps of the
-    epoch; so do the callbacks of its last batch if the length of the data is
-    known. ``fit`` raises errors that occur on a tower.
+    a tower takes a batch, up to two batches per tower ahead of its step. They
+    get the logs of the step that ended last (until a step of this epoch has
+    ended, of the previous epoch). Epoch-end callbacks run after all steps of
+    the epoch; if the length of the data is known, so do the callbacks of the
+    last batch. ``fit`` raises errors that occur on a tower.
 
     A single tower is plain training. ``train_on_batch``, ``evaluate``,
-    ``predict`` and custom training loops run as with ``TowerStrategy``, and
-    eager steps run as on one device. If an update depends on the number of
-    earlier updates, or reads what it writes (gradient accumulation, moving
+    ``predict`` and custom training loops run as with ``TowerStrategy``. Eager
+    steps run as on one device. If an update depends on the number of earlier
+    updates, or reads variables that it writes (gradient accumulation, moving
     averages, loss scaling, constraints), the towers update one at a time.
 
     Ports tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
@@ -77,8 +77,7 @@ class AsyncTowerStrategy(BaseStrategy):
     Attributes:
         staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how
             many updates of other towers the asynchronous steps of the last
-            epoch missed. It is also written to TensorBoard if that callback is
-            used.
+            epoch missed. A ``TensorBoard`` callback writes it, too.
 
     Raises:
         TowerError: devices that do not exist.
@@ -129,35 +128,35 @@ class SyncReplicasStrategy(BaseStrategy):
     """Trains an existing Keras model without waiting for its slowest replicas.
 
     Each of T replicas takes the next whole batch and computes its gradients.
-    As soon as R gradients have arrived, their average is applied once, as one
-    device would apply the gradient of these R batches together, and every
-    replica continues with the new weights. A gradient that is older than the
+    When R gradients have arrived, the strategy applies their average once, as
+    one device would apply the gradient of these R batches together. Every
+    replica then continues with the new weights. A gradient older than the
     weights is dropped, and counted.
 
-    With T > R there are T - R backup replicas: a slow replica, or one that
-    has stopped, does not delay the rest. With T = R nothing is dropped: the
-    weights are the same as on one device that trains on R batches at a time, up
-    to float rounding. With T < R replicas compute several gradients for each
-    update, for batches that are larger than the devices have memory for.
+    With T > R there are T - R backup replicas: a slow or stopped replica does
+    not delay the others. With T = R nothing is dropped: up to float rounding,
+    the weights equal those of one device that trains on R batches at a time.
+    With T < R replicas compute several gradients for each update, for batches
+    that do not fit into the devices' memory.
 
-    A gradient belongs to the mean loss of one batch, and all gradients count
+    A gradient belongs to the mean loss of one batch. All gradients count
     equally in an average, whatever the size of their batches. Statistics of a
-    batch, as in BatchNormalization, also cover one replica's batch. The last
-    update of an epoch averages fewer gradients if the number of batches is not
-    a multiple of R. ``optimizer.iterations`` counts updates.
+    batch, as in BatchNormalization, also cover one replica's batch. If the
+    number of batches is not a multiple of R, the last update of an epoch
+    averages fewer gradients. ``optimizer.iterations`` counts updates.
 
-    If gradients can be dropped, the logs of an epoch have their number as
-    ``"dropped_gradients"``, and a ``TensorBoard`` callback also writes the
-    number of each replica of this process.
+    If gradients can be dropped, the logs of an epoch contain their number as
+    ``"dropped_gradients"``. A ``TensorBoard`` callback also writes the number
+    for each replica of this process.
 
     Batch callbacks, ``train_on_batch``, ``evaluate``, ``predict`` and custom
     training loops work as with ``AsyncTowerStrategy``. A callback of ``fit``
     cannot call ``fit`` of the same model.
 
-    With parameter servers in ``TF_CONFIG`` every worker is a replica. The
+    With parameter servers in ``TF_CONFIG``, every worker is a replica. The
     servers hold the weights, the gradients and the optimizer, and the chief
     starts the updates. Only ``fit`` can train then. It ends in all workers
-    together, with the same model and ``counts``; until then only the chief has
+    together, with the same model and ``counts``. Until then, only the chief has
     ``counts``.
 
     Ports TensorFlow 1's ``SyncReplicasOptimizer``; the algorithm is from Chen,
@@ -169,18 +168,19 @@ class SyncReplicasStrategy(BaseStrategy):
             the number of replicas.
         total_num_replicas: number of replicas, T. None: the number of devices.
         variable_averages: a ``tf.train.ExponentialMovingAverage`` of the
-            trained weights, to be updated with them; see ``average_of``. A
-            custom training loop has to call its ``apply``.
+            trained weights, updated with them; see ``average_of``. A custom
+            training loop has to call its ``apply``.
         tokens: ``"per_replica"``: each replica computes its share of every
             update. ``"shared"``: as in TensorFlow 1, any replica may compute
-            any gradient, so that a fast one may compute several of an update;
-            the weights then differ from those on one device, and gradients can
-            be dropped for any T and R.
-        towers: the devices, as for ``TowerStrategy``; one for each replica.
-            In a job with parameter servers, this worker's; default: 1.
+            any gradient, so a fast one may compute several of an update. The
+            weights then differ from one device, and gradients can be dropped
+            for any T and R.
+        towers: the devices, as for ``TowerStrategy``; one for each replica. In
+            a job with parameter servers, the devices of this worker; default:
+            1.
         stall_timeout_s: seconds to wait for workers that are slow or gone; in
-            one process, seconds without any replica finishing a step.
-        cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
+            one process, seconds in which no replica finishes a step.
+        cluster: the job; None: the job that ``TF_CONFIG`` describes, if any.
         batches: across processes only. ``"split"``, the default: all workers
             get the same data, and each takes its part of every batch.
             ``"each"``: every worker reads its own data.

@@ -12,15 +12,15 @@ from keras_towers.strategies.base import BaseStrategy
 class TowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several devices of one machine.
 
-    The step of one device is divided: each tower computes the part of it that
-    belongs to its share of the batch. The gradients are all-reduced, and the
-    optimizer then does what it does on one device. Weights, losses and metrics
-    are the same as on one device, up to float rounding, for any model,
-    including BatchNormalization, random layers and losses over the whole batch.
-    After the first step ``describe`` lists what towers exchange for that, and
-    what is computed once for all of them.
+    Towers divide the step of one device: each computes the part that belongs to
+    its share of the batch. The gradients are all-reduced, and the optimizer
+    then runs as on one device. Weights, losses and metrics equal those of one
+    device, up to float rounding, for any model, including BatchNormalization,
+    random layers and losses over the whole batch. After the first step,
+    ``describe`` lists what towers exchange, and what one device computes for
+    all.
 
-    It is a real ``tf.distribute.Strategy`` and also works as ``with
+    This is a real ``tf.distribute.Strategy``. It also works as ``with
     strategy.scope():`` and in custom training loops.
 
     Ports tensorpack's ``SyncMultiGPUTrainerReplicated``, with its modes.
@@ -32,24 +32,24 @@ class TowerStrategy(BaseStrategy):
         average: True: gradients are the same as on one device. False: they are
             multiplied by the number of replicas, as in tensorpack.
         batches: ``"split"``: the towers share every batch. ``"each"``: every
-            tower draws a whole one.
+            tower draws a whole batch.
         sync_every_epoch: synchronize all variables at the end of each epoch.
-        batch_norm: ``"global"``: BatchNormalization has the statistics of the
-            global batch. ``"tower"``: only of each tower's rows.
-        micro_batches: into how many parts each tower divides its rows, to save
-            memory; ``"auto"``: as few as memory allows.
-        mode: how gradients are summed: ``"nccl"``, ``"collective"``,
+        batch_norm: ``"global"``: BatchNormalization uses the statistics of the
+            global batch. ``"tower"``: those of each tower's rows.
+        micro_batches: the number of parts into which each tower divides its
+            rows, to save memory; ``"auto"``: as few as memory allows.
+        mode: how towers sum gradients: ``"nccl"``, ``"collective"``,
             ``"hierarchical"``, ``"towers"``, ``"host"``, or None to choose.
         updates: ``"once"``: one tower updates the weights; ``"each"``: every
-            tower its copy; ``"sharded"``: every tower its share; None to
-            choose.
-        weights: ``"sharded"``: every tower has its rows of each large weight,
+            tower updates its copy; ``"sharded"``: every tower updates its
+            share; None to choose.
+        weights: ``"sharded"``: every tower holds its rows of each large weight,
             for models that do not fit on one device; None: whole weights.
         gather_bytes: with ``weights="sharded"``: how many bytes of gathered
-            weights a tower has at a time, such as ``"256MiB"``.
+            weights a tower holds at a time, such as ``"256MiB"``.
         packer: packs gradients into a few buffers before they are summed: a
             ``GradientPacker``, True, False, or None to choose.
-        **options: described in more detail by ``StrategyOptions``.
+        **options: ``StrategyOptions`` describes these options in more detail.
 
     Attributes:
         mode: the mode that runs.

@@ -55,17 +55,17 @@ _SLOW = 1.25
 # On a busy machine a tower may seem to compute in no time at all.
 _TICK_S = 1e-6
 _ADVICE = {
-    "input": "a step waits for its input for {}: of arrays or generators, "
-    "start 16 steps at once by compile(..., steps_per_execution=16); of a "
-    "dataset, read ahead by .prefetch(tf.data.AUTOTUNE) at its end; of a "
+    "input": "a step waits for its input for {}: with arrays or generators, "
+    "start 16 steps at once by compile(..., steps_per_execution=16); with a "
+    "dataset, read ahead by .prefetch(tf.data.AUTOTUNE) at its end; with a "
     "keras.utils.PyDataset, by workers=4.",
     "callbacks": "callbacks take {}: do their work at the end of an epoch, "
     "show progress with verbose=2, or run them less often by compile(..., "
     "steps_per_execution=16).",
-    "reduction": "the reduction of gradients takes {}: a larger batch_size "
-    "computes longer for each of them.",
-    "update": "the optimizer's update takes {}: a larger batch_size updates "
-    "less often.",
+    "reduction": "the reduction of gradients takes {}: with a larger "
+    "batch_size, towers compute longer for each reduction.",
+    "update": "the optimizer's update takes {}: with a larger batch_size, "
+    "there are fewer updates.",
 }
 
 
@@ -119,13 +119,13 @@ def _advise_on_waiting(
         if compute[slow] >= _SLOW * median:
             return (
                 f"{waiting}: {towers[slow]} computes "
-                f"{compute[slow] / median:.1f} times as long as the others. "
-                "Leave it out, if its device is slower or has other work; with "
+                f"{compute[slow] / median:.1f} times as long as the others. If "
+                "its device is slower or has other work, leave it out; with "
                 "AsyncTowerStrategy no tower waits."
             )
     return (
         f"{waiting}, now for one, now for another: parts of one batch take "
-        "different times, or towers share cores and compute in turn. Take no "
+        "different times, or towers share cores and compute in turn. Use no "
         "more towers than cores, put examples of equal length into a batch, or "
         "use AsyncTowerStrategy, where no tower waits."
     )

@@ -62,21 +62,21 @@ class Timeline(ObservesFit):
     * update: until the weights are updated, and copied to other towers. If one
       tower updates them for all, only that tower has this phase.
 
-    A table of the phases is printed, with means and medians (a mean far above
-    the median comes from a few long steps), and, if a phase stands out, advice
-    on what to change first. What takes place between epochs, such as a
-    validation, has a row of its own. Calls in which TensorFlow traced the step
-    are left out. Times are kept for the last 10,000 steps, or for ``steps`` if
-    that is more, so memory does not grow.
+    The callback prints a table of the phases, with means and medians. (If a
+    mean is far above the median, a few steps were long.) If a phase stands out,
+    it also prints advice on what to change first. Work between epochs, such as
+    a validation, has a row of its own. Calls in which TensorFlow traced the
+    step are left out. The callback keeps the times of the last 10,000 steps, or
+    of ``steps`` if that is more, so memory does not grow.
 
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step again, and
-    so does the next ``fit``: an operation that draws without an explicit seed,
-    such as ``tf.random.normal``, restarts its stream.
+    so does the next ``fit``. Operations that draw without an explicit seed,
+    such as ``tf.random.normal``, then restart their streams.
 
-    On accelerators, where TensorFlow only queues work, a phase ends when a
-    value that was queued after it has reached the host. The operations that
-    take the times do not change the weights.
+    On accelerators, TensorFlow only queues work. A phase ends when a value that
+    was queued after it has reached the host. Measuring does not change the
+    weights.
 
     Args:
         path: the file to write, for all ranks. If ``fit`` fails, or ranks have
@@ -91,10 +91,10 @@ class Timeline(ObservesFit):
 
     Raises:
         TowerError: ``path`` is not a path, or ``steps`` is not positive; in
-            ``fit``: the file cannot be written when it begins, it runs outside
-            of a strategy's block, or TensorFlow's determinism is enabled, which
-            forbids reading the clock. A file that cannot be written when it
-            ends is a warning.
+            ``fit``: the file cannot be written at the start, ``fit`` runs
+            outside of a strategy's block, or TensorFlow's determinism is
+            enabled, which forbids reading the clock. If the file cannot be
+            written at the end, that is a warning.
 
     Example:
         >>> with kt.TowerStrategy():

@@ -58,7 +58,7 @@ def machine(monkeypatch):
         ("--processes 2 --strategies byteps", "`keras-towers install byteps`"),
         ("--towers two", "whole numbers from 1, not 'two'"),
         ("--processes 1,2", "whole numbers from 2, not '1,2'"),
-        ("--towers 2 --device gpu", "2 GPUs are needed, 0 visible"),
+        ("--towers 2 --device gpu", "2 GPUs are needed, but 0 are visible"),
         ("--memory-limit 99", "splits a GPU, but none is visible"),
         ("--towers 6", "6 replicas cannot share --batch-size 64"),
         ("--batch-size 61", "4 replicas cannot share --batch-size 61"),

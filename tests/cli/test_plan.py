@@ -250,11 +250,11 @@ def test_other_numbers_of_hosts_are_refused(text):
         (["model", "--towers", "2", "--step-ms", "1"], "add --hosts"),
         (
             ["model", "--towers", "2", "--hosts", "2"],
-            "--hosts needs --link-between: what connects hosts, such as",
+            "--hosts needs --link-between: the rate between hosts, such as",
         ),
         (
             ["model", *ON_HOSTS[:6], "--link-between", "1Gbit"],
-            "--hosts needs --link-within: what connects the devices of a host",
+            "--hosts needs --link-within: the rate between the devices of a",
         ),
         (
             ["model", *ON_HOSTS[:6], "--link-between", "1Gbit,1"],
@@ -290,11 +290,11 @@ def test_other_numbers_of_hosts_are_refused(text):
         ),
         (
             ["model", "--towers", "2", "--layouts", f"{__name__}:fails"],
-            "fails has to be a function of the list of the devices' names, and",
+            "fails has to be a function of the list of the devices' names, but",
         ),
         (
             ["takes_one"],
-            "takes_one has to be a function without arguments, and",
+            "takes_one has to be a function without arguments, but",
         ),
         (
             ["model", "--towers", "2", "--device-memory", "24Gb"],

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = """# Command line
 
-The commands and their options, in the words of `--help`.
+This page lists all commands and options, in the words of `--help`.
 """
 
 

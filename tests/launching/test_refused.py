@@ -54,7 +54,7 @@ def refused(options):
         ("--ps 1 -np 2", "--workers for the processes that train"),
         ("--ps 1 --workers 2 -H a:3", "run: -H cannot be given with paramet"),
         ("--ps 1 --workers 2 --min-np 2", "run: --min-np cannot be given with"),
-        ("--workers 2 --strategy horovod", "connected otherwise: give -np"),
+        ("--workers 2 --strategy horovod", "in another way: give -np"),
         (f"-np 3 {SERVED}", "parameter servers: --ps 1 --workers 3"),
         (f"--ps 1 --workers 3 {PEERS}", "no use for parameter servers"),
         (PEERS, "give the number of processes that train"),
@@ -62,7 +62,7 @@ def refused(options):
         # Elastic jobs.
         (
             "--min-np 2 --restarts 3",
-            "For a limit, give --reset-limit 3 instead",
+            "To limit that, give --reset-limit 3",
         ),
         ("--min-np 3 --max-np 2", "run: --min-np 3 and --max-np 2 have to be"),
         (

@@ -16,6 +16,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import settings
 from keras_towers.fit.weights import checkpoint, shards
+from keras_towers.fit.weights.deferred_variable import DeferredVariable
 from keras_towers.fit.weights.joint_access import access_of
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
@@ -543,3 +544,35 @@ def what_does_not_fit_on_one_rank_is_refused_on_all():
         with s.Strategy(towers=1):
             train(model)
     assert_all_close(mine.get_weights(), other.get_weights())
+
+
+@check
+def a_model_made_in_the_block_is_whole_on_no_rank():
+    """Where initial values differ, and where a layer's are written."""
+
+    def make():
+        made = compiled(seed=s.RANK)
+        last = made.layers[-1]
+        last.set_weights([weight + 1 for weight in last.get_weights()])
+        return made
+
+    def find_deferred(made):
+        return [
+            isinstance(w._value, DeferredVariable)
+            and w._value.first_value is not None
+            for w in made.weights
+        ]
+
+    reference, seen = make(), []
+    with sharded(weights="sharded", updates=None):
+        mine = make()
+        assert find_deferred(mine) == [True, True, False, False]
+        look = s.Does(on_epoch_begin=lambda it: seen.append(find_deferred(it)))
+        train(mine, callbacks=[kt.EveryRank(look)])
+        for weight in mine.weights:
+            assert shards.is_over_ranks(weight), weight.path
+    # A callback before the first step takes nothing for written.
+    assert seen[0] == [True, True, False, False]
+    if s.RANK == 0:
+        train(reference)
+    assert_same_state(mine, reference)

@@ -67,7 +67,7 @@ def test_all_ranks_get_what_rank_0_has(server, monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "0")
     assert commits.share(b"mine") == b"mine"
     monkeypatch.setattr(store, "MAX_BYTES", 10)
-    with pytest.raises(TowerError, match="have 11 bytes, and may have 10"):
+    with pytest.raises(TowerError, match="have 11 bytes, but may have 10"):
         commits.share(b"a" * 11)
 
 

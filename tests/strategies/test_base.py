@@ -30,9 +30,9 @@ def test_describe_says_what_runs_and_what_changes_results():
     assert "changes results" not in described
     tower = kt.TowerStrategy(2, batch_norm="tower").describe()
     assert 'batch_norm="tower" changes results' in tower
-    assert "gradients are not those of one device, as said below;" in tower
+    assert "not those of one device, as the lines below say;" in tower
     many = kt.TowerStrategy(2, micro_batches=100).describe()
-    assert "in 100 parts, one after another; of fewer rows, some" in many
+    assert "in 100 parts, one after another; with fewer rows, some" in many
     other = kt.TowerStrategy(2, average=False, batches="each")
     for part in ("one device times 2", "every tower draws a whole batch"):
         assert part in other.describe()

@@ -36,7 +36,7 @@ WAITING = {"wait": 60}
     ("changed", "compute", "wanted"),
     [
         ({}, EQUAL, ""),
-        ({"input": 100}, EQUAL, "for 50% of a step (100.00 ms): of arrays"),
+        ({"input": 100}, EQUAL, "for 50% of a step (100.00 ms): with"),
         ({"callbacks": 50}, EQUAL, "callbacks take 34% of a step"),
         ({"reduction": 100}, EQUAL, "reduction of gradients takes"),
         ({"update": 100}, EQUAL, "optimizer's update takes"),

@@ -18,11 +18,11 @@ class BytePSStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over BytePS.
 
     Servers sum the gradients. They run beside the processes that train, or on
-    spare machines without GPUs. All processes run the same script, started by
-    ``keras-towers run -np 4 --strategy byteps script.py``, and each takes its
+    spare machines without GPUs. All processes run the same script; start them
+    by ``keras-towers run -np 4 --strategy byteps script.py``. Each takes its
     share of every global batch. Results equal those of one process, as with
-    ``HorovodStrategy``. With ``compression=None`` servers sum gradients without
-    loss, as with ``compression="none"``.
+    ``HorovodStrategy``. With ``compression=None``, servers sum gradients
+    without loss, as with ``compression="none"``.
 
     Ports tensorpack's ``BytePSTrainer``; the engine is BytePS (Jiang et al., "A
     Unified Architecture for Accelerating Distributed DNN Training in
@@ -30,14 +30,14 @@ class BytePSStrategy(BaseStrategy):
 
     Args:
         towers: as for ``HorovodStrategy``.
-        layouts: a ``keras.distribution.LayoutMap`` on a mesh of the devices of
-            this process, instead of ``towers``: all processes have such a mesh.
-        shard_over: ``"process"``: weights in shards are divided within each
-            process, and not over all of them.
+        layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
+            devices, instead of ``towers``. All processes have such a mesh.
+        shard_over: ``"process"``: divide weights in shards within each process,
+            rather than over all processes.
         compression: how ranks exchange gradients: None or ``"none"``, without
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
-        sync_every: after how many steps ranks average their weights, instead
-            of exchanging gradients in every step.
+        sync_every: the number of steps after which ranks average their weights,
+            instead of exchanging gradients in every step.
         outer_momentum: with ``sync_every``, the momentum of that average.
         outer_learning_rate: with ``sync_every``, its learning rate.
         **options: the options of ``TowerStrategy`` and the options above;
@@ -46,7 +46,7 @@ class BytePSStrategy(BaseStrategy):
     Raises:
         TowerError: BytePS is not installed or was built for another
             TensorFlow; the variables that describe the job are missing or
-            contradict one another; devices or options that do not exist.
+            contradict one another; or a device or option does not exist.
 
     Example:
         >>> with keras_towers.BytePSStrategy():

@@ -18,31 +18,31 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 class HorovodStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over Horovod.
 
-    All processes run the same script, started by ``keras-towers run -np 4
+    All processes run the same script. Start them by ``keras-towers run -np 4
     script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of
-    every global batch. The weights equal the weights that one process would
-    have trained, up to float rounding, and are bit-identical on every rank. On
-    every rank, metrics and ``History`` describe the global batch.
+    every global batch. The weights equal those of one process, up to float
+    rounding, and are bit-identical on every rank. On every rank, metrics and
+    ``History`` describe the global batch.
 
     Ports tensorpack's ``HorovodTrainer``; the engine is Horovod (Sergeev
     and Del Balso, "Horovod: fast and easy distributed deep learning in
     TensorFlow", 2018).
 
-    With ``compression=None`` gradients are exchanged through shared memory if
-    all ranks are on one machine without GPUs, else by Horovod.
+    With ``compression=None``, ranks exchange gradients through shared memory if
+    all are on one machine without GPUs, else by Horovod.
 
     Args:
-        towers: devices of this process: a number, GPU ids or device names. On
-            a machine with GPUs, a number counts the GPUs that the rank gets
-            by its local rank, unless the launcher (as Ray) has assigned some.
-        layouts: a ``keras.distribution.LayoutMap`` on a mesh of the devices of
-            this process, instead of ``towers``: all processes have such a mesh.
-        shard_over: ``"process"``: weights in shards are divided within each
-            process, and not over all of them.
+        towers: devices of this process: a number, GPU ids or device names. On a
+            machine with GPUs, a number of GPUs is assigned by local rank,
+            unless the launcher (such as Ray) has assigned some.
+        layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
+            devices, instead of ``towers``. All processes have such a mesh.
+        shard_over: ``"process"``: divide weights in shards within each process,
+            rather than over all processes.
         compression: how ranks exchange gradients: None or ``"none"``, without
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
-        sync_every: after how many steps ranks average their weights, instead
-            of exchanging gradients in every step.
+        sync_every: the number of steps after which ranks average their weights,
+            instead of exchanging gradients in every step.
         outer_momentum: with ``sync_every``, the momentum of that average.
         outer_learning_rate: with ``sync_every``, its learning rate.
         **options: the options of ``TowerStrategy`` and the options above;
@@ -50,7 +50,7 @@ class HorovodStrategy(BaseStrategy):
 
     Raises:
         TowerError: Horovod is not installed or was built for another
-            TensorFlow; devices or options that do not exist.
+            TensorFlow; or a device or option does not exist.
 
     Example:
         >>> with keras_towers.HorovodStrategy():

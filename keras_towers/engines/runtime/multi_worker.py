@@ -27,39 +27,39 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 class MultiWorkerTowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several machines, over TensorFlow.
 
-    Needs nothing but TensorFlow: all tasks that ``TF_CONFIG`` names run the
-    same script, and exchange tensors by TensorFlow's own collective operations
-    and gRPC servers. Each takes its share of every global batch. Results equal
-    those of one process, as with ``HorovodStrategy``.
+    Needs only TensorFlow. All tasks in ``TF_CONFIG`` run the same script, and
+    exchange tensors by TensorFlow's own collective operations and gRPC servers.
+    Each takes its share of every global batch. Results equal those of one
+    process, as with ``HorovodStrategy``.
 
-    The chief, or else the first worker, is rank 0. TensorFlow starts as one of
-    the tasks if ``keras_towers`` is imported before the first tensor or model
-    is made; they can then be made anywhere. TensorFlow's server authenticates
-    no client, and belongs in a private network.
+    The chief, or else the first worker, is rank 0. Import ``keras_towers``
+    before you make the first tensor or model, so that TensorFlow starts as one
+    of the tasks. TensorFlow's server authenticates no client: use a private
+    network.
 
-    Does for ``fit`` of Keras 3 what
-    ``tf.distribute.MultiWorkerMirroredStrategy`` did for ``fit`` of Keras 2.
+    Replaces ``tf.distribute.MultiWorkerMirroredStrategy``, which worked with
+    ``fit`` of Keras 2.
 
-    With ``compression=None`` gradients are exchanged through shared memory if
-    all tasks are on one machine without GPUs. Otherwise TensorFlow exchanges
-    them in a ring, or over NCCL if towers are GPUs.
+    With ``compression=None``, tasks exchange gradients through shared memory if
+    all are on one machine without GPUs. Otherwise TensorFlow exchanges them in
+    a ring, or over NCCL if towers are GPUs.
 
     Args:
-        towers: as for ``HorovodStrategy``; a machine's GPUs are assigned to
-            its tasks in turn.
-        heartbeat_timeout_s: seconds without a sign of life of a task until all
-            other tasks get a ``tf.errors.UnavailableError``. Then start all
-            tasks again: with ``keras.callbacks.BackupAndRestore`` or
-            ``kt.Backup``, training goes on from the last backup.
+        towers: as for ``HorovodStrategy``; a machine's GPUs are assigned to its
+            tasks in turn.
+        heartbeat_timeout_s: if a task gives no sign of life for so many
+            seconds, all other tasks get a ``tf.errors.UnavailableError``. Then
+            start all tasks again: with ``keras.callbacks.BackupAndRestore`` or
+            ``kt.Backup``, training resumes from the last backup.
         start_timeout_s: seconds to wait for the other tasks to start.
-        layouts: a ``keras.distribution.LayoutMap`` on a mesh of the devices of
-            this process, instead of ``towers``: all processes have such a mesh.
-        shard_over: ``"process"``: weights in shards are divided within each
-            process, and not over all of them.
+        layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
+            devices, instead of ``towers``. All processes have such a mesh.
+        shard_over: ``"process"``: divide weights in shards within each process,
+            rather than over all processes.
         compression: how ranks exchange gradients: None or ``"none"``, without
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
-        sync_every: after how many steps ranks average their weights, instead
-            of exchanging gradients in every step.
+        sync_every: the number of steps after which ranks average their weights,
+            instead of exchanging gradients in every step.
         outer_momentum: with ``sync_every``, the momentum of that average.
         outer_learning_rate: with ``sync_every``, its learning rate.
         **options: the options of ``TowerStrategy`` and the options above;
@@ -69,7 +69,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         TowerError: ``TF_CONFIG`` is missing or malformed, or this process does
             not train; its port is in use; TensorFlow has started before
             ``keras_towers`` was imported; the other tasks do not start, or have
-            other versions; or devices or options that do not exist.
+            other versions; or a device or option does not exist.
 
     Example:
         >>> with keras_towers.MultiWorkerTowerStrategy():
@@ -117,8 +117,8 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             if silent:
                 error[1].add_note(
                     f"keras_towers: {silent}. Start all tasks again: with "
-                    "keras.callbacks.BackupAndRestore or kt.Backup they go on "
-                    "where training was."
+                    "keras.callbacks.BackupAndRestore or kt.Backup they resume "
+                    "from the last backup."
                 )
         super().__exit__(*error)
 

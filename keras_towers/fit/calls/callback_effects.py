@@ -39,6 +39,7 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
+from keras_towers.fit.weights.deferred_variable import DeferredVariable
 from keras_towers.fit.weights.joint_access import Action, refusing
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import sum_over_ranks
@@ -134,8 +135,9 @@ def _refuse_end(
         raise TowerError(
             f"{type(callback).__name__}.{event} has raised {shorten(error)}, "
             "which Keras takes for the end of the data. This rank would end "
-            "the epoch, and others wait for it. Catch it in the callback. To "
-            "end training on all ranks, set model.stop_training = True."
+            "the epoch, and others would wait for it. Catch the error in the "
+            "callback. To end training on all ranks, set model.stop_training "
+            "= True."
         ) from error
 
 
@@ -429,10 +431,18 @@ def _value(variable: keras.Variable) -> Any:
     # What ranks write together needs no look.
     if is_over_ranks(variable):
         return None
-    return copy_on_tower(variable._value).read_value()
+    value = variable._value
+    if isinstance(value, DeferredVariable) and value.first_value is not None:
+        return value.first_value
+    return copy_on_tower(value).read_value()
 
 
 def _is_same(before: Any, after: Any) -> bool:
+    if before is after:
+        return True
+    if callable(before):
+        # It has been used in a graph, or written.
+        return bool(tf.reduce_all(before() == after))
     if before is None or after is None or before.dtype == tf.string:
         return True
     if "CPU" not in before.device:

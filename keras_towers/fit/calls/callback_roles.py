@@ -74,13 +74,12 @@ class _Marked(keras.callbacks.Callback):
 class ChiefOnly(_Marked):
     """Runs a callback on rank 0 only.
 
-    For callbacks that write files, draw or send messages. Keras's
-    ``BackupAndRestore`` and ``TensorBoard`` run on rank 0 without it, as do
-    ``ModelCheckpoint``, ``OrbaxCheckpoint`` and ``CSVLogger`` where all ranks
-    give the same path.
-    Weights and learning rates that the callback writes are sent to the other
-    ranks at once; with parameter servers, weights reach other workers with the
-    next update or the next epoch.
+    Use it for callbacks that write files, draw or send messages. Keras's
+    ``BackupAndRestore`` and ``TensorBoard`` run on rank 0 without it. If all
+    ranks give the same path, so do ``ModelCheckpoint``, ``OrbaxCheckpoint`` and
+    ``CSVLogger``. If the callback writes weights or learning rates, the other
+    ranks get them at once; with parameter servers, other workers get weights
+    with the next update or the next epoch.
 
     Args:
         callback: any Keras callback. It may call ``evaluate`` and ``predict``,

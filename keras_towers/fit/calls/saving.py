@@ -82,8 +82,8 @@ _job: _RanksOfStore | None = None
 def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
-    Otherwise only rank 0 of a job writes what Keras saves, and the other ranks
-    wait until it has written the same path.
+    Otherwise, if Keras saves a file, only rank 0 of a job writes it, and the
+    other ranks wait until rank 0 has written the same path.
 
     Example:
         >>> with kt.save_on_every_rank():

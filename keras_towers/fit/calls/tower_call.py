@@ -407,13 +407,13 @@ class TowerCall:
 
     def place_variables(self) -> bool:
         """Place the model's variables on the towers; return if any were new."""
-        self.adoption.agree_on_wholes(
+        placed = self.adoption.agree_on_wholes(
             self.model,
             self.places.ranks.job,
             self.keras_call.trains,
             self.build_error,
         )
-        new = self.adoption.bind(self.model)
+        new = self.adoption.bind(self.model, placed)
         uses_optimizer = model_building.uses_optimizer(self.model, self.kind)
         if uses_optimizer and self.build_error is None:
             self._step.update.make_ready(

@@ -358,9 +358,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
                         raise TowerError(
                             f"a step of {self._kind} has raised "
                             f"{shorten(error)}, which Keras takes for the end "
-                            "of the data, but they go on. This rank would end "
-                            "the epoch, and others wait for it. Catch it in "
-                            "the step."
+                            "of the data, but there are more batches. This "
+                            "rank would end the epoch, and others would wait "
+                            "for it. Catch the error in the step."
                         ) from error
                     # Keras counts a step before it draws the step's data.
                     self._end_data(self._steps_seen - self.steps_per_execution)

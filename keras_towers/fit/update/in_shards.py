@@ -25,6 +25,7 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
+from keras_towers.fit.weights.deferred_variable import CONSTANT
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
 from keras_towers.fit.weights.shards import (
     SMALLEST_BYTES,
@@ -35,13 +36,6 @@ from keras_towers.partition.layouts import GradientLayout, MeshLayout
 from keras_towers.rendezvous import rank_checks
 
 logger: logging.Logger = logging.getLogger("keras_towers")
-
-# Their values of a part are a part of their values.
-_CONSTANT = (
-    keras.initializers.Zeros,
-    keras.initializers.Ones,
-    keras.initializers.Constant,
-)
 
 
 class UpdateInShards(WeightUpdate):
@@ -227,7 +221,7 @@ class UpdateInShards(WeightUpdate):
         """Create a slot; one that is the same everywhere is made in parts."""
         weight, layout = reference_variable, self._layout_of(reference_variable)
         constant = keras.initializers.get(initializer)
-        is_known = isinstance(constant, _CONSTANT) and self._may_divide(weight)
+        is_known = isinstance(constant, CONSTANT) and self._may_divide(weight)
         make = functools.partial(
             original, weight, name=name, initializer=initializer, **kwargs
         )

@@ -22,4 +22,6 @@
   Variables in a checkpoint of TensorFlow, of which each rank writes its parts.
 ``joint_access``
   Reads and writes of variables of which each rank has rows, between steps.
+``deferred_variable``
+  Variables whose first value has no memory until it is needed.
 """

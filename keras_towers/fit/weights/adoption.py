@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -28,6 +28,10 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on
+from keras_towers.fit.weights.deferred_variable import (
+    DeferredVariable,
+    is_repeatable,
+)
 from keras_towers.fit.weights.model_stage import ModelStage, ModelStages
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import sum_over_ranks
@@ -149,6 +153,35 @@ class Adoption:
         if self.in_block:
             self._variables[variable] = None
 
+    def defer(
+        self, variable: keras.Variable, initializer: Any
+    ) -> DeferredVariable | None:
+        """Return the first value of a weight that ranks will divide.
+
+        They divide it once they have agreed on it. Until then no rank keeps
+        the whole.
+
+        Args:
+            variable: the weight, which has no value yet.
+            initializer: returns its first value, given a shape and a dtype.
+
+        Returns:
+            None: its value is to be made at once.
+        """
+        defers = (
+            self.in_block
+            and self.update.divides_over_ranks
+            and tf.distribute.in_cross_replica_context()
+            and is_repeatable(initializer)
+            and self.update.divides(variable)
+        )
+        if not defers:
+            return None
+        shape, dtype = variable._shape, variable._dtype
+        return DeferredVariable(
+            variable, lambda: initializer(shape, dtype=dtype)
+        )
+
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
@@ -196,11 +229,19 @@ class Adoption:
         """Record that a method of the model is prepared."""
         self._prepared.setdefault(model, {})[kind] = _compilation(model)
 
-    def bind(self, model: keras.Model) -> bool:
-        """Place a model's variables on the towers; return if any were new."""
+    def bind(
+        self, model: keras.Model, placed: Sequence[keras.Variable] = ()
+    ) -> bool:
+        """Place a model's variables on the towers; return if any were new.
+
+        Args:
+            model: the model.
+            placed: those of its weights that were placed just now.
+        """
         state = state_lib.collect(model)
         hold_once, place = self.update.variables.hold_once, self.update.place
-        moved = [v for v in (*state.seeds, *state.metrics) if hold_once(v)]
+        moved = [*placed]
+        moved += [v for v in (*state.seeds, *state.metrics) if hold_once(v)]
         moved += [v for v in state.weights if place(v)]
         for optimizer in state.optimizers:
             self.update.place_optimizer(optimizer)
@@ -248,13 +289,21 @@ class Adoption:
             variables: the variables, in the order of the model.
             build_error: as for ``synchronize``.
         """
-        # Sending takes long on a slow link, and most values agree already.
-        sends = self._config.transport.size > 1
-        differing = rank_agreement.compare_variables(
-            peers, variables, sends, build_error
-        )
+        differing = self._compare(peers, variables, build_error)
         if differing:
             self._broadcast(differing)
+
+    def _compare(
+        self,
+        peers: Peers,
+        variables: list[keras.Variable],
+        build_error: Exception | None,
+    ) -> list[keras.Variable]:
+        # Sending takes long on a slow link, and most values agree already.
+        sends = self._config.transport.size > 1
+        return rank_agreement.compare_variables(
+            peers, variables, sends, build_error
+        )
 
     def agree_on_wholes(
         self,
@@ -262,7 +311,7 @@ class Adoption:
         peers: Peers,
         trains: bool,
         build_error: Exception | None = None,
-    ) -> None:
+    ) -> list[keras.Variable]:
         """Give all ranks rank 0's values of what they will divide. Collective.
 
         Each rank then takes its rows of what it has, and no rank has to keep a
@@ -273,9 +322,12 @@ class Adoption:
             peers: the ranks.
             trains: whether they divide the slots of its optimizer, too.
             build_error: why the model could not be built here; None: it is.
+
+        Returns:
+            The weights that are divided already.
         """
         if peers.size == 1 or not self.update.divides_over_ranks:
-            return
+            return []
         state = state_lib.collect(model)
         optimizers = state.optimizers if trains else []
         built = [bool(optimizer.built) for optimizer in optimizers]
@@ -288,10 +340,19 @@ class Adoption:
         known.agreements = 1 + max(number for number, _, _ in ranks)
         known.forget(set.intersection(*({*unused} for _, unused, _ in ranks)))
         weights = [*state.seeds, *state.weights]
-        self.agree_on_values(peers, weights, build_error)
+        differing = self._compare(peers, weights, build_error)
         self.update.name_places(weights, known.agreements)
+        # What no rank has kept is not to become whole here.
+        deferred = [
+            weight
+            for weight in differing
+            if peers.rank and isinstance(weight._value, DeferredVariable)
+        ]
+        placed = [weight for weight in deferred if self.update.place(weight)]
+        if differing:
+            self._broadcast(differing)
         if not any(itertools.chain(*(of_rank for _, _, of_rank in ranks))):
-            return
+            return placed
         own, trained = model.optimizer, model.trainable_variables
         if state_lib.has_keras_step(model) and not own.built:
             # Another rank has restored it, say.
@@ -301,6 +362,7 @@ class Adoption:
                 self.update.make_ready(own, trained)
         self.agree_on_values(peers, state.optimizer_variables)
         self.update.name_slots(optimizers)
+        return placed
 
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""

@@ -19,6 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
+from keras_towers.fit.weights.deferred_variable import DeferredVariable
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
@@ -269,8 +270,11 @@ class TowerVariables:
         del whole
         with tf.init_scope():
             # A graph keeps the shape of what is assigned.
-            if tf.executing_eagerly():
+            if isinstance(value, DeferredVariable):
+                value.first_value = None
+            elif tf.executing_eagerly():
                 overwrite(value, tf.zeros([0], value.dtype))
+            if tf.executing_eagerly():
                 return_freed_memory()
 
     def create_divided(

@@ -73,7 +73,7 @@ def test_others_serve_one_that_reads_and_writes():
             kernel = rank.variables["second"]
             kernel.assign(kernel.numpy() * 2)
             rank.variables["first"].assign_add(tf.ones([4, 3]))
-        assert rank.access.serve("is at the end") == ""
+        rank.access.serve("is at the end")
         return [rank.variables[name].numpy() for name in WHOLES]
 
     for first, second in of_ranks(work, 3):
@@ -132,9 +132,9 @@ def test_a_variable_that_another_rank_lacks_is_refused():
 def test_a_failure_reaches_those_who_wait():
     def work(rank):
         why = "the disk is full" if rank.rank == 0 else ""
-        return rank.access.serve("saves", why)
+        return rank.access.end_save("a.keras", why)
 
-    assert of_ranks(work) == ["rank 0: the disk is full"] * 2
+    assert of_ranks(work) == ["the disk is full"] * 2
 
 
 def test_what_is_left_in_parts_becomes_ordinary_when_it_is_read():

@@ -1,0 +1,103 @@
+"""Variables whose first value has no memory until it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+
+CONSTANT = (
+    keras.initializers.Zeros,
+    keras.initializers.Ones,
+    keras.initializers.Constant,
+)
+"""Initializers of which a part of the value is the value of a part."""
+
+
+def is_repeatable(initializer: Any) -> bool:
+    """Whether an initializer returns the same value when it is called again.
+
+    Keras's own do, but with a ``SeedGenerator``.
+    """
+    if isinstance(initializer, compat.RandomInitializer):
+        is_own = type(initializer).__module__.startswith("keras.src.")
+        return is_own and isinstance(initializer.seed, int)
+    return isinstance(initializer, CONSTANT)
+
+
+class DeferredVariable(compat.UninitializedVariable):
+    """A variable that keeps no value until it is written, or used in a graph.
+
+    Until then each read outside of graphs computes its first value again. To
+    its users it is an ordinary variable, on the host.
+
+    Args:
+        like: a variable with its name, shape and dtype.
+        first_value: returns the first value, the same one each time.
+
+    Attributes:
+        first_value: the same; None: it has a value, or needs none.
+    """
+
+    first_value: Callable[[], tf.Tensor] | None = None
+
+    def __init__(self, like: Any, first_value: Callable[[], tf.Tensor]):
+        with (
+            tf.init_scope(),
+            compat.single_device_mode(),
+            tf.device(compat.HOST),
+        ):
+            super().__init__(
+                trainable=like.trainable,
+                name=like.name,
+                shape=like._shape,
+                dtype=tf.as_dtype(like._dtype),
+            )
+        # What its handle holds may be empty.
+        self._validate_shape = False
+        self.first_value = first_value
+
+    @property
+    def device(self) -> str:
+        """The device of its value."""
+        return str(self._handle.device)
+
+    @property
+    def handle(self) -> Any:
+        """The handle, which has a value from now on."""
+        # Keras asks for shapes in a graph that never runs.
+        if self.first_value is not None and not compat.in_symbolic_scope():
+            with tf.init_scope():
+                self._overwrite(self.first_value())
+            self.first_value = None
+        return self._handle
+
+    def assign(self, *args: Any, **kwargs: Any) -> Any:
+        """Write a value; the first one is then never computed."""
+        first_value = self.first_value
+        if tf.executing_eagerly():
+            self.first_value = None
+        try:
+            return super().assign(*args, **kwargs)
+        except Exception:
+            self.first_value = first_value
+            raise
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        first_value = self.first_value
+        if first_value is None or not tf.executing_eagerly():
+            return super()._read_variable_op(*args, **kwargs)
+        try:
+            # As any read, so that tapes see it.
+            return super()._read_variable_op(*args, **kwargs)
+        finally:
+            self._overwrite(tf.zeros([0], self.dtype))
+            self.first_value = first_value
+
+    def _overwrite(self, value: tf.Tensor) -> None:
+        with tf.device(compat.HOST):
+            tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
