@@ -31,7 +31,7 @@ SHOWN_BY = {
         fit/step/divided_batch
     """,
     "fit/step/test_global_step.py": """
-        fit/contract fit/step/exchanges fit/step/program_inputs
+        fit/contract fit/step/program_inputs
         fit/step/step_layout fit/step/tower_exchanges
         fit/step/tower_functions fit/step/trace
     """,

@@ -3,8 +3,8 @@
 The constructor of a strategy combines:
 
 * a ``TowerConfig``: its devices, the processes, and how a batch is distributed;
-* a ``WeightUpdate``: where trained weights and slot variables live, and how
-  reduced gradients are applied. Other updates inherit from it;
+* a ``WeightUpdate``: where trained weights and slot variables live, and who
+  updates them. Others inherit from it;
 * ``TowerCalls``: how ``fit``, ``evaluate``, ... run. Others inherit from these.
 
 ``fit/`` depends only on these, never on the type of the strategy, and this
@@ -97,12 +97,6 @@ class TowerConfig:
         return ALONE if within else self.transport
 
     @property
-    def compresses(self) -> bool:
-        """Whether a communication hook sums gradients over ranks."""
-        is_lossless = self.options.compression in (None, "none")
-        return self.transport.size > 1 and not is_lossless
-
-    @property
     def name(self) -> str:
         """The class name of the strategy, for messages."""
         return type(self.strategy).__name__
@@ -186,9 +180,6 @@ class ApplyCall(NamedGradients):
     # The optimizer's own ``apply``, of gradients and variables.
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
-    # Makes it a function that XLA compiles, as ``compiled_step.py`` does;
-    # None: XLA does not compile the step that it belongs to.
-    apply_compiled: Callable[..., None] | None = None
 
     def update_variables(self) -> None:
         """Update the variables as Keras does."""

@@ -91,14 +91,26 @@ class StepMarks:
         # For each tower: the points, and the tensors each mark waits for.
         self._marks: list[list[tuple[Point, list[Any]]]] = [[] for _ in devices]
         self._queues: list[Any] = []
+        # By tower: the number of operations before its updates.
+        self._updates_after: dict[int, int] = {}
 
     def add(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
         """Note a mark of a tower, and the operations that it waits for."""
         if compat.get_default_graph() is self._graph:
             self._marks[tower].append((point, list(ends)))
+            if point == "reduced":
+                before = len(self._graph.get_operations())
+                self._updates_after.setdefault(tower, before)
 
     def finish(self) -> None:
-        """Add the operations of the marks."""
+        """Add the operations of the marks.
+
+        What changes after gradients are added up is an update.
+        """
+        operations = self._graph.get_operations()
+        for tower, start in self._updates_after.items():
+            changes = [o for o in operations[start:] if o.op_def.is_stateful]
+            self.add(tower, "updated", changes)
         for device, marks in zip(self._devices, self._marks, strict=True):
             host = _host_of(device)
             with compat.outside(host):
@@ -189,18 +201,6 @@ def reached(tower: int, point: Point, ends: Any) -> None:
     marks = _marks.get()
     if marks is not None:
         marks.add(tower, point, tensors_in(ends))
-
-
-@contextlib.contextmanager
-def until(tower: int, point: Point) -> Iterator[None]:
-    """Mark when all operations of this block have ended."""
-    marks = _marks.get()
-    graph = compat.get_default_graph()
-    before = 0 if marks is None else len(graph.get_operations())
-    yield
-    if marks is not None:
-        operations = graph.get_operations()[before:]
-        marks.add(tower, point, [o for o in operations if o.op_def.is_stateful])
 
 
 def _in_order(parts: Iterable[np.ndarray]) -> np.ndarray:

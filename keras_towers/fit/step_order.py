@@ -46,7 +46,8 @@ class StepOrder:
     different collectives, the ranks would wait for each other.
 
     Attributes:
-        gate: the tensors for which a step waits before it begins.
+        gate: the tensors for which operations with effects wait: those without
+            which a step does not begin, and its assertions so far.
         agreement: compares the ranks' steps.
     """
 
@@ -160,6 +161,12 @@ class StepOrder:
             )
             with tf.control_dependencies(self._same_step):
                 self.in_first_step(take_over)
+
+    def assert_first(self, checks: Sequence[Any]) -> None:
+        """Let later operations with effects wait for assertions."""
+        if checks:
+            with tf.control_dependencies(checks):
+                self.gate = [*self.gate, tf.identity(0)]
 
     def exchange(
         self,

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -19,11 +19,16 @@ from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import ApplyCall, FitStart, KerasCall
+from keras_towers.fit.contract import (
+    ApplyCall,
+    FitStart,
+    KerasCall,
+    TowerConfig,
+)
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
 from keras_towers.fit.step_order import ComparedStep
-from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import (
@@ -386,47 +391,49 @@ _SHARED_VARIABLES: tuple[patches.Patch, ...] = (
 )
 
 
-class _ServerUpdate:
-    """Passes the sums of a worker's gradients to the session that trains."""
+class ServerUpdate(WeightUpdate):
+    """Passes the sums of a worker's gradients to the session that trains.
 
-    config: Any
-    _sums: Callable[..., list[list[Any]]]
+    The weights are copied to each tower, or to the devices that ``device_for``
+    returns, once for all towers of a worker.
+    """
+
+    name = "servers"
+    pushes = True
+
+    def __init__(self, config: TowerConfig, **options: Any):
+        super().__init__(config, **options)
+        copies = "worker" if self.keeps_devices else "tower"
+        self.description = (
+            "weights are updated on the parameter servers and copied to each "
+            f"{copies}"
+        )
 
     def note_own_step(self, step: ComparedStep) -> None:
+        """Note a step that workers compare."""
         session = current_session.get()
         if session is not None:
             session.compare(step)
 
-    def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
+    def push(self, call: ApplyCall) -> None:
+        """Pass gradients on that are results of a step."""
         session = current_session.get()
         if session is None:
-            raise TowerError(
-                f"{self.config.name} trains by fit() only: it keeps workers "
-                "in step from the beginning of a fit to its end. For "
-                "train_on_batch and custom loops use HorovodStrategy or "
-                "MultiWorkerTowerStrategy."
-            )
-        sums = self._sums(call, tower_grads)[0]
-        sums = session.variables.send(call.variables, sums)
+            self._refuse()
+        sums = session.variables.send(call.variables, call.grads)
         session.push(dataclasses.replace(call, grads=sums))
 
+    def reduce_and_apply(self, call: ApplyCall, tower_grads: Gradients) -> None:
+        """Refuse a custom loop."""
+        self._refuse()
 
-class MirroredServerUpdate(_ServerUpdate, WeightUpdate):
-    """Every tower has a copy of each weight, read from the servers."""
-
-    name = "servers"
-    description = (
-        "weights are updated on the parameter servers and copied to each tower"
-    )
-
-
-class CachedServerUpdate(_ServerUpdate, UpdateAtVariable):
-    """The towers of a worker share one copy of each weight."""
-
-    name = "servers"
-    description = (
-        "weights are updated on the parameter servers and copied to each worker"
-    )
+    def _refuse(self) -> NoReturn:
+        raise TowerError(
+            f"{self.config.name} trains by fit() only: it keeps workers "
+            "in step from the beginning of a fit to its end. For "
+            "train_on_batch and custom loops use HorovodStrategy or "
+            "MultiWorkerTowerStrategy."
+        )
 
 
 class WorkerCalls(OneFitPerModel):
@@ -438,7 +445,7 @@ class WorkerCalls(OneFitPerModel):
 
     def __init__(
         self,
-        update: MirroredServerUpdate | CachedServerUpdate,
+        update: ServerUpdate,
         peers: ServerPeers,
         make_session: Callable[[ServerPeers, int, bool], Session],
     ):

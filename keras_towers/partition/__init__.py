@@ -141,7 +141,6 @@ with a program.
 
 from keras_towers.partition import rules
 from keras_towers.partition.entry import partition_graph
-from keras_towers.partition.nodes import UpdateInfo
 from keras_towers.partition.program import Program
 
-__all__ = ["Program", "UpdateInfo", "partition_graph", "rules"]
+__all__ = ["Program", "partition_graph", "rules"]

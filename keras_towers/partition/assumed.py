@@ -105,7 +105,7 @@ class AssumedBatch:
                 computed = emit(operations, values, outputs, program.graphs)
                 values.update(zip(outputs, computed, strict=True))
                 for exchange in program.exchanges:
-                    if exchange.given.level == level:
+                    if exchange.level == level:
                         values[exchange.result] = self._exchanged(
                             exchange, values
                         )

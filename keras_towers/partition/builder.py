@@ -46,7 +46,8 @@ class Builder:
         exchanges: the exchanges, in order.
         name: the name of the traced operation that is being laid out. It
             becomes the name of the operations that are added for it.
-        gradient: the gradient that sums over ranks are for, as in ``Exchange``.
+        gradient: the gradient that sums are for, as in ``Exchange``.
+        device: where what is computed once runs, as in ``Operation``.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Builder:
         self.exchanges: list[Exchange] = []
         self.can_exchange = can_exchange
         self.shard_axes = shard_axes
-        self.name = self.gradient = ""
+        self.name = self.gradient = self.device = ""
         self._constants: dict[Any, Tensor] = {}
 
     def copy(
@@ -168,6 +169,7 @@ class Builder:
         local_size: int | None = None,
         units: int | None = None,
         over: tuple[Axis, ...] | None = None,
+        least: int = 0,
     ) -> Tensor:
         """Add an exchange; return its result.
 
@@ -177,11 +179,12 @@ class Builder:
             axis: the axis of a concatenation, or of the rows.
             sizes: the global shape, in symbols, if it is known.
             rows: the rows of each tower, as in ``Exchange``.
-            on_towers: whether the result of a ``gather`` is made on every
-                tower.
+            on_towers: whether the result of a ``gather`` or a ``sum`` is made
+                on every tower.
             local_size: the number of rows of every tower, if it is known.
             units: as in ``Exchange``.
             over: as in ``Exchange``; None: all that may have another value.
+            least: as in ``Exchange``.
 
         Raises:
             NotDivided: no exchange is possible inside of a function.
@@ -213,15 +216,23 @@ class Builder:
             tensor.dtype,
             shape,
             on_towers,
-            tensor.level + 1,
+            max(tensor.level, least) + 1,
             of_batch=of_batch,
             on_columns=tensor.on_columns,
         )
-        is_sum = kind == "sum" and "ranks" in over
-        gradient = self.gradient if is_sum else ""
+        gradient = self.gradient if kind in ("sum", "scatter") else ""
         self.exchanges.append(
             Exchange(
-                kind, tensor, result, axis, sizes, rows, units, over, gradient
+                kind,
+                tensor,
+                result,
+                axis,
+                sizes,
+                rows,
+                units,
+                over,
+                gradient,
+                least,
             )
         )
         return result
@@ -298,6 +309,7 @@ class Builder:
             on_towers,
             on_columns,
             source=source,
+            device=self.device,
             name=self.name if source is None else source.name,
             **options,
         )

@@ -54,7 +54,6 @@ class LayoutOptions:
     Attributes:
         ranks: whether several processes run the program.
         replicate_shards: whether each of them has all shards of variables.
-        hooked: whether communication hooks sum over ranks what is placed.
         xla: whether XLA compiles the functions of towers.
         gather_ratio: the minimal ratio of the size of a sum over rows to the
             size of one unit's rows for which the rows are gathered and the sum
@@ -66,15 +65,13 @@ class LayoutOptions:
         examples: the number of examples to assume where it matters for the
             cost, but not for the result.
         over_columns: whether it is over the columns of a tower, of which each
-            has all examples; the result is then laid out over towers. What is
-            placed keeps its operation, and a partial sum that several
-            operations use is added up before them, as each might need another
-            exchange.
+            has all examples; the result is then laid out over towers. Gradients
+            keep their operation, and a partial sum that several operations
+            use is added up before them, as each might need another exchange.
     """
 
     ranks: bool = False
     replicate_shards: bool = False
-    hooked: bool = False
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True
@@ -424,6 +421,10 @@ class Converter:
             whole=self.replicate(value),
             whole_from=None,
         )
+
+    def gather_on_towers(self, value: Value, rows: Sharded) -> Tensor:
+        """Gather rows of examples on every tower."""
+        return self._gather(rows, value.own, value.shape, on_towers=True)
 
     def gathered(self, value: Value) -> Value:
         """Return a value, and of rows of a variable the whole."""

@@ -130,6 +130,8 @@ class _Nodes:
         name = self._here.unique_name(f"{traced}{operation.suffix}")
         node.name = self._names[id(operation)] = name
         node.op = operation.type
+        if operation.device and not operation.on_towers:
+            node.device = operation.device
         node.input.extend(sources)
         if operation.has_effect:
             node.input.extend(self._gates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +38,7 @@ from keras_towers.partition.layouts import (
     local_shape,
     sizes_of,
 )
-from keras_towers.partition.nodes import Marks, Scope, UpdateInfo
+from keras_towers.partition.nodes import Marks, Scope
 from keras_towers.partition.program import (
     ColumnInput,
     Inputs,
@@ -70,8 +71,8 @@ def partition_graph(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
-    updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
-    placed: Mapping[str, InShards | None] = MappingProxyType({}),
+    gradients: Mapping[str, Sequence[InputLayout]] = MappingProxyType({}),
+    updates: Mapping[str, str] = MappingProxyType({}),
     of_columns: Sequence[ColumnInput] = (),
     options: LayoutOptions = _DEFAULTS,
 ) -> Program:
@@ -81,9 +82,9 @@ def partition_graph(
         graph: the trace of the one-device step.
         layouts: the layouts of its N inputs.
         wanted: the tensors of the graph that the program returns.
-        updates: the operations that stand for updates of an optimizer, by name.
-        placed: operations that return their input, by name, and how to lay it
-            out; None: it is whole.
+        gradients: the operations that return gradients, and components of
+            gradients, to an optimizer, by name: how to lay out each of them.
+        updates: the operations of optimizers' updates, as in ``Marks``.
         of_columns: what the last inputs are, which differ between columns.
         options: the options of the layout.
     """
@@ -95,15 +96,9 @@ def partition_graph(
         )
     inputs = _inputs(graph, layouts, of_columns)
     units = _units(graph, layouts, inputs, options)
-    shares = _variable_shares(units, [*layouts, *placed.values()])
-    marks = Marks(
-        updates,
-        {
-            name: None if layout is None else _rows_of(units, layout)
-            for name, layout in placed.items()
-        },
-        _terms_of(graph, placed) if options.hooked else {},
-    )
+    of_gradients = itertools.chain(*gradients.values())
+    shares = _variable_shares(units, [*layouts, *of_gradients])
+    marks = Marks(gradients, _terms_of(graph, gradients), updates)
     converter = Converter(units, inputs.is_first, inputs.is_first_part, options)
     scope = Scope(converter, marks)
     values, sizes = _values(graph, layouts, inputs, units)
@@ -113,7 +108,7 @@ def partition_graph(
     except CannotGather:
         # An operation without a rule takes a list of rows.
         undivided = dataclasses.replace(options, lists=False)
-        given = graph, layouts, wanted, updates, placed, of_columns
+        given = graph, layouts, wanted, gradients, updates, of_columns
         return partition_graph(*given, undivided)
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     inputs = dataclasses.replace(
@@ -170,17 +165,15 @@ def _program(
     by_name: Mapping[str, Value],
 ) -> Program:
     """Return the program of what was laid out, without what nobody needs."""
-    ends = [*results, *(t for u in scope.updates for t in u.given)]
     operations, exchanges = prune(
-        scope.builder.operations, scope.builder.exchanges, ends
+        scope.builder.operations, scope.builder.exchanges, results
     )
-    delay_operations(operations, exchanges, scope.updates, results)
+    delay_operations(operations, exchanges, results)
     sources = {id(operation.source) for operation in operations}
     return Program(
         inputs,
         operations,
         exchanges,
-        scope.updates,
         results,
         scope.graphs,
         {o: why for o, why in scope.computed_once.items() if id(o) in sources},
@@ -196,22 +189,24 @@ def _terms_of(graph: Any, gradients: Iterable[str]) -> dict[str, str]:
         graph: the graph.
         gradients: the operations that return gradients, by name.
     """
-    found = {name: name for name in gradients}
+    found: dict[str, str] = {}
 
     def type_of(name: str) -> str:
         return str(graph.get_operation_by_name(name).type)
 
     for name in gradients:
-        waiting = [graph.get_operation_by_name(name)]
-        while waiting:
-            for tensor in waiting.pop().inputs:
+        returns = graph.get_operation_by_name(name)
+        for index, gradient in enumerate(returns.inputs):
+            of, waiting = f"{name}:{index}", [gradient]
+            while waiting:
+                tensor = waiting.pop()
                 term = tensor.op
                 is_linear = term.type in _ADDS | _SCALES
                 is_linear = is_linear or is_over_columns(term)
-                users = {user.name for user in tensor.consumers()}
-                if is_linear and all(found.get(u) == name for u in users):
-                    found[term.name] = name
-                    waiting.append(term)
+                users = {user.name for user in tensor.consumers()} - {name}
+                if is_linear and all(found.get(u) == of for u in users):
+                    found[term.name] = of
+                    waiting += term.inputs
     # A factor may be a sum of its own.
     scales = [n for n in found if type_of(n) in _SCALES]
     return {n: found[n] for n in found.keys() - scales}
@@ -352,7 +347,7 @@ def _copies(
             copies[index] = dataclasses.replace(
                 common, on_towers=True, handle=handle, of_batch=False
             )
-            rows = _rows_of(scope.units, layout)
+            rows = scope.units.rows_in(layout)
             scope.variables.resources.add_copies(common, copies[index], rows)
     return copies
 
@@ -361,7 +356,7 @@ def _copies(
 
 
 def _variable_shares(
-    units: Units, layouts: Sequence[InputLayout | None]
+    units: Units, layouts: Iterable[InputLayout]
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Add the units of variables in shards; return the shares of towers."""
     shares: dict[int, tuple[Tensor, Tensor]] = {}
@@ -385,11 +380,6 @@ def _variable_shares(
             local_size=layout.rows,
         )
     return shares
-
-
-def _rows_of(units: Units, layout: InShards) -> Sharded:
-    """Return the layout of what a variable in shards holds."""
-    return Sharded(layout.axis, units.of_variables[layout.size])
 
 
 def _handle_of_shards(whole: Any, layout: InShards) -> Any:

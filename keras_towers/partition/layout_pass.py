@@ -19,15 +19,19 @@ from keras_towers.partition.effects import called_graphs
 from keras_towers.partition.folding import constant, folded
 from keras_towers.partition.layouts import (
     REPLICATED,
+    InputLayout,
+    InShards,
     ListOf,
+    Mirrored,
     Shape,
     Value,
     Values,
+    replicated,
     sizes_of,
 )
 from keras_towers.partition.moments import Moments
-from keras_towers.partition.nodes import Node, Scope, UpdateInfo
-from keras_towers.partition.program import Tensor, Update
+from keras_towers.partition.nodes import Node, Scope
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
     NO_RULE,
     SHAPE,
@@ -98,21 +102,14 @@ def lay_out_node(node: Node, inputs: list[Value]) -> Values:
         (whole,) = node.copy((), is_repeated=True)
         shape, known = tuple(node.shapes[0]), constant(node.operation)
         return [Value(REPLICATED, whole=whole, shape=shape, known=known)]
-    if name in marks.updates:
-        _update(node, inputs, marks.updates[name])
-        return inputs
     tensors = [t for v in inputs for t in (v.local, v.whole) if t is not None]
     node.converter.near = max((tensor.level for tensor in tensors), default=0)
     node.builder.gradient = marks.gradients.get(name, "")
-    if name in marks.placed:
-        (value,), rows = inputs, marks.placed[name]
-        if rows is None:
-            (whole,) = node.copy([node.converter.assemble(value)])
-            return [Value(REPLICATED, whole=whole, shape=value.shape)]
-        local = node.converter.shard(value, rows)
-        if node.options.over_columns:
-            (local,) = node.copy([local], [local.shape])
-        return [Value(rows, local, shape=value.shape)]
+    node.builder.device = marks.updates.get(name, "")
+    reads_from = node.scope.updates_from if name in marks.updates else 0
+    node.variables.resources.reads_from = reads_from
+    if name in marks.layouts:
+        return _gradients(node, inputs, marks.layouts[name])
     folds = folded(node, [value.known for value in inputs])
     try:
         outputs = _divided(node, inputs)
@@ -225,32 +222,69 @@ def _known_values(node: Node, known: Sequence[Any]) -> Values:
     return []
 
 
-def _update(node: Node, inputs: list[Value], info: UpdateInfo) -> None:
-    """Add an update, and order later users of its variables after it."""
-    # Of the values and indices of rows either both are divided, or none.
-    sizes: dict[int, Any] = {}
-    for pair in info.sparse:
-        entries, indices = (inputs[k].sharded for k in pair)
-        has_rows = entries is not None and entries == indices
-        size = asserted(entries).size if has_rows else None
-        sizes |= dict.fromkeys(pair, size)
-    rows: dict[Tensor, Any] = {}
-    tensors: list[Tensor] = []
-    for k, value in enumerate(inputs):
-        if sizes.get(k) is not None:
-            tensor = value.own
-            rows[tensor] = sizes[k]
-        elif value.is_partial and not value.gathers and k not in sizes:
-            tensor = value.own
-        else:
-            tensor = node.converter.assemble(value)
-        tensors.append(tensor)
-    scope = node.scope
-    keys: list[Any] | None = None
-    if info.uses is not None:
-        keys = [scope.values[t.name].whole for t in info.uses]
-    level = scope.variables.resources.record_update(keys, tensors)
-    scope.updates.append(Update(node.operation.name, tensors, level, rows))
+def _gradients(
+    node: Node, inputs: list[Value], layouts: Sequence[InputLayout]
+) -> Values:
+    """Lay gradients out as an optimizer gets them.
+
+    Those that it gets whole are added up in one round.
+    """
+    parts = [value.own.level for value in inputs if value.is_partial]
+    least = max(parts, default=0)
+    outputs: list[Value] = []
+    for index, (value, layout) in enumerate(zip(inputs, layouts, strict=True)):
+        node.builder.gradient = f"{node.operation.name}:{index}"
+        if isinstance(layout, InShards):
+            rows = node.units.rows_in(layout)
+            tensor = node.converter.shard(value, rows)
+            outputs.append(Value(rows, tensor, shape=value.shape))
+            continue
+        on_towers = isinstance(layout, Mirrored)
+        tensor = _whole_gradient(node, value, on_towers, least)
+        facts = Value(REPLICATED, shape=value.shape)
+        outputs.append(replicated(tensor, facts))
+    # Where weights are written, nothing else should have their memory.
+    node.variables.resources.read_again()
+    node.scope.updates_from = least + 1
+    if node.options.over_columns:
+        ends = [asserted(v.local or v.whole) for v in outputs]
+        copies = node.copy(ends, [end.shape for end in ends])
+        for value, copy in zip(outputs, copies, strict=True):
+            if value.local is None:
+                value.whole = copy
+            else:
+                value.local = copy
+    return outputs
+
+
+def _whole_gradient(
+    node: Node, value: Value, on_towers: bool, least: int
+) -> Tensor:
+    """Return a whole gradient, once or on each tower.
+
+    Args:
+        node: returns it.
+        value: the gradient.
+        on_towers: whether each tower gets it.
+        least: the earliest level at whose end it is added up.
+    """
+    converter, rows = node.converter, value.sharded
+    if value.is_partial and not value.gathers:
+        total = node.builder.exchange(
+            "sum",
+            value.own,
+            sizes=value.shape,
+            on_towers=on_towers,
+            least=least,
+        )
+        if not on_towers:
+            value.whole = total
+        return total
+    if on_towers and rows is not None and not rows.of_variables:
+        return converter.gather_on_towers(value, rows)
+    if on_towers:
+        return converter.replicate(value)
+    return converter.assemble(value)
 
 
 def _complete(

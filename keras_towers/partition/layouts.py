@@ -195,6 +195,20 @@ class MeshLayout:
 
 
 @dataclasses.dataclass(frozen=True)
+class GradientLayout:
+    """How an optimizer gets a gradient, or a component of one.
+
+    Attributes:
+        towers: ``InShards``: each tower gets its rows; ``Mirrored``: each gets
+            the whole; ``Replicated``: it is there once.
+        columns: how the columns of a tower divide it; None: they do not.
+    """
+
+    towers: InShards | Mirrored | Replicated = Replicated()
+    columns: InShards | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class SparseIndices:
     """An input: indices of a sparse tensor, counted from a tower's first row.
 

@@ -14,7 +14,6 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from typing import Any
@@ -58,7 +57,7 @@ class Lifetimes:
     def __init__(
         self, program: Program, towers: int, rows: int, parts: int = 1
     ):
-        self._program, self._is_alone = program, towers == parts
+        self._program = program
         self._parts = parts
         # Of what each micro-batch has its own until all of them are done.
         self._held = held_tensors(program)
@@ -92,17 +91,13 @@ class Lifetimes:
             for tensor in tensors
         )
 
-    def most_bytes(self, of_updates: Mapping[str, int]) -> int:
+    def most_bytes(self) -> int:
         """Return the bytes that a tower has at a time, without variables.
 
         Of the batch, gathered variables, what is kept for the backward pass,
         and gradients.
-
-        Args:
-            of_updates: what each update that is none of the program needs at a
-                time, by its name.
         """
-        events = list(self._events(of_updates))
+        events = list(self._events())
         last: dict[Tensor, int] = {}
         for index, event in enumerate(events):
             for tensor in (*event.made, *event.used):
@@ -143,7 +138,7 @@ class Lifetimes:
         number = self._parts if tensor in self._held and tensor.of_batch else 1
         return number * self._bytes.get(tensor, 0)
 
-    def _events(self, of_updates: Mapping[str, int]) -> Iterator[_Event]:
+    def _events(self) -> Iterator[_Event]:
         program = self._program
         for level in range(program.levels):
             operations = program.of_level(level)
@@ -159,14 +154,8 @@ class Lifetimes:
                     operation.type in ELEMENTWISE,
                 )
             for exchange in program.exchanges:
-                if exchange.given.level == level:
+                if exchange.level == level:
                     yield _Event(exchange.used, [exchange.result])
-            for update in program.updates:
-                if update.level == level:
-                    # Sums take the place of what they add up.
-                    sums = 0 if self._is_alone else self.bytes_of(update.given)
-                    yield _Event(update.given, extra=sums)
-                    yield _Event([], extra=of_updates[update.name])
 
 
 def held_tensors(program: Program) -> set[Tensor]:
@@ -190,8 +179,6 @@ def summed_tensors(program: Program) -> set[Tensor]:
     kinds = ("sum", "scatter")
     exchanges = [e for e in program.exchanges if "towers" in e.over]
     tensors = [e.given for e in exchanges if e.kind in kinds]
-    for update in program.updates:
-        tensors += [t for t in update.given if t not in update.rows]
     return {tensor for tensor in tensors if tensor.on_towers}
 
 

@@ -10,6 +10,7 @@ nothing that depends on them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -34,14 +35,16 @@ class LocalStep:
         program: the program. Its inputs refer to the process's own rows.
         joint_inputs: its inputs, whose ``start``, ``total`` and ``is_first``
             refer to the rows of all processes.
-        parts: the names of the updates whose gradients are terms of the global
-            gradient. The remaining ones have the gradients of the process's own
-            rows.
+        parts: the names of the groups of gradients that are terms of the global
+            gradients. The remaining ones are those of the process's own rows.
+        shared: the gradients among these parts that do not depend on rows, and
+            are the same for all processes.
     """
 
     program: Program
     joint_inputs: Inputs
     parts: frozenset[str]
+    shared: frozenset[Tensor]
 
 
 def write_only_rows(program: Program) -> Program:
@@ -73,8 +76,15 @@ def write_only_rows(program: Program) -> Program:
     )
 
 
-def to_local_step(program: Program) -> LocalStep:
-    """Convert a program to the step of one process."""
+def to_local_step(
+    program: Program, gradients: Mapping[str, Sequence[Tensor]]
+) -> LocalStep:
+    """Convert a program to the step of one process.
+
+    Args:
+        program: the program.
+        gradients: the results that are gradients, in groups with names.
+    """
     program = write_only_rows(program)
     inputs = program.inputs
     joint_inputs = dataclasses.replace(
@@ -122,24 +132,37 @@ def to_local_step(program: Program) -> LocalStep:
             copy = _with_inputs(operation, operands)
             whole.update(zip(operation.outputs, copy.outputs, strict=True))
             operations.append(copy)
-    for update in program.updates:
-        for tensor in update.given:
+    terms = {e.result: e for e in program.exchanges if e.kind != "first"}
+    parts: set[str] = set()
+    # The results of the local step, by those of the program.
+    results: dict[Tensor, Tensor] = {}
+    for name, of_group in gradients.items():
+        given = [terms[t].given if t in terms else t for t in of_group]
+        for tensor in given:
             exchanged(tensor)
-    parts = frozenset(
-        u.name for u in program.updates if not of_others & {*u.given}
-    )
-    updates = [
-        dataclasses.replace(u, given=[whole.get(t, t) for t in u.given])
-        if u.name in parts
-        else u
-        for u in program.updates
-    ]
-    ends = [*program.results, *(t for u in updates for t in u.given)]
+        if not of_others.isdisjoint(given):
+            continue
+        parts.add(name)
+        for result, part in zip(of_group, given, strict=True):
+            results[result] = whole.get(part, part)
+            if result in terms:
+                results[result] = dataclasses.replace(result)
+                exchanges.append(
+                    dataclasses.replace(
+                        terms[result],
+                        given=whole.get(part, part),
+                        result=results[result],
+                    )
+                )
+    shared = {own for t, own in results.items() if t not in terms}
+    ends = [results.get(tensor, tensor) for tensor in program.results]
     left, needed_exchanges = prune(operations, exchanges, ends)
     of_process = dataclasses.replace(
-        program, operations=left, exchanges=needed_exchanges, updates=updates
+        program, operations=left, exchanges=needed_exchanges, results=ends
     )
-    return LocalStep(of_process, joint_inputs, parts)
+    return LocalStep(
+        of_process, joint_inputs, frozenset(parts), frozenset(shared)
+    )
 
 
 def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:

@@ -24,12 +24,11 @@ from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
+    GradientLayout,
     InputLayout,
     InShards,
-    MeshLayout,
     Sharded,
 )
-from keras_towers.partition.nodes import UpdateInfo
 from keras_towers.partition.program import (
     ColumnInput,
     Operation,
@@ -45,8 +44,8 @@ def partition_over_mesh(
     layouts: Sequence[InputLayout],
     in_columns: Mapping[int, InShards],
     wanted: Sequence[Any],
-    updates: Mapping[str, UpdateInfo],
-    placed: Mapping[str, MeshLayout],
+    gradients: Mapping[str, Sequence[GradientLayout]],
+    updates: Mapping[str, str],
     columns: int,
     options: LayoutOptions,
 ) -> Program:
@@ -57,20 +56,19 @@ def partition_over_mesh(
         layouts: the layouts of its N inputs over towers.
         in_columns: the inputs that columns divide, by their index.
         wanted: the tensors of the graph that the program returns.
-        updates: the operations that stand for updates of an optimizer, by name;
-            none, if there are several columns.
-        placed: operations that return their input, by name, and how to lay it
-            out.
+        gradients: as for ``partition_graph``, with the layouts over the mesh.
+        updates: likewise; none, if there are several columns.
         columns: the number of columns.
         options: the options of the layout over towers.
     """
-    hooked = options.hooked
-    over_towers = {k: v.towers for k, v in placed.items() if v.towers or hooked}
+    over_towers = {k: [g.towers for g in of] for k, of in gradients.items()}
     if columns == 1:
         return partition_graph(
-            graph, layouts, wanted, updates, over_towers, options=options
+            graph, layouts, wanted, over_towers, updates, options=options
         )
-    over_columns = {k: v.columns for k, v in placed.items()}
+    over_columns = {
+        k: [g.columns or REPLICATED for g in of] for k, of in gradients.items()
+    }
     inner = partition_graph(
         graph,
         [
@@ -78,7 +76,7 @@ def partition_over_mesh(
             for index, layout in enumerate(layouts)
         ],
         wanted,
-        placed=over_columns,
+        gradients=over_columns,
         options=LayoutOptions(
             xla=options.xla,
             gather_bytes=options.gather_bytes,
@@ -101,7 +99,7 @@ def partition_over_mesh(
             ),
         ],
         column.graph.outputs,
-        placed={column.names[name]: rows for name, rows in over_towers.items()},
+        gradients={column.names[k]: of for k, of in over_towers.items()},
         of_columns=column.inputs,
         options=options,
     )
@@ -198,10 +196,15 @@ class _ColumnGraph:
                     self.sources[name] = operation.source
                     self.names.setdefault(operation.source.name, name)
         for exchange in program.exchanges:
-            if exchange.given.level == level:
+            if exchange.level == level:
                 operation = as_operation(exchange)
                 (value,) = emit([operation], self._known, operation.outputs)
                 self._known[exchange.result] = value
+
+    def traced_name(self, tensor: str) -> str:
+        """Return the name of a traced tensor, given that of the graph."""
+        name, _, index = tensor.partition(":")
+        return f"{self.sources[name].name}:{index}"
 
 
 def _with_sources(program: Program, column: _ColumnGraph) -> Program:
@@ -218,7 +221,7 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
         if operation.name in column.sources:
             once[column.sources[operation.name]] = reason
     exchanges = [
-        dataclasses.replace(e, gradient=column.sources[e.gradient].name)
+        dataclasses.replace(e, gradient=column.traced_name(e.gradient))
         if e.gradient
         else e
         for e in program.exchanges

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
+    InputLayout,
     Layout,
     Shape,
     Sharded,
@@ -21,7 +22,7 @@ from keras_towers.partition.layouts import (
     sizes_of,
 )
 from keras_towers.partition.moments import Moments
-from keras_towers.partition.program import Tensor, Update
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import SHAPE, require
 from keras_towers.partition.resources import VariableContents
 from keras_towers.partition.sizes import UNKNOWN, symbol
@@ -29,34 +30,21 @@ from keras_towers.partition.units import Units
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class UpdateInfo:
-    """How to treat an operation that stands for an update by an optimizer.
-
-    Attributes:
-        sparse: pairs of inputs that are the values and indices of a gradient.
-        uses: the inputs of the graph that are variables of the update; None: it
-            may use any variable.
-    """
-
-    sparse: Sequence[tuple[int, int]]
-    uses: Sequence[Any] | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Marks:
     """What is asked of single operations of a step, by their names.
 
     Attributes:
-        updates: the operations that stand for updates.
-        placed: operations that return their input in another layout; None:
-            whole.
-        gradients: for operations that add up a gradient which hooks are to sum
-            over ranks, the name of that gradient.
+        layouts: for operations that return gradients to an optimizer, how to
+            lay these out.
+        gradients: for operations that add up terms of a gradient, the name of
+            its tensor.
+        updates: for operations of optimizers' updates, where they run if they
+            are computed once; "": on the first tower.
     """
 
-    updates: Mapping[str, UpdateInfo]
-    placed: Mapping[str, Sharded | None]
+    layouts: Mapping[str, Sequence[InputLayout]]
     gradients: Mapping[str, str]
+    updates: Mapping[str, str]
 
 
 _NO_MARKS = Marks({}, {}, {})
@@ -77,7 +65,7 @@ class Scope:
         variables: what variables hold.
         options: the options of the layout.
         marks: what is asked of single operations.
-        updates: the updates of the program.
+        updates_from: the level after that in which gradients were added up.
         computed_once: traced operations that take rows, but are not divided,
             and why.
         graphs: the graphs that were laid out.
@@ -102,7 +90,7 @@ class Scope:
         )
         self.options = converter.options
         self.marks = marks
-        self.updates: list[Update] = []
+        self.updates_from = 0
         self.computed_once: dict[Any, str] = {}
         self.graphs: list[Any] = []
         if around is not None:

@@ -101,6 +101,7 @@ class Operation:
             them: one function or several.
         source: the traced operation that it stands for, if any.
         at_root: whether only the first of several processes runs it.
+        device: where it runs, if it is computed once; "": on the first tower.
         name: the name of the traced operation for which it was added, which
             TensorFlow shows in errors. Several operations may share it.
         suffix: what errors are to show after the name.
@@ -120,6 +121,7 @@ class Operation:
     )
     source: Any = None
     at_root: bool = False
+    device: str = ""
     name: str = ""
     suffix: str = ""
 
@@ -153,8 +155,9 @@ class Exchange:
         over: the axes along which it is exchanged, the inner one first. Towers
             of one process have a rank. Over ranks only, each tower of a process
             exchanges with those that have the same rows in the others.
-        gradient: the operation of the trace that returns a gradient, by name,
-            if a communication hook is to sum it over ranks.
+        gradient: the gradient of an optimizer that it adds up, by the name of
+            the tensor in the trace; "": it adds up none.
+        least: the earliest level at whose end it takes place.
     """
 
     kind: ExchangeKind
@@ -166,6 +169,12 @@ class Exchange:
     units: int | None = None
     over: tuple[Axis, ...] = ("towers", "ranks")
     gradient: str = ""
+    least: int = 0
+
+    @property
+    def level(self) -> int:
+        """The level at whose end it takes place."""
+        return max(self.given.level, self.least)
 
     @property
     def is_own(self) -> bool:
@@ -193,24 +202,6 @@ class Function:
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     operations: Sequence[Operation]
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Update:
-    """An update of weights by an optimizer.
-
-    Attributes:
-        name: the name of the traced operation that stands for it.
-        given: its inputs, such as the partial sums of a gradient.
-        level: the level at whose end it is applied.
-        rows: the tensors among ``given`` that are rows to be concatenated, and
-            the global numbers of their rows, in symbols.
-    """
-
-    name: str
-    given: Sequence[Tensor]
-    level: int
-    rows: Mapping[Tensor, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -275,7 +266,6 @@ class Program:
         inputs: its inputs.
         operations: its operations, in order.
         exchanges: its exchanges.
-        updates: its updates, in order.
         results: its results, in the order in which they were requested.
         graphs: the graphs whose functions are called unchanged.
         computed_once: traced operations that take rows, but are not divided,
@@ -288,7 +278,6 @@ class Program:
     inputs: Inputs
     operations: Sequence[Operation]
     exchanges: Sequence[Exchange]
-    updates: Sequence[Update]
     results: Sequence[Tensor]
     graphs: Sequence[Any]
     computed_once: Mapping[Any, str]
@@ -299,8 +288,7 @@ class Program:
     def levels(self) -> int:
         """The number of levels."""
         last = [operation.level for operation in self.operations]
-        last += [exchange.given.level for exchange in self.exchanges]
-        last += [update.level for update in self.updates]
+        last += [exchange.level for exchange in self.exchanges]
         return 1 + max(last, default=0)
 
     def of_level(self, level: int) -> list[Operation]:
@@ -370,7 +358,6 @@ def prune(
 def delay_operations(
     operations: Sequence[Operation],
     exchanges: Iterable[Exchange],
-    updates: Iterable[Update],
     results: Iterable[Tensor],
 ) -> None:
     """Delay operations of towers to the levels that use their outputs.
@@ -382,7 +369,6 @@ def delay_operations(
     Args:
         operations: the operations, in order; their levels are changed.
         exchanges: the exchanges, which are not delayed.
-        updates: the updates; their gradients are not delayed.
         results: the results of the program.
     """
     uses: dict[Tensor, set[int]] = {}
@@ -393,7 +379,7 @@ def delay_operations(
 
     for exchange in exchanges:
         use(exchange.used, [exchange.given.level])
-    for tensor in [*results, *(t for u in updates for t in u.given)]:
+    for tensor in results:
         use([tensor], [tensor.level])
     for operation in reversed(operations):
         levels = {n for t in operation.outputs for n in uses.get(t, ())}

@@ -25,6 +25,7 @@ class Resources:
         copies: the towers' handles of variables with copies, or in shards, by
             the common ones.
         rows: the layouts of variables in shards, by the common handles.
+        reads_from: the earliest level at which variables are read.
 
     Args:
         around: for the body of a function, the resources of its caller.
@@ -34,9 +35,9 @@ class Resources:
         self.contents: dict[Tensor, Value] = {}
         self.copies: dict[Tensor, Tensor] = {}
         self.rows: dict[Tensor, Sharded] = {} if around is None else around.rows
+        self.reads_from = 0
         self._common: dict[Tensor, Tensor] = {}
         self._ready: dict[Any, tuple[int, int]] = {}
-        self._least = (0, 0)
 
     def add_copies(
         self, common: Tensor, local: Tensor, rows: Sharded | None = None
@@ -62,13 +63,12 @@ class Resources:
                 uses the resource that all such operations share.
             reads: whether it only reads resources.
         """
-        ready = [
-            self._ready.get(key, self._least) for key in self._keys(operands)
-        ]
+        ready = [self._ready.get(key, (0, 0)) for key in self._keys(operands)]
         time = max(times[0] if reads else times[1] for times in ready)
         # A phase that is over comes again in the next level.
         phase = _phase(type_, operands)
-        return (time - phase + len(Phase) - 1) // len(Phase)
+        level = (time - phase + len(Phase) - 1) // len(Phase)
+        return max(level, self.reads_from) if reads else level
 
     def record_use(
         self, type_: str, operands: Sequence[Tensor], reads: bool
@@ -84,41 +84,20 @@ class Resources:
         level = max([least, *(tensor.level for tensor in operands)])
         time = len(Phase) * level + _phase(type_, operands)
         for key in self._keys(operands):
-            to_read, to_write = self._ready.get(key, self._least)
+            to_read, to_write = self._ready.get(key, (0, 0))
             to_read = to_read if reads else max(to_read, time)
             self._ready[key] = to_read, max(to_write, time)
             if not reads:
                 self.contents.pop(key, None)
         return least
 
-    def record_update(
-        self, handles: list[Any] | None, operands: Sequence[Tensor]
-    ) -> int:
-        """Order an update of variables; return the level at whose end it is.
-
-        Args:
-            handles: the handles of the variables; None: it may use any
-                variable.
-            operands: the inputs of the update.
-        """
-        keys = list(self._ready) if handles is None else handles
-        # After the operations of towers in the level, and after operations that
-        # may fail: a step whose assertion fails updates nothing.
-        before = [
-            self._ready.get(key, self._least)[1] // len(Phase)
-            for key in (*keys, None)
-        ]
-        level = max(
-            [*before, *(tensor.level for tensor in operands)], default=0
-        )
-        ready = len(Phase) * (level + 1), len(Phase) * (level + 1)
-        self._ready.update(dict.fromkeys(keys, ready))
-        if handles is None:
-            self._least = ready
-            self.contents.clear()
-        for key in keys:
-            self.contents.pop(key, None)
-        return level
+    def read_again(self) -> None:
+        """Forget what was read so far."""
+        for common, content in [*self.contents.items()]:
+            tensor = content.local or content.whole
+            source = None if tensor is None else tensor.operation
+            if source is not None and source.type == "ReadVariableOp":
+                del self.contents[common]
 
     def _keys(self, operands: Sequence[Tensor]) -> list[Any]:
         """The resources of an operation; None: the one without a handle."""

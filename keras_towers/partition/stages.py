@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.devices import same_device
 from keras_towers.partition.effects import is_check, is_draw
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import Kernels, called_names, functions_of
@@ -70,7 +71,7 @@ class Stages:
     def __init__(self, program: Program, device: str):
         self.kernels = Kernels(device, program.graphs)
         self.stackable = Stackable(program)
-        self._graphs = program.graphs
+        self._graphs, self._device = program.graphs, device
         # XLA returns wrong sizes of what a function returns twice.
         self._sized_by_values = _sized_by_values(program)
         # By tensor: whether it may be a placeholder of a branch.
@@ -82,7 +83,6 @@ class Stages:
             for tensor in self._kept_in(operation.inputs):
                 self._users.setdefault(tensor, []).append(operation)
         ends = [*program.results, *(e.given for e in program.exchanges)]
-        ends += [tensor for u in program.updates for tensor in u.given]
         for tensor in ends:
             self._users.setdefault(tensor, []).append(None)
         self._used = {*ends, *(t for o in program.operations for t in o.inputs)}
@@ -191,6 +191,9 @@ class Stages:
     def _is_single(self, operation: Operation) -> bool:
         """Whether an operation is no part of a function of numbers."""
         tensors = (*operation.inputs, *operation.outputs)
+        elsewhere = operation.device and not operation.on_towers
+        if elsewhere and not same_device(operation.device, self._device):
+            return True
         if not self.kernels.has(operation):
             # One device compiles it neither.
             return True

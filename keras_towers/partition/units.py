@@ -12,7 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
-from keras_towers.partition.layouts import DataDependentUnit, Sharded, Unit
+from keras_towers.partition.layouts import (
+    DataDependentUnit,
+    InShards,
+    Sharded,
+    Unit,
+)
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import SHAPE, asserted, require, unless_none
 from keras_towers.partition.sizes import (
@@ -52,6 +57,10 @@ class Units:
             self.of_variables = around.of_variables
             self.sizes = around.sizes
             self._numbers = around._numbers
+
+    def rows_in(self, layout: InShards) -> Sharded:
+        """Return the layout of what a variable in shards holds."""
+        return Sharded(layout.axis, self.of_variables[layout.size])
 
     def in_function(self, builder: Builder) -> Units:
         """Return the units of a function that is called here.

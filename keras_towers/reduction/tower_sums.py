@@ -495,28 +495,10 @@ class PackedReduction:
         self, grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         """Return K lists of the sums of N gradients."""
-        rows, unpack_row = self.reduce_packed(grads, devices)
-        results = []
-        for device, row in zip(devices, rows, strict=True):
-            with tf.device(device):
-                results.append(unpack_row(row))
-        return results
-
-    def reduce_packed(
-        self, grads: Gradients, devices: Sequence[str]
-    ) -> tuple[
-        list[list[Gradient]], Callable[[Sequence[Gradient]], list[Gradient]]
-    ]:
-        """Reduce K lists of N gradients.
-
-        Returns:
-            K lists of reduced buffers and IndexedSlices, and a function that
-            returns the N gradients in one of them.
-        """
         check_towers(grads, devices)
         like = grads[0]
         if len(grads) == 1:
-            return self._reduction(grads, devices), list
+            return self._reduction(grads, devices)
         first = dense_of(like)
         groups = self._packer.groups(first)
         rows: list[list[Gradient]] = []
@@ -524,16 +506,18 @@ class PackedReduction:
             with tf.device(device):
                 buffers = pack(dense_of(row), groups)
             rows.append([*buffers, *sparse_of(row)])
-
-        def unpack_row(row: Sequence[Gradient]) -> list[Gradient]:
-            # No buffer contains empty tensors, which are the same everywhere.
-            shaped = [
-                tf.zeros(grad.shape, grad.dtype)
-                if grad.shape.num_elements() == 0
-                else grad
-                for grad in first
-            ]
-            tensors = unpack(dense_of(row), groups, shaped)
-            return in_order(like, tensors, sparse_of(row))
-
-        return self._reduction(rows, devices), unpack_row
+        # No buffer contains empty tensors, which are the same everywhere.
+        shaped = [
+            tf.zeros(grad.shape, grad.dtype)
+            if grad.shape.num_elements() == 0
+            else grad
+            for grad in first
+        ]
+        results: list[list[Gradient]] = []
+        for device, row in zip(
+            devices, self._reduction(rows, devices), strict=True
+        ):
+            with tf.device(device):
+                tensors = unpack(dense_of(row), groups, shaped)
+                results.append(in_order(like, tensors, sparse_of(row)))
+        return results

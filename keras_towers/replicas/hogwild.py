@@ -18,14 +18,13 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.reduction import Gradients, Reduction, scaled
+from keras_towers.reduction import Reduction, scaled
 from keras_towers.replicas.named_resources import after_writes_of
 
 _numbers = itertools.count()
@@ -64,11 +63,11 @@ class HogwildUpdate(WeightUpdate):
             for steps in self._steps:
                 steps.forget()
 
-    def _apply_update(self, call: ApplyCall, tower_grads: Gradients) -> None:
-        super()._apply_update(call, tower_grads)
+    def apply_in_trace(self, call: ApplyCall) -> None:
+        """Trace an update with the step."""
+        super().apply_in_trace(call)
         # A custom training loop does this itself.
-        if tower_call.current() is not None:
-            self.after_update(call.variables)
+        self.after_update(call.variables)
 
     def apply_in_step(self, call: ApplyCall) -> None:
         """Update without waiting for the gradients of other towers."""

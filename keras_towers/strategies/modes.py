@@ -14,7 +14,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.in_shards import UpdateInShards
 from keras_towers.fit.update.local_sgd import LocalSGD
-from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import (
     CommunicationHook,
     StatefulHook,
@@ -170,8 +170,7 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     if updates is None:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
-    kind = WeightUpdate if updates == "once" else UpdateEach
-    return kind(config, mode.reduce, **sums)
+    return WeightUpdate(config, mode.reduce, updates != "once", **sums)
 
 
 def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
@@ -187,7 +186,7 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
 def describe_mode(update: Any, mode: Mode) -> list[str]:
     """Describe where gradients are summed, and what their hook holds."""
     line = f'mode "{mode.name}": {mode.reason}'
-    if update.is_traced:
+    if update.divides_slots:
         line = "gradients are added up on the towers that update their rows"
     lines = [line]
     rank_sum = update.rank_sum

@@ -21,7 +21,7 @@ from keras_towers.fit.options import (
     current_name,
     options_of,
 )
-from keras_towers.fit.update.weight_update import UpdateAtVariable
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import LeastLoadedPlacement
 from keras_towers.parameter_servers.server_connection import (
     ServerPeers,
@@ -33,8 +33,7 @@ from keras_towers.parameter_servers.training_session import (
     Session,
 )
 from keras_towers.parameter_servers.worker_fit import (
-    CachedServerUpdate,
-    MirroredServerUpdate,
+    ServerUpdate,
     WorkerCalls,
 )
 from keras_towers.rendezvous import tf_config
@@ -124,7 +123,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self.ps_device: Where = where
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(places)
         super().__init__(devices, checked)
-        self._compose(UpdateAtVariable(self._config, self.placement))
+        self._compose(WeightUpdate(self._config, device_for=self.placement))
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -196,9 +195,7 @@ class _WorkerStrategy(BaseStrategy):
         )
         self.sync = sync
 
-    def _compose_workers(
-        self, update: CachedServerUpdate | MirroredServerUpdate
-    ) -> None:
+    def _compose_workers(self, update: ServerUpdate) -> None:
         make_session: Callable[..., Session] = AsyncSession
         if self.sync:
             size = self._peers.size
@@ -296,7 +293,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
-        self._compose_workers(CachedServerUpdate(self._config, place))
+        self._compose_workers(ServerUpdate(self._config, device_for=place))
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):
@@ -343,5 +340,5 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         check_arguments(DistributedReplicatedStrategy, cluster=cluster)
         super().__init__(towers, cluster, options)
         self._compose_workers(
-            MirroredServerUpdate(self._config, self._mode.reduce)
+            ServerUpdate(self._config, reduction=self._mode.reduce)
         )

@@ -22,7 +22,7 @@ from keras_towers.fit.weights.copies import native
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import AveragedSession
 from keras_towers.parameter_servers.worker_fit import (
-    MirroredServerUpdate,
+    ServerUpdate,
     WorkerCalls,
 )
 from keras_towers.rendezvous import tf_config
@@ -267,7 +267,7 @@ class SyncReplicasStrategy(BaseStrategy):
             )
             self._compose(update, ReplicaCalls(update, quorum))
             return
-        copies = MirroredServerUpdate(self._config, self._mode.reduce)
+        copies = ServerUpdate(self._config, reduction=self._mode.reduce)
         make_session = functools.partial(
             AveragedSession, quorum=quorum, after_update=self._average
         )

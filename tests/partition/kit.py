@@ -150,7 +150,7 @@ def trace(function, *given):
     return graph
 
 
-def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
+def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
     """Run a program as steps do; return the results of the last process.
 
     Args:
@@ -161,7 +161,6 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
         ranks: the number of processes that share the towers: threads.
         copies: for mirrored variables, by their inputs, the towers' handles.
         more: pairs of other tensors of the program and their values.
-        update: as of ``TowerProgram.add_to_graph``.
     """
     given, towers = program.inputs, [{} for _ in counts]
     total = tf.constant(sum(counts), tf.int64)
@@ -201,7 +200,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
             for scope in inputs.scopes(towers=True):
                 for tensor, value in own[scope.tower].items():
                     scope[tensor] = value
-            return runner.add_to_graph(inputs, update)
+            return runner.add_to_graph(inputs)
 
     one_at_a_time = threading.Lock()
 

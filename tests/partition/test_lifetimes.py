@@ -24,10 +24,10 @@ def test_a_result_lives_until_its_last_use():
     one = 8 * 100 * 4
     # An operation's input and its result; a reshape has no memory of its own.
     # The batch is gone after its use.
-    assert 2 * one <= found.most_bytes({}) < 2 * one + 100
+    assert 2 * one <= found.most_bytes() < 2 * one + 100
     assert found.bytes_of([program.inputs.of_graph[0]]) == one
     # Of four micro-batches the batch is there, and two results of one.
-    in_parts = Lifetimes(program, 8, 2, parts=4).most_bytes({})
+    in_parts = Lifetimes(program, 8, 2, parts=4).most_bytes()
     assert one + one / 4 <= in_parts < one + one / 2 + 100
 
 
@@ -39,7 +39,7 @@ def test_what_is_used_later_lives_longer():
     specs = [tf.TensorSpec([None, 2]), tf.TensorSpec([2, 50])]
     _, found = lifetimes(step, [Sharded(0), REPLICATED], specs)
     weight, hidden = 2 * 50 * 4, 8 * 50 * 4
-    most = found.most_bytes({})
+    most = found.most_bytes()
     # Two of them at the product, which takes the memory of one, as the second
     # ``exp`` has; then neither the batch nor the weight is.
     assert 2 * hidden <= most < 2 * hidden + weight

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import UpdateInfo, partition_graph
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED, Sharded
 from keras_towers.partition.local_step import to_local_step
 from tests.partition.kit import on_towers, replicated, sharded, trace
@@ -49,11 +49,12 @@ def _on_processes(loss, variable=None, mirrored=False):
 
     def step(x, w):
         found = loss(x, w)
-        tf.raw_ops.IdentityN(input=tf.gradients(found, w), name="update")
+        gradients = tf.gradients(found, w)
+        handed = tf.raw_ops.IdentityN(input=gradients, name="handed")
         if variable is not None:
             variable.assign(tf.reduce_mean(x))
             variable.assign_add(tf.reduce_max(x))
-        return found
+        return found, *handed
 
     graph = trace(step, sharded(-1, 3), replicated(3, 2))
     captured = [outside for outside, _ in graph.captures]
@@ -67,9 +68,9 @@ def _on_processes(loss, variable=None, mirrored=False):
         graph,
         layouts,
         graph.outputs,
-        {"update": UpdateInfo([], [])},
+        {"handed": [REPLICATED]},
     )
-    mine = to_local_step(program)
+    mine = to_local_step(program, {"handed": program.results[1:]})
 
     @tf.function(autograph=False)
     def run(start, count, first):
@@ -80,24 +81,17 @@ def _on_processes(loss, variable=None, mirrored=False):
             (mine.program.inputs.has_rows, count > 0),
         ]
         parts = [[X[start : start + count]], [W], *([c] for c in captured)]
-        gradients = []
-
-        def update(change, of_towers, common):
-            ((gradient,),) = of_towers
-            gradients.append(common[0] if gradient is None else gradient)
-
         program = mine.program
         copies = {index: [captured[0]] for index in program.inputs.copies}
-        options = {"more": more, "update": update, "copies": copies}
-        loss = on_towers(program, parts, (count,), **options)
-        return *loss, *gradients
+        options = {"more": more, "copies": copies}
+        return tuple(on_towers(program, parts, (count,), **options))
 
     starts = np.cumsum([0, *COUNTS[:-1]]).tolist()
     found = []
     for start, count in zip(starts, COUNTS, strict=True):
         results = run(start, count, start == 0)
         found.append((*results, variable and variable.numpy()))
-    return mine.parts == {"update"}, found
+    return mine.parts == {"handed"}, found
 
 
 @pytest.mark.parametrize("loss", [_mean, _sum, _dropped_and_regularized])

@@ -176,7 +176,7 @@ class MemoryCheck:
         cells = ranks * config.num_towers * places.parts
         if _ROOM * _all_bytes(program, -(-examples // cells)) <= limit.size:
             return
-        step = LaidOutStep(config, model, traced, program, ())
+        step = LaidOutStep(config, model, traced, program)
         lifetimes = step.lifetimes(examples, ranks, places.parts)
         needs = step.needs(lifetimes, examples, ranks)
         held = self._held.get(model)

@@ -7,18 +7,78 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import tensorflow as tf
 
+from keras_towers.fit import marks
+from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.step_order import row_of_rank
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction import Gradients, sum_over_ranks
 from keras_towers.transport import Transport, messages, next_key
 
-SumGradients: TypeAlias = Callable[[Sequence[str], Sequence[Any]], list[Any]]
-"""Sums N gradients over the processes, given their names and tensors."""
+
+class GradientSums(Protocol):
+    """What adds up gradients of weights."""
+
+    def sum_over_towers(
+        self, tower_grads: Gradients, weights: Sequence[Any]
+    ) -> list[list[Any]]:
+        """Return K lists of N sums, given K lists of N gradients."""
+        ...
+
+    def sum_over_ranks(
+        self, optimizer: Any, weights: Sequence[Any], grads: Sequence[Any]
+    ) -> list[Any]:
+        """Return N sums, given this rank's N gradients for an optimizer."""
+        ...
+
+
+class GradientExchange:
+    """Adds gradients up in a step, as a strategy does.
+
+    Args:
+        sums: adds them up.
+        gradients: by the names of their tensors in the trace: the call of the
+            optimizer, and the weight.
+    """
+
+    def __init__(
+        self,
+        sums: GradientSums,
+        gradients: Mapping[str, tuple[ApplyCall, Any]],
+    ):
+        self._sums, self._gradients = sums, gradients
+
+    def over_towers(self, members: Sequence[Members]) -> list[list[Any]]:
+        """Return K sums for each of N exchanges among the towers."""
+        weights = [self._gradients[m.exchange.gradient][1] for m in members]
+        tower_grads = zip(*(m.values for m in members), strict=True)
+        rows = self._sums.sum_over_towers(list(map(list, tower_grads)), weights)
+        return list(map(list, zip(*rows, strict=True)))
+
+    def over_ranks(
+        self, members: Sequence[Members], tensors: Sequence[Any]
+    ) -> list[Any]:
+        """Return sums of what this rank has of gradients, or of their rows."""
+        sums: dict[int, Any] = {}
+        of = [self._gradients[m.exchange.gradient] for m in members]
+        calls = {id(call.optimizer): call for call, _ in of}
+        for call in calls.values():
+            own = [
+                k
+                for k, (other, _) in enumerate(of)
+                if other.optimizer is call.optimizer
+            ]
+            totals = self._sums.sum_over_ranks(
+                call.optimizer,
+                [of[k][1] for k in own],
+                [tensors[k] for k in own],
+            )
+            sums.update(zip(own, totals, strict=True))
+        return [sums[k] for k, _ in enumerate(tensors)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +105,7 @@ def exchange_tensors(
     members: Sequence[Members],
     transport: Transport,
     in_order: Callable[[Sequence[Any], Callable[..., list[Any]]], list[Any]],
-    sum_gradients: SumGradients | None = None,
+    gradients: GradientExchange | None = None,
 ) -> list[Any]:
     """Exchange tensors among towers and columns, and then among processes.
 
@@ -53,7 +113,7 @@ def exchange_tensors(
         members: those of this process in each of N exchanges.
         transport: connects the processes.
         in_order: as ``StepOrder.exchange``.
-        sum_gradients: sums gradients over processes.
+        gradients: adds gradients up; None: as anything else is.
 
     Returns:
         The result of each exchange; a list of results if each member has its
@@ -64,22 +124,65 @@ def exchange_tensors(
         for k, group in enumerate(members)
         if transport.size > 1 and "ranks" in group.exchange.over
     }
+    sums = _sum_gradients(members, gradients)
     results: list[Any] = []
     for k, group in enumerate(members):
         with tf.device(group.devices[0]):
-            results.append(_exchange_here(group, k in over_ranks))
+            goes_on = k in over_ranks
+            result = sums[k] if k in sums else _exchange_here(group, goes_on)
+            if k in sums and (goes_on or not group.exchange.is_own):
+                result, *_ = result
+            results.append(result)
     if over_ranks:
         exchange = functools.partial(
             _exchange_over_ranks,
             [*over_ranks.values()],
             transport,
-            sum_gradients,
+            gradients,
         )
         with tf.device(members[0].devices[0]):
             exchanged = in_order([results[k] for k in over_ranks], exchange)
         for k, result in zip(over_ranks, exchanged, strict=True):
             results[k] = result
+    _mark_gradients(members, results)
     return results
+
+
+def _mark_gradients(members: Sequence[Members], results: Sequence[Any]) -> None:
+    """Mark when towers have their gradients, and when these are added up."""
+    exchanged = [
+        (group, result)
+        for group, result in zip(members, results, strict=True)
+        if group.exchange.gradient and "towers" in group.exchange.over
+    ]
+    for tower in range(len(exchanged[0][0].devices) if exchanged else 0):
+        computed = [group.values[tower] for group, _ in exchanged]
+        marks.reached(tower, "computed", computed)
+        reduced = [
+            result[tower] if group.exchange.is_own else result
+            for group, result in exchanged
+            if group.exchange.is_own or tower == 0
+        ]
+        if reduced:
+            marks.reached(tower, "reduced", reduced)
+
+
+def _sum_gradients(
+    members: Sequence[Members], gradients: GradientExchange | None
+) -> dict[int, list[Any]]:
+    """Return sums of gradients over towers, by the index of the exchange."""
+    own = {
+        k: group
+        for k, group in enumerate(members)
+        if group.exchange.kind == "sum"
+        and group.exchange.gradient
+        and "towers" in group.exchange.over
+        and not group.exchange.given.on_columns
+        and len(group.values) > 1
+    }
+    if not own or gradients is None:
+        return {}
+    return dict(zip(own, gradients.over_towers([*own.values()]), strict=True))
 
 
 def _exchange_here(members: Members, goes_on: bool) -> Any:
@@ -98,6 +201,9 @@ def _exchange_here(members: Members, goes_on: bool) -> Any:
     if not values:
         return None
     match exchange.kind:
+        case "sum" if exchange.is_own and not goes_on:
+            total = tf.add_n(values)
+            return [total for _ in devices]
         case "sum":
             return tf.add_n(values)
         case "scatter" if goes_on:
@@ -119,7 +225,7 @@ def _exchange_here(members: Members, goes_on: bool) -> Any:
 def _exchange_over_ranks(
     members: Sequence[Members],
     transport: Transport,
-    sum_gradients: SumGradients | None,
+    gradients: GradientExchange | None,
     results: Sequence[Any],
 ) -> list[Any]:
     """Exchange with other ranks what the members of this one have together.
@@ -129,7 +235,7 @@ def _exchange_over_ranks(
     Args:
         members: the members of N exchanges.
         transport: connects the processes.
-        sum_gradients: sums gradients over them.
+        gradients: adds gradients up; None: as anything else is.
         results: the results of ``_exchange_here``.
     """
     results = [*results]
@@ -139,26 +245,28 @@ def _exchange_over_ranks(
     _scatter_over_ranks(members, rows_of_ranks, results, transport)
     _gather_over_ranks(members, rows_of_ranks, results, transport)
     summed: dict[int, Any] = {}
-    gradients: dict[int, Any] = {}
+    of_hooks: dict[int, Any] = {}
     for k, group in enumerate(members):
         match group.exchange.kind:
             case "before":
                 summed[k] = row_of_rank(results[k].pop(), transport)
-            case "sum" if group.exchange.gradient and sum_gradients:
-                gradients[k] = results[k]
+            case "sum" if group.exchange.gradient and gradients:
+                of_hooks[k] = results[k]
             case "sum" | "scatter" if rows_of_ranks[k] is None:
                 summed[k] = results[k]
     sums = sum_over_ranks(transport, list(summed.values())) if summed else []
     totals = dict(zip(summed, sums, strict=True))
-    if gradients and sum_gradients:
-        names = [members[k].exchange.gradient for k in gradients]
-        sums = sum_gradients(names, list(gradients.values()))
-        totals.update(zip(gradients, sums, strict=True))
+    if of_hooks and gradients:
+        groups = [members[k] for k in of_hooks]
+        sums = gradients.over_ranks(groups, list(of_hooks.values()))
+        totals.update(zip(of_hooks, sums, strict=True))
     for k, group in enumerate(members):
         exchange, devices = group.exchange, group.devices
         match exchange.kind:
             case "sum":
                 results[k] = totals[k]
+                if exchange.is_own:
+                    results[k] = [totals[k]] * len(devices)
             case "scatter" if k in totals:
                 rows, axis = group.rows, exchange.axis
                 results[k] = _scatter([totals[k]], axis, rows, devices)

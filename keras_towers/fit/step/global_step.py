@@ -28,9 +28,9 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE, Ranks
-from keras_towers.fit.step.compiled_step import apply_compiled
 from keras_towers.fit.step.device_memory import MemoryCheck
 from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
+from keras_towers.fit.step.exchanges import GradientExchange
 from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.step_layout import (
     StepLayout,
@@ -42,7 +42,7 @@ from keras_towers.fit.step.step_layout import (
 )
 from keras_towers.fit.step.step_reports import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.step.trace import Trace, trace, with_components
+from keras_towers.fit.step.trace import Trace, components_of, trace
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step.traced_operations import TracedOperations
 from keras_towers.fit.step_order import ComparedStep, StepOrder
@@ -50,9 +50,8 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_first, copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import is_over_ranks
-from keras_towers.partition.local_step import LocalStep
-from keras_towers.partition.program import Program, Update
-from keras_towers.reduction.gradients import on_values
+from keras_towers.partition.program import Program
+from keras_towers.reduction.gradients import on_values, scaled
 from keras_towers.rendezvous import activity, rank_checks
 
 logger = logging.getLogger("keras_towers")
@@ -103,7 +102,7 @@ class GlobalStep:
             )
             # All ranks make the same exchanges, or all of them fail.
             self._compare_with_ranks(traced, layout, divided, settings)
-            # Level by level: what towers compute, exchanges, and ``_update``.
+            # Level by level: what towers compute, and exchanges.
             result = self._compute(traced, layout, divided, settings)
         # The next step may begin.
         result = self.order.end_step(result)
@@ -156,9 +155,7 @@ class GlobalStep:
                 build,
                 own_statistics=self.config.options.batch_norm == "tower",
                 xla=settings.xla,
-                apply=self.update.apply_in_trace
-                if self.update.is_traced
-                else None,
+                update=self.update,
             )
 
     def _compare_with_ranks(
@@ -176,6 +173,7 @@ class GlobalStep:
         exchanges = [
             f"{e.kind} {e.given.dtype.name} {e.result.shape}"
             for e in layout.program.exchanges
+            if not e.gradient
         ]
         outside = traced.variables_outside(model)
         variables = [
@@ -220,48 +218,48 @@ class GlobalStep:
             call_mode(config, settings),
             places,
             self.order,
-            self.update.sum_traced,
-        )
-        update = functools.partial(
-            self._update, traced, layout.local_step, divided, settings
+            GradientExchange(self.update, traced.gradients),
         )
         with contextlib.ExitStack() as stack:
             rounds = self.update.local_sgd
             if rounds is not None and not places.ranks.share_step:
-                for optimizer in traced.traced_for:
+                calls = traced.updates.values()
+                for optimizer in dict.fromkeys(c.optimizer for c in calls):
                     around = rounds.around_update(optimizer, self.order)
                     stack.enter_context(around)
-            results = towers.add_to_graph(inputs, update)
+            results = towers.add_to_graph(inputs)
+        self._push(traced, layout, divided, settings, results)
         log_not_compiled(settings.model, settings.trains, towers.xla)
         return traced.output_with(results)
 
-    def _update(
+    def _push(
         self,
         traced: Trace,
-        local_step: LocalStep | None,
+        layout: StepLayout,
         divided: DividedBatch,
         settings: StepSettings,
-        update: Update,
-        parts: list[list[Any]],
-        shared: list[Any],
+        results: Sequence[Any],
     ) -> None:
-        """Sum the gradients of an optimizer, and apply the sums once."""
-        call = dataclasses.replace(
-            traced.updates[update.name],
-            apply_compiled=apply_compiled if settings.xla else None,
-        )
-        grads = [with_components(call.grads, tensors) for tensors in parts]
-        sums = with_components(call.grads, shared)
-        weight, number = 1, settings.places.ranks.batch.size
-        if local_step is not None and update.name in local_step.parts:
+        """Pass gradients on that are results of the step."""
+        local_step, number = layout.local_step, settings.places.ranks.batch.size
+        sums = traced.gradients_in(results)
+        for name, ends in traced.gradients_in(layout.program.results).items():
+            call = traced.call_with(name, sums[name])
+            if local_step is None:
+                self.update.push(call)
+                continue
             # The workers' gradients are averaged.
-            weight = number
-            sums = _scale_or_zero(1 / weight, sums)
-        elif local_step is not None:
-            share = divided.share * number
-            grads = [_scale_or_zero(share, of_tower) for of_tower in grads]
-            sums = _scale_or_zero(share, sums)
-        self.update.reduce_and_apply(call, grads, sums, weight)
+            grads: list[Any] = []
+            left = iter(ends)
+            for gradient in call.grads:
+                components = [next(left) for _ in components_of(gradient)]
+                if name not in local_step.parts:
+                    grads += _scale_or_zero(divided.share * number, [gradient])
+                elif local_step.shared.issuperset(components):
+                    grads.append(gradient)
+                else:
+                    grads += scaled([gradient], number)
+            self.update.push(dataclasses.replace(call, grads=grads))
 
     def plan(
         self, step: Step, batch: Any, settings: StepSettings

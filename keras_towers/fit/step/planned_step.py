@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 import keras
@@ -19,12 +19,11 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.devices import short_name
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import ApplyCall, KerasStrategy, TowerConfig
-from keras_towers.fit.step.trace import Trace, components_of, with_components
-from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.contract import KerasStrategy, TowerConfig
+from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_state
 from keras_towers.fit.weights.adoption import unbound
-from keras_towers.fit.weights.copies import bytes_on, copy_on_tower
+from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.shards import (
     ShardedVariable,
@@ -36,8 +35,7 @@ from keras_towers.fit.weights.without_memory import (
     graph_without_memory,
     variable_like,
 )
-from keras_towers.partition import Program, partition_graph
-from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition import Program
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
 from keras_towers.transport import SingleProcess
@@ -135,12 +133,10 @@ class LaidOutStep(PlacedModel):
     Attributes:
         traced: the trace of its step.
         program: the program.
-        noted: the updates that are in it.
     """
 
     traced: Trace
     program: Program
-    noted: Sequence[ApplyCall]
 
     def lifetimes(
         self, examples: int, ranks: int, parts: int = 1
@@ -164,16 +160,9 @@ class LaidOutStep(PlacedModel):
         """Return what the devices of the last of several ranks need."""
         step = gradients = None
         if lifetimes is not None:
-            given = self.program.updates
-            applied = [tensor for update in given for tensor in update.given]
-            applied += _gradients_in_trace(
-                self.traced, self.program, self.noted
-            )
+            applied = _gradients_in(self.traced, self.program)
             gradients = lifetimes.bytes_of(applied)
-            updates = self.traced.updates.items()
-            step = lifetimes.most_bytes(
-                {name: _update_bytes(call, examples) for name, call in updates}
-            )
+            step = lifetimes.most_bytes()
         weights, optimizer = self.held(ranks)
         return Needs(weights, optimizer, gradients, step)
 
@@ -265,59 +254,12 @@ def lay_out_planned(
         examples: the number of its examples.
         kind: the method of Keras that the step belongs to.
     """
-    update, calls = strategy._update, strategy._calls
-    with _noting_gradients(update) as noted:
-        traced, program = calls.plan(model, batch, examples, kind)
-    return LaidOutStep(strategy._config, model, traced, program, noted)
+    traced, program = strategy._calls.plan(model, batch, examples, kind)
+    return LaidOutStep(strategy._config, model, traced, program)
 
 
-@contextlib.contextmanager
-def _noting_gradients(update: Any) -> Iterator[list[ApplyCall]]:
-    """Note the updates that are traced with the step."""
-    noted: list[ApplyCall] = []
-
-    def note(_: Any, original: Callable[..., Any], call: ApplyCall) -> Any:
-        noted.append(call)
-        return original(call)
-
-    methods = patches.bind_to(update, {"apply_in_trace": note})
-    with patches.shadowed(update, methods):
-        yield noted
-
-
-def _gradients_in_trace(
-    traced: Trace, program: Program, calls: Iterable[ApplyCall]
-) -> list[Tensor]:
-    """Return what towers have of gradients whose update is in the program."""
-    operations = map(traced.graph.get_operation_by_name, traced.placed)
-    # Before they are added up where their rows are, and after it.
-    placed = {o.inputs[0].name: o.outputs[0].name for o in operations}
-    parts = [t for c in calls for g in c.grads for t in components_of(g)]
-    names = [placed.get(part.name, part.name) for part in parts]
-    values = [program.values[name] for name in names]
+def _gradients_in(traced: Trace, program: Program) -> list[Tensor]:
+    """Return what towers have of gradients, as optimizers get them."""
+    values = [program.values[name] for name in traced.gradients]
     found = [value.local or value.whole for value in values]
     return [tensor for tensor in found if tensor is not None]
-
-
-def _update_bytes(call: ApplyCall, examples: int) -> int:
-    """Return the bytes that a tower needs for an update, sums included.
-
-    Args:
-        call: the update, which is not in the program.
-        examples: the number of rows of a gradient with rows of examples.
-    """
-    specs = []
-    for gradient, weight in zip(call.grads, call.variables, strict=True):
-        is_dense = isinstance(gradient, tf.Tensor)
-        for part in components_of(gradient):
-            shape = weight.shape if is_dense else part.shape
-            specs.append(tf.TensorSpec(shape, part.dtype))
-
-    def run(*tensors: tf.Tensor) -> None:
-        grads = with_components(call.grads, tensors)
-        with as_one_device(call.optimizer, call.variables):
-            call.original(grads, list(map(copy_on_tower, call.variables)))
-
-    graph = compat.func_graph_from_py_func("update", run, specs, {})
-    program = partition_graph(graph, [REPLICATED for _ in graph.inputs], [])
-    return Lifetimes(program, 1, examples).most_bytes({})

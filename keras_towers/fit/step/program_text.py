@@ -19,9 +19,8 @@ from keras_towers.fit.step.step_costs import (
     Exchanged,
     describe_total,
     exchanged_by,
-    exchanged_for,
 )
-from keras_towers.fit.step.trace import Trace, cause_of, components_of
+from keras_towers.fit.step.trace import Trace, cause_of
 from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.layouts import (
     Layout,
@@ -37,7 +36,6 @@ from keras_towers.partition.program import (
     Phase,
     Program,
     Tensor,
-    Update,
 )
 from keras_towers.partition.sizes import EXAMPLES, symbol_name
 
@@ -89,6 +87,7 @@ class _Text:
             for tensor in (value.local, value.whole):
                 if tensor is not None:
                     self._values.setdefault(tensor, value)
+        self._gradients = traced.gradients
         self._cause_of = functools.cache(cause_of)
 
     def lines(self, examples: int | None) -> list[str]:
@@ -117,12 +116,10 @@ class _Text:
 
     def _of_level(self, level: int) -> list[_Row]:
         program = self._program
-        exchanges = [e for e in program.exchanges if e.given.level == level]
-        updates = [u for u in program.updates if u.level == level]
+        exchanges = [e for e in program.exchanges if e.level == level]
         return [
             *self._operations(program.of_level(level)),
             *self._exchanges(exchanges),
-            *itertools.chain(*map(self._update, updates)),
         ]
 
     def _operations(self, operations: Iterable[Operation]) -> Iterator[_Row]:
@@ -166,30 +163,14 @@ class _Text:
         over = self._over(exchange.over)
         name = _KINDS.get((exchange.kind, exchange.is_own), exchange.kind)
         place = f"{name}{over}"
+        if exchange.gradient:
+            _, weight = self._gradients[exchange.gradient]
+            return place, self._layout(tensor), f"gradient of {weight.path}", ""
         operation = tensor.operation
         if operation is None:
             return place, self._layout(tensor), "an input", ""
         where = self._where(operation)
         return place, self._layout(tensor), _type(operation), where
-
-    def _update(self, update: Update) -> Iterator[_Row]:
-        call = self._traced.updates[update.name]
-        paths = [
-            variable.path
-            for gradient, variable in zip(
-                call.grads, call.variables, strict=True
-            )
-            for _ in components_of(gradient)
-        ]
-        for part, path in zip(update.given, paths, strict=True):
-            exchanged = exchanged_for(update, part)
-            if exchanged is not None:
-                kind = "sum" if exchanged.is_sum else "gather"
-                place = f"{kind}{self._over(exchanged.over)}"
-                size = self._describe_bytes([exchanged])
-                yield place, self._layout(part), f"{size}, gradient of {path}"
-        name, count = type(call.optimizer).__name__, len(call.variables)
-        yield "update", "", f"{name}: {count} weight{'' if count == 1 else 's'}"
 
     def _describe_bytes(self, moved: Iterable[Exchanged]) -> str:
         return describe_total(part for part in moved if self._peers(part.over))

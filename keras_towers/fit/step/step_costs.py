@@ -18,7 +18,6 @@ from keras_towers.partition.program import (
     Exchange,
     Program,
     Tensor,
-    Update,
 )
 from keras_towers.partition.sizes import (
     EXAMPLES,
@@ -191,11 +190,6 @@ def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
     for exchange in program.exchanges:
         if exchange.kind != "first":
             yield exchanged_by(exchange, towers)
-    for update in program.updates:
-        for part in update.given:
-            exchanged = exchanged_for(update, part)
-            if exchanged is not None:
-                yield exchanged
 
 
 def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
@@ -217,18 +211,7 @@ def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
             for axis, size in enumerate(sizes)
         ]
     is_sum = exchange.kind == "sum"
-    return Exchanged(tensor.level, tensor, sizes, is_sum, over, groups)
-
-
-def exchanged_for(update: Update, part: Tensor) -> Exchanged | None:
-    """Return how towers exchange a gradient for an update; None: they don't."""
-    if part in update.rows:
-        sizes = [update.rows[part], *_sizes(part)[1:]]
-    elif part.on_towers:
-        sizes = _sizes(part)
-    else:
-        return None
-    return Exchanged(update.level, part, sizes, part not in update.rows)
+    return Exchanged(exchange.level, tensor, sizes, is_sum, over, groups)
 
 
 def costs_of(

@@ -121,9 +121,10 @@ def lay_out(
     if not ranks.share_step and update.local_sgd is not None:
         program = write_only_rows(program)
     elif not ranks.share_step:
-        local_step = to_local_step(program)
+        gradients = traced.gradients_in(program.results)
+        local_step = to_local_step(program, gradients)
         program = local_step.program
-        _warn_of_own_rows(config, local_step, settings)
+        _warn_of_own_rows(config, local_step, traced, settings)
     step_reports.record_costs(
         config, settings.kind, settings.model, program, settings.places
     )
@@ -152,14 +153,13 @@ def _divide_trace(
         traced.graph,
         [*divided.layouts, *of_captures],
         in_columns,
-        traced.results,
-        traced.update_infos(),
-        traced.placed,
+        traced.wanted,
+        traced.layouts,
+        traced.in_updates,
         places.columns,
         LayoutOptions(
             ranks=places.ranks.step.size > 1,
             replicate_shards=places.ranks.replicate_shards,
-            hooked=config.compresses,
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
             micro_batches=places.parts > 1,
@@ -170,10 +170,13 @@ def _divide_trace(
 
 
 def _warn_of_own_rows(
-    config: TowerConfig, local_step: LocalStep, settings: StepSettings
+    config: TowerConfig,
+    local_step: LocalStep,
+    traced: Trace,
+    settings: StepSettings,
 ) -> None:
     """Warn if a rank replaces values of the whole batch by its own ones."""
-    has_all = len(local_step.parts) == len(local_step.program.updates)
+    has_all = len(local_step.parts) == len(traced.updates)
     is_first = settings.places.ranks.job.rank == 0
     if has_all or not is_first:
         return
@@ -196,7 +199,7 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
     places, ranks = settings.places, settings.places.ranks
     on_host = devices.all_on_host(config.devices)
     is_local = not ranks.share_step and update.local_sgd is None
-    if is_local or places.parts > 1 or update.is_traced:
+    if is_local or places.parts > 1 or update.divides_slots:
         return None
     if ranks.step.size == 1:
         # On one host, gathering does not change the computing time.

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.step.exchanges import (
+    GradientExchange,
     Members,
-    SumGradients,
     exchange_tensors,
 )
 from keras_towers.fit.step.placed_tensors import (
@@ -31,7 +31,7 @@ def add_exchanges(
     exchanges: Sequence[Exchange],
     tensors: PlacedTensors,
     order: StepOrder,
-    sum_gradients: SumGradients | None,
+    gradients: GradientExchange | None,
 ) -> list[Any]:
     """Exchange the tensors of a level, and add the results to them.
 
@@ -39,7 +39,7 @@ def add_exchanges(
         exchanges: the exchanges.
         tensors: the tensors of the step.
         order: orders the exchanges between processes.
-        sum_gradients: sums gradients over processes.
+        gradients: adds gradients up; None: as anything else is.
 
     Returns:
         The results.
@@ -47,7 +47,7 @@ def add_exchanges(
     with tf.device(tensors.shared.device):
         groups = [m for e in exchanges for m in _members(e, tensors)]
     results = exchange_tensors(
-        groups, tensors.places.ranks.step, order.exchange, sum_gradients
+        groups, tensors.places.ranks.step, order.exchange, gradients
     )
     for group, result in zip(groups, results, strict=True):
         exchange = group.exchange

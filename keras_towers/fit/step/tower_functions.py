@@ -170,8 +170,6 @@ class TowerFunctions:
                     sections[id(operation)] = section, index, "single"
         used = {t for exchange in program.exchanges for t in exchange.used}
         used.update(program.results)
-        for update in program.updates:
-            used.update(update.given)
         users: dict[Tensor, set[Any]] = {tensor: {None} for tensor in used}
         for operation in program.operations:
             # What is repeated is added wherever it is used.

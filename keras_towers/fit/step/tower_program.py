@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.fit.places import Places
-from keras_towers.fit.step.exchanges import SumGradients
+from keras_towers.fit.step.exchanges import GradientExchange
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.pace import Pace
 from keras_towers.fit.step.placed_tensors import (
@@ -30,8 +30,6 @@ from keras_towers.partition.program import (
     Operation,
     Phase,
     Program,
-    Tensor,
-    Update,
 )
 from keras_towers.partition.stages import Stage, Stages
 
@@ -45,7 +43,7 @@ class TowerProgram:
         places: where it computes, and with whom. A tower computes its
             micro-batches one after another.
         order: orders the exchanges between processes.
-        sum_gradients: sums gradients over processes; None: losslessly.
+        gradients: adds gradients up; None: as anything else is.
 
     Attributes:
         functions: what towers call.
@@ -58,10 +56,10 @@ class TowerProgram:
         mode: CallMode,
         places: Places,
         order: StepOrder,
-        sum_gradients: SumGradients | None = None,
+        gradients: GradientExchange | None = None,
     ):
         self._program = program
-        self._order, self._sum_gradients = order, sum_gradients
+        self._order, self._gradients = order, gradients
         # Where towers compute what all of their columns share.
         self._devices: list[str] = [row[0] for row in places.mesh]
         self.xla = Stages(program, self._devices[0])
@@ -89,66 +87,35 @@ class TowerProgram:
         )
         self._summed = summed_tensors(program)
 
-    def add_to_graph(
-        self,
-        tensors: PlacedTensors,
-        update: Callable[[Update, list[list[Any]], list[Any]], None],
-    ) -> list[Any]:
+    def add_to_graph(self, tensors: PlacedTensors) -> list[Any]:
         """Add the program to this graph; return its results.
 
         Args:
             tensors: what the inputs of the program get. All that it computes is
                 added.
-            update: called with an update, K lists of the towers' gradients, and
-                a list of the gradients that all towers share.
         """
         program = self._program
-        checks: list[Any] = []
         pace = Pace(program)
         for level in range(program.levels):
+            checks: list[Any] = []
             for on_columns in (False, True):
                 self._compute_once(level, on_columns, tensors, checks)
             for on_columns in (False, True):
                 computed = self._compute_on_towers(level, on_columns, tensors)
                 pace.note_computed(computed)
-            exchanges = [e for e in program.exchanges if e.given.level == level]
+            exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
                     exchanged = add_exchanges(
-                        exchanges, tensors, self._order, self._sum_gradients
+                        exchanges, tensors, self._order, self._gradients
                     )
                 pace.note_exchanged(exchanged)
             pace.end_level()
-            for change in program.updates:
-                if change.level == level:
-                    grads = self._gradients(change, tensors)
-                    shared = [
-                        None if t.on_towers else value_of(t, tensors.shared)
-                        for t in change.given
-                    ]
-                    with tf.control_dependencies(checks):
-                        update(change, grads, shared)
+            # A step whose assertion fails updates nothing.
+            with tf.device(self._devices[0]):
+                self._order.assert_first(checks)
         with tf.device(self._devices[0]):
             return [value_of(t, tensors.shared) for t in program.results]
-
-    def _gradients(
-        self, update: Update, tensors: PlacedTensors
-    ) -> list[list[Any]]:
-        """Return each tower's gradients; None for those that all share."""
-
-        def gradient(tensor: Tensor, tower: int) -> Any:
-            if not tensor.on_towers:
-                return None
-            if tensor not in update.rows:
-                return tensors.sum(tensor)[tower, 0, 0]
-            rows = [*tensors.array(tensor)[tower, 0]]
-            return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
-
-        gradients: list[list[Any]] = []
-        for tower, device in enumerate(self._devices):
-            with tf.device(device):
-                gradients.append([gradient(t, tower) for t in update.given])
-        return gradients
 
     def _compute_once(
         self,

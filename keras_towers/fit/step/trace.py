@@ -12,7 +12,7 @@ import itertools
 import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
@@ -24,9 +24,12 @@ from keras_towers.fit.contract import TRAINING, ApplyCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, optimizers_in
-from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import called_graphs, written
-from keras_towers.partition.layouts import MeshLayout
+from keras_towers.partition.layouts import GradientLayout
+from keras_towers.reduction import scaled
+
+if TYPE_CHECKING:
+    from keras_towers.fit.update.weight_update import WeightUpdate
 
 # Calls whose functions take their last inputs.
 _CALLS = frozenset(
@@ -34,6 +37,7 @@ _CALLS = frozenset(
     for prefix in ("", "Stateless", "Stateful")
     for name in ("PartitionedCall", "If", "Case", "While")
 )
+ResultT = TypeVar("ResultT")
 _Needed: TypeAlias = dict[Any, dict[str, Any]]
 
 # Keras's trees are those of ``optree`` or, in its absence, ``dm-tree``.
@@ -61,24 +65,51 @@ class Trace:
         graph: its operations; its inputs are the leaves of the batch, then
             ``captures``.
         captures: the tensors of the outer graph that it uses.
-        updates: the optimizers' updates, in their order, by the names of their
-            marker operations.
+        updates: the calls of optimizers, in their order, by the names of the
+            operations that return gradients to them.
         output: the return value of the step, with the graph's tensors.
-        placed: how to lay out what operations return, by their names.
-        traced_for: the optimizers whose updates it has, without a marker.
+        layouts: how to lay out what these operations return.
+        in_updates: the operations of updates, by name: where they run if they
+            are computed once; "": on the first tower.
+        is_whole: whether it has the updates; if not, gradients are results.
     """
 
     graph: Any
     captures: Sequence[Any]
     updates: Mapping[str, ApplyCall]
     output: Any
-    placed: Mapping[str, MeshLayout] = dataclasses.field(default_factory=dict)
-    traced_for: Sequence[Any] = ()
+    layouts: Mapping[str, Sequence[GradientLayout]]
+    in_updates: Mapping[str, str]
+    is_whole: bool
 
     @property
     def results(self) -> list[tf.Tensor]:
         """The tensors in the output."""
         return tensors_in(self.output)
+
+    @property
+    def wanted(self) -> list[tf.Tensor]:
+        """The tensors in the output, and gradients that are results."""
+        ends = [] if self.is_whole else [*self.layouts]
+        returned = map(self.graph.get_operation_by_name, ends)
+        return [*self.results, *(t for o in returned for t in o.outputs)]
+
+    def gradients_in(
+        self, results: Sequence[ResultT]
+    ) -> dict[str, list[ResultT]]:
+        """Return the gradients among what is wanted, by the call's name."""
+        left = iter(results[len(self.results) :])
+        return {
+            name: list(itertools.islice(left, len(self.layouts[name])))
+            for name in self.updates
+            if not self.is_whole
+        }
+
+    def call_with(self, name: str, components: Sequence[Any]) -> ApplyCall:
+        """Return the call of an optimizer with other gradients."""
+        call = self.updates[name]
+        grads = with_components(call.grads, components)
+        return dataclasses.replace(call, grads=grads)
 
     @property
     def needed(self) -> list[Any]:
@@ -147,42 +178,21 @@ class Trace:
             self.output, leaves, expand_composites=True
         )
 
-    def update_infos(self) -> dict[str, UpdateInfo]:
-        """Return facts about each update, by the name of its marker."""
-        infos = {}
-        for name, call in self.updates.items():
-            sparse, index = [], 0
-            for gradient in call.grads:
-                if isinstance(gradient, tf.IndexedSlices):
-                    sparse.append((index, index + 1))
-                index += len(components_of(gradient))
-            infos[name] = UpdateInfo(sparse, self._used_by(call))
-        return infos
+    @property
+    def gradients(self) -> dict[str, tuple[ApplyCall, Any]]:
+        """The call and the weight of each component of a gradient, by name."""
+        return {
+            tensor.name: (call, weight)
+            for call in self.updates.values()
+            for gradient, weight in zip(call.grads, call.variables, strict=True)
+            for tensor in components_of(gradient)
+        }
 
     @property
     def _captured(self) -> Sequence[Any]:
         """The tensors inside the graph for its captures."""
         first = len(self.graph.inputs) - len(self.captures)
         return self.graph.inputs[first:]
-
-    def _used_by(self, call: ApplyCall) -> list[Any] | None:
-        """Return the captures that an update may use; None: any of them."""
-        parts = list(optimizers_in(call.optimizer))
-        rates = [getattr(part, "_learning_rate", None) for part in parts]
-        constraints = [getattr(v, "constraint", None) for v in call.variables]
-        used = [*call.variables]
-        for part in (*parts, *rates, *constraints):
-            if part is None or isinstance(part, (int, float)):
-                continue
-            if type(part).__module__.partition(".")[0] != "keras":
-                return None
-        for part in parts:
-            used += [*part.variables, *part._trainable_variables]
-        handles = {id(handle_of(variable)) for variable in used}
-        captures = zip(self._captured, self.captures, strict=True)
-        return [
-            inside for inside, outside in captures if id(outside) in handles
-        ]
 
 
 def handle_of(variable: Any) -> Any:
@@ -234,7 +244,7 @@ def trace(
     build: Callable[[Any, Sequence[Any]], None],
     own_statistics: bool = False,
     xla: bool = False,
-    apply: Callable[[ApplyCall], Mapping[str, MeshLayout]] | None = None,
+    update: WeightUpdate | None = None,
     active: thread_state.ActiveStep | None = None,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
@@ -247,15 +257,15 @@ def trace(
         own_statistics: whether BatchNormalization computes statistics for each
             tower's rows separately.
         xla: whether XLA is to compile it.
-        apply: traces an update, and returns how to lay out what operations
-            return, by their names; None: a marker stands for the update.
+        update: traces calls of optimizers; None: gradients are results.
         active: the step of a tower that trains a batch of its own.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, ApplyCall] = {}
-    placed: dict[str, MeshLayout] = {}
-    traced_for: list[Any] = []
+    layouts: dict[str, Sequence[GradientLayout]] = {}
+    in_updates: dict[str, str] = {}
+    is_whole = update is not None and not update.pushes
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
     def run(*tensors: tf.Tensor) -> Any:
@@ -273,13 +283,15 @@ def trace(
                 build(call.optimizer, call.variables)
             grads = map(_with_dense_shape, call.grads, call.variables)
             call = dataclasses.replace(call, grads=list(grads))
-            if apply is not None:
-                placed.update(apply(call))
-                traced_for.append(call.optimizer)
+            name, call, of_call = _handed_over(call, update)
+            updates[name], layouts[name] = call, of_call
+            before = len(graph.get_operations())
+            if update is None or update.pushes:
                 return
-            components = [t for grad in call.grads for t in components_of(grad)]
-            marker = tf.raw_ops.IdentityN(input=components, name="update")[0].op
-            updates[marker.name] = call
+            update.apply_in_trace(call)
+            for operation in graph.get_operations()[before:]:
+                kept = operation.device if update.keeps_devices else ""
+                in_updates[operation.name] = kept
 
         tracing = dataclasses.replace(
             active
@@ -301,7 +313,47 @@ def trace(
         )
     captures = [outside for outside, _ in graph.captures]
     output = graph.structured_outputs
-    return Trace(graph, captures, updates, output, placed, traced_for)
+    return Trace(
+        graph, captures, updates, output, layouts, in_updates, is_whole
+    )
+
+
+def _handed_over(
+    call: ApplyCall, update: WeightUpdate | None
+) -> tuple[str, ApplyCall, list[GradientLayout]]:
+    """Add an operation that returns gradients to an optimizer.
+
+    Args:
+        call: the call of the optimizer, with the gradients that it is to get.
+        update: says how they are laid out; None: whole.
+
+    Returns:
+        The name of the operation, the call with what it returns, and the layout
+        of each of its outputs.
+    """
+    layouts: list[GradientLayout | None] = [GradientLayout()] * len(call.grads)
+    if update is not None:
+        factor = update.config.gradient_factor
+        call = dataclasses.replace(call, grads=scaled(call.grads, factor))
+        layouts = list(map(update.gradient_layout, call.grads, call.variables))
+    handed = [g for g, at in zip(call.grads, layouts, strict=True) if at]
+    components = [t for gradient in handed for t in components_of(gradient)]
+    of_components = [
+        layout
+        for gradient, layout in zip(call.grads, layouts, strict=True)
+        for _ in components_of(gradient)
+        if layout is not None
+    ]
+    if not components:
+        return tf.no_op("gradients").name, call, []
+    returned = tf.raw_ops.IdentityN(input=components, name="gradients")
+    new = iter(with_components(handed, returned))
+    grads = [
+        gradient if layout is None else next(new)
+        for gradient, layout in zip(call.grads, layouts, strict=True)
+    ]
+    call = dataclasses.replace(call, grads=grads)
+    return returned[0].op.name, call, of_components
 
 
 def _with_dense_shape(gradient: Any, variable: Any) -> Any:

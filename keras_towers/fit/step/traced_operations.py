@@ -222,7 +222,7 @@ def _places_of(state: ModelState) -> Iterator[tuple[Any, bytes]]:
 
 
 def _describe_updates(traced: Trace, model: keras.Model) -> dict[str, bytes]:
-    """Return what each optimizer updates, by the names of markers."""
+    """Return what each optimizer updates, by the name of what it gets."""
     state = collect(model)
     weights = {id(v): k for k, v in enumerate(state.weights)}
     optimizers = {id(o): k for k, o in enumerate(state.optimizers)}

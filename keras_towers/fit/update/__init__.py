@@ -1,4 +1,4 @@
-"""From per-tower gradients to new weights.
+"""Where weights and slots live, and who updates them.
 
 ``in_shards``
   Weights, or only their slots, in shards: every tower has its rows of them.
@@ -7,5 +7,5 @@
 ``optimizers``
   Optimizers on towers.
 ``weight_update``
-  Reduce gradients first, then apply once, as on a single device.
+  Where weights live, and how optimizers update them.
 """

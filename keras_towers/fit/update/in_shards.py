@@ -23,7 +23,6 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import ApplyCall, TowerConfig
-from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.deferred_variable import CONSTANT
@@ -33,8 +32,7 @@ from keras_towers.fit.weights.shards import (
     ShardedVariable,
     choose_layout,
 )
-from keras_towers.partition.layouts import MeshLayout
-from keras_towers.reduction import scaled
+from keras_towers.partition.layouts import GradientLayout, MeshLayout
 from keras_towers.rendezvous import rank_checks
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -57,7 +55,7 @@ class UpdateInShards(WeightUpdate):
     name = "sharded"
     option = 'weights="sharded"'
     description = "every tower updates its share of the weights"
-    is_traced = True
+    divides_slots = True
 
     def __init__(
         self,
@@ -67,10 +65,9 @@ class UpdateInShards(WeightUpdate):
         | None = None,
         **sums: Any,
     ):
-        if config.options.updates == "each":
-            # Small weights, and what a tower computes, are on its device.
-            self.mirrors = True
-        super().__init__(config, **sums)
+        # Small weights, and what a tower computes, are on its device.
+        each = config.options.updates == "each"
+        super().__init__(config, each=each, **sums)
         self._divides_weights = divides_weights
         if not divides_weights:
             self.option = 'updates="sharded"'
@@ -80,12 +77,15 @@ class UpdateInShards(WeightUpdate):
         elif divides_weights:
             least = f"{SMALLEST_BYTES // 1024} KiB"
             self.description += f", and has only its rows of those from {least}"
-        # Of the last trace: the optimizer and the weight of each gradient.
-        self._traced: dict[str, tuple[Any, Any]] = {}
         # The variables in shards, and the places of those that ranks know.
         self._divided: IdentityDict[keras.Variable, None] = IdentityDict()
         self._places: IdentityDict[Any, str] = IdentityDict()
         self._agreements = 0
+
+    @property
+    def updates_each(self) -> bool:
+        """Whether every tower updates its own copies of small weights."""
+        return self.variables.mirrors
 
     @property
     def divides_over_ranks(self) -> bool:
@@ -319,47 +319,17 @@ class UpdateInShards(WeightUpdate):
             )
         super().apply_in_replica(call)
 
-    def apply_in_trace(self, call: ApplyCall) -> dict[str, MeshLayout]:
-        """Trace an update; return how its gradients are laid out.
+    def gradient_layout(
+        self, gradient: Any, weight: Any
+    ) -> GradientLayout | None:
+        """Return how an optimizer gets a gradient in a step.
 
-        Returns:
-            The layouts, by the names of the operations that return the
-            gradients.
+        None: as it is computed, since rules know how to divide its use.
         """
-        layouts: dict[str, MeshLayout] = {}
-        grads: list[Any] = []
-        factor = self.config.gradient_factor
-        for gradient, weight in zip(
-            scaled(call.grads, factor), call.variables, strict=True
-        ):
-            layout = self._layout_of(weight)
-            if layout is None and self.config.compresses:
-                # Added up where a hook sums it over ranks.
-                layout = MeshLayout()
-            if layout is not None and isinstance(gradient, tf.Tensor):
-                (gradient,) = tf.raw_ops.IdentityN(
-                    input=[gradient], name="gradient"
-                )
-                layouts[gradient.op.name] = layout
-                self._traced[gradient.op.name] = call.optimizer, weight
-            grads.append(gradient)
-        with as_one_device(call.optimizer, call.variables):
-            variables = [copy_on_tower(v) for v in call.variables]
-            call.original(grads, variables)
-        return layouts
-
-    def sum_traced(
-        self, names: Sequence[str], tensors: Sequence[Any]
-    ) -> list[Any]:
-        """Sum gradients, or shards of them, over ranks."""
-        assert self.rank_sum is not None
-        sums: dict[int, Any] = {}
-        of = [self._traced[name] for name in names]
-        for optimizer in {id(traced): traced for traced, _ in of}.values():
-            own = [k for k, (traced, _) in enumerate(of) if traced is optimizer]
-            weights = [of[k][1] for k in own]
-            totals = self.rank_sum.sum(
-                optimizer, weights, [tensors[k] for k in own]
-            )
-            sums.update(zip(own, totals, strict=True))
-        return [sums[k] for k, _ in enumerate(tensors)]
+        whole = super().gradient_layout(gradient, weight)
+        layout = self._layout_of(weight)
+        if layout is None or whole is None:
+            return whole
+        if isinstance(gradient, tf.IndexedSlices):
+            return None
+        return GradientLayout(layout.towers or whole.towers, layout.columns)

@@ -106,15 +106,15 @@ def test_what_may_run_all_the_same_is_not_refused(limit, options, caplog):
 
 
 def test_within_a_tenth_it_is_a_warning(limit, caplog):
-    for text in ("10MB", "8.2MB"):
+    for text in ("10MB", "7.2MB"):
         limit(text)
         model = wide()
         with caplog.at_level(logging.WARNING), kt.TowerStrategy(2):
             fit(model)
             fit(model)
     assert caplog.text.count("may not fit into memory") == 1
-    assert "/device:CPU:0 has 8.2 MB, and it needs about 8." in caplog.text
-    limit("7MB")
+    assert "/device:CPU:0 has 7.2 MB, and it needs about 7." in caplog.text
+    limit("6MB")
     with pytest.raises(DoesNotFit), kt.TowerStrategy(2):
         fit(wide())
 

@@ -103,11 +103,11 @@ def test_shards_within_a_process_are_gathered_there():
         graph,
         [Sharded(0), rows],
         graph.outputs,
-        placed={"gradient": rows},
-        options=LayoutOptions(ranks=True, replicate_shards=True, hooked=True),
+        {"gradient": [rows]},
+        options=LayoutOptions(ranks=True, replicate_shards=True),
     )
-    hooked = [e.over for e in program.exchanges if e.gradient == "gradient"]
-    assert hooked == [("ranks",)]
+    sums = [e.over for e in program.exchanges if e.gradient == "gradient:0"]
+    assert sums == [("towers",), ("ranks",)]
     found = {(e.kind, e.over) for e in program.exchanges}
     assert found == {
         ("gather", ("towers",)),

@@ -44,7 +44,7 @@ def traced(program, devices):
         inputs = divided.inputs_of(program, [], {}, places)
         order = StepOrder(SingleProcess())
         ready = TowerProgram(program, "called", places, order)
-        return ready.add_to_graph(inputs, None)
+        return ready.add_to_graph(inputs)
 
     return run.get_concrete_function(SPEC).graph
 
