@@ -229,10 +229,8 @@ def planning(
         strategy = make()
         calls: Any = strategy._calls
         # Other ranks, which do not exist, have the same values.
-        agreed: dict[str, Any] = {
-            name: lambda *_: None for name in ("synchronize", "agree_on_values")
-        }
-        stack.enter_context(patches.shadowed(calls.adoption, agreed))
+        equal: dict[str, Any] = {"compare": lambda *_: []}
+        stack.enter_context(patches.shadowed(calls.adoption, equal))
         unlimited = {"check_variables": lambda *_: None}
         stack.enter_context(patches.shadowed(calls.step.memory, unlimited))
         yield strategy

@@ -289,16 +289,23 @@ class Adoption:
             variables: the variables, in the order of the model.
             build_error: as for ``synchronize``.
         """
-        differing = self._compare(peers, variables, build_error)
+        differing = self.compare(peers, variables, build_error)
         if differing:
             self._broadcast(differing)
 
-    def _compare(
+    def compare(
         self,
         peers: Peers,
         variables: list[keras.Variable],
-        build_error: Exception | None,
+        build_error: Exception | None = None,
     ) -> list[keras.Variable]:
+        """Return the variables whose values are not rank 0's. Collective.
+
+        Args:
+            peers: the ranks.
+            variables: the variables, in the order of the model.
+            build_error: as for ``synchronize``.
+        """
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
         return rank_agreement.compare_variables(
@@ -340,7 +347,7 @@ class Adoption:
         known.agreements = 1 + max(number for number, _, _ in ranks)
         known.forget(set.intersection(*({*unused} for _, unused, _ in ranks)))
         weights = [*state.seeds, *state.weights]
-        differing = self._compare(peers, weights, build_error)
+        differing = self.compare(peers, weights, build_error)
         self.update.name_places(weights, known.agreements)
         # What no rank has kept is not to become whole here.
         deferred = [
