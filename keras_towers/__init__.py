@@ -96,7 +96,7 @@ _NAMES_IN = {
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.calls.saving": "save_on_every_rank",
     "backup": "Backup load_backup",
-    "launching.launch": "launch",
+    "launching.function_job": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",
     "strategies.model_parallel": "ModelParallelStrategy",
