@@ -1,9 +1,12 @@
 """Gradients are exchanges of a step, which only a strategy's sums add up."""
 
+import collections
+
 import keras
 import numpy as np
 import pytest
 
+import keras_towers as kt
 from keras_towers import devices as devices_lib
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.step.tower_program import TowerProgram
@@ -63,3 +66,26 @@ def test_whole_gradients_are_added_up_in_one_round(programs, each):
     others = [e for e in others if not e.gradient]
     largest = max(np.prod(shape) for shape in shapes)
     assert all((e.given.shape.num_elements() or 0) < largest for e in others)
+
+
+@pytest.mark.parametrize("option", ["weights", "updates"])
+def test_rows_are_updated_as_their_gradients_arrive(programs, option):
+    # Otherwise what Adam computes for all weights is in memory at a time.
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(160, "tanh") for _ in range(4)]
+    model = keras.Sequential([keras.Input((160,)), *layers])
+    model.compile(keras.optimizers.Adam(), "mse")
+    x = np.ones((4, 160), "float32")
+    options = {option: "sharded"}
+    if option == "weights":
+        # One weight at a time.
+        options["gather_bytes"] = 4 * 160 * 160
+    with kt.TowerStrategy(2, **options):
+        model.fit(x, x, batch_size=4, verbose=0)
+    program, *_ = programs
+    written = collections.Counter(
+        operation.level
+        for operation in program.operations
+        if operation.on_towers and operation.type.startswith("Assign")
+    )
+    assert len(written) >= len(layers), written
