@@ -1,7 +1,5 @@
 """Gradients are exchanges of a step, which only a strategy's sums add up."""
 
-import collections
-
 import keras
 import numpy as np
 import pytest
@@ -68,24 +66,22 @@ def test_whole_gradients_are_added_up_in_one_round(programs, each):
     assert all((e.given.shape.num_elements() or 0) < largest for e in others)
 
 
-@pytest.mark.parametrize("option", ["weights", "updates"])
-def test_rows_are_updated_as_their_gradients_arrive(programs, option):
+def test_rows_are_updated_as_their_gradients_arrive(programs):
     # Otherwise what Adam computes for all weights is in memory at a time.
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(160, "tanh") for _ in range(4)]
-    model = keras.Sequential([keras.Input((160,)), *layers])
+    width, number = 160, 4
+    layers = [keras.layers.Dense(width, "tanh") for _ in range(number)]
+    model = keras.Sequential([keras.Input((width,)), *layers])
     model.compile(keras.optimizers.Adam(), "mse")
-    x = np.ones((4, 160), "float32")
-    options = {option: "sharded"}
-    if option == "weights":
-        # One weight at a time.
-        options["gather_bytes"] = 4 * 160 * 160
-    with kt.TowerStrategy(2, **options):
-        model.fit(x, x, batch_size=4, verbose=0)
+    x = np.ones((64, width), "float32")
+    one_weight = 4 * width**2
+    with kt.TowerStrategy(2, weights="sharded", gather_bytes=one_weight):
+        model.fit(x, x, batch_size=64, verbose=0)
     program, *_ = programs
-    written = collections.Counter(
+    levels = {
         operation.level
         for operation in program.operations
         if operation.on_towers and operation.type.startswith("Assign")
-    )
-    assert len(written) >= len(layers), written
+    }
+    # The last layer's gradient needs no weight: it may arrive with another.
+    assert len(levels) >= number - 1
