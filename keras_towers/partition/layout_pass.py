@@ -245,8 +245,8 @@ def _gradients(
         outputs.append(replicated(tensor, facts))
     # Where weights are written, nothing else should have their memory.
     node.variables.resources.read_again()
-    # Rows are updated as their gradients arrive, one weight at a time: what the
-    # updates need, such as the learning rate, may not wait for the last of them.
+    # Rows are updated as their gradients arrive, one weight at a time. What
+    # updates need, such as the learning rate, may not wait for the last one.
     in_shards = any(isinstance(layout, InShards) for layout in layouts)
     node.scope.updates_from = 0 if in_shards else least + 1
     if node.options.over_columns:
