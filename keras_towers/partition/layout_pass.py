@@ -245,7 +245,10 @@ def _gradients(
         outputs.append(replicated(tensor, facts))
     # Where weights are written, nothing else should have their memory.
     node.variables.resources.read_again()
-    node.scope.updates_from = least + 1
+    # Rows are updated as their gradients arrive, one weight at a time. What
+    # updates need, such as the learning rate, may not wait for the last one.
+    in_shards = any(isinstance(layout, InShards) for layout in layouts)
+    node.scope.updates_from = 0 if in_shards else least + 1
     if node.options.over_columns:
         ends = [asserted(v.local or v.whole) for v in outputs]
         copies = node.copy(ends, [end.shape for end in ends])

@@ -65,7 +65,7 @@ class Scope:
         variables: what variables hold.
         options: the options of the layout.
         marks: what is asked of single operations.
-        updates_from: the level after that in which gradients were added up.
+        updates_from: the earliest level at which updates read variables.
         computed_once: traced operations that take rows, but are not divided,
             and why.
         graphs: the graphs that were laid out.
