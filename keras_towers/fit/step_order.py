@@ -544,7 +544,9 @@ class StepAgreement:
         constants = [_by_place(of_rank) for _, of_rank in gathered]
         if any(of_rank != listed[0] for of_rank in listed):
             # Such as an axis, on which later operations depend.
-            causes = _differing(constants, set.intersection(*map(set, constants)))
+            causes = _differing(
+                constants, set.intersection(*map(set, constants))
+            )
             if any(causes):
                 unknown = [()] * len(listed)
                 return TowerError(rank_checks.describe_steps(unknown, causes))
