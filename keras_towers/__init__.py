@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from keras_towers.explanation import explain
     from keras_towers.fit.calls.callback_roles import ChiefOnly, EveryRank
     from keras_towers.fit.calls.saving import save_on_every_rank
-    from keras_towers.launching.launch import launch
+    from keras_towers.launching.function_job import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
     from keras_towers.strategies.model_parallel import ModelParallelStrategy
@@ -96,7 +96,7 @@ _NAMES_IN = {
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.calls.saving": "save_on_every_rank",
     "backup": "Backup load_backup",
-    "launching.launch": "launch",
+    "launching.function_job": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",
     "strategies.model_parallel": "ModelParallelStrategy",

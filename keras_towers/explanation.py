@@ -10,7 +10,7 @@ import keras
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.synchronous_calls import TowerCalls
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.step.program_text import describe_program

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.estimated_times import work_of
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
 from keras_towers.fit.step.planned_step import (
@@ -44,7 +45,6 @@ from keras_towers.fit.weights.model_state import (
 )
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.fit.weights.without_memory import without_memory
-from keras_towers.step_times import work_of
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.model_parallel import OnMesh
 from keras_towers.user_models import random_examples

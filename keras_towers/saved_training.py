@@ -27,7 +27,7 @@ import tensorflow as tf
 from keras_towers import backup_folder
 from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import contract, plain_settings, rank_agreement
+from keras_towers.fit import call_agreement, contract, plain_settings
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights import model_state as state_lib
@@ -397,7 +397,7 @@ class SavedTraining:
                 return self._read(name, value.dtype)
 
         values = [value for value, _ in common]
-        rank_agreement.broadcast(transport, values, given=read)
+        call_agreement.broadcast(transport, values, given=read)
         self._has_backup = True
 
     def _restore_hook(self) -> None:

@@ -7,7 +7,7 @@ PACKAGE = ROOT / "keras_towers"
 # What users see of these modules is tested elsewhere.
 SHOWN_BY = {
     "docs": "settings",
-    "strategies/test_registry.py": "_compressions",
+    "strategies/test_registry.py": "_compression_names",
     "cli/test_doctor.py": "installed",
     "cli/test_plan.py": "cli/plan_hosts",
     "engines/byteps": """
@@ -23,7 +23,7 @@ SHOWN_BY = {
         engines/horovod/hvd/distributed_gradients engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
-        fit/calls/lone_call fit/calls/model_building fit/calls/synchronous
+        fit/calls/lone_call fit/calls/model_building fit/calls/synchronous_calls
         fit/context/patches fit/context/thread_state
     """,
     "fit/data/test_inputs.py": """
@@ -32,10 +32,11 @@ SHOWN_BY = {
     """,
     "fit/step/test_global_step.py": """
         fit/contract fit/step/program_inputs
-        fit/step/step_layout fit/step/tower_exchanges
+        fit/step/step_layout fit/step/program_exchanges
         fit/step/tower_functions fit/step/trace
     """,
     "fit/step/test_step_costs.py": "fit/step/step_reports",
+    "fit/test_step_order.py": "fit/step_agreement",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "fit/weights/test_tower_variables.py": "fit/weights/copies",
@@ -83,7 +84,7 @@ SHOWN_BY = {
         _strategy strategies/tower strategies/tower_extended
     """,
     "strategies/test_model_parallel.py": """
-        partition/mesh partition/rules/columns strategies/device_mesh
+        partition/mesh partition/rules/mesh_columns strategies/device_mesh
     """,
     "test_backup.py": "backup_folder saved_training",
     "test_explanation.py": "fit/step/program_text",

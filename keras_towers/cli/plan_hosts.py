@@ -18,9 +18,9 @@ from keras_towers.cli.bench_plot import check_plot
 from keras_towers.errors import TowerError
 
 if TYPE_CHECKING:
+    from keras_towers.estimated_times import StepTime
     from keras_towers.partition.program import Axis
     from keras_towers.planning import Plan
-    from keras_towers.step_times import StepTime
 
 _MOST_DEVICES = 4096
 # Between two hosts of a data center, and between two GPUs of a host.
@@ -133,7 +133,7 @@ class Hosts:
             plans: the plans.
             memory: the bytes of a device, if given.
         """
-        from keras_towers.step_times import Link, Ring, time_step
+        from keras_towers.estimated_times import Link, Ring, time_step
 
         between, within = Link(*self.between), Link(*self.within)
         rows = []

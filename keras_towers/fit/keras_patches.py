@@ -61,7 +61,7 @@ from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import METHODS
-from keras_towers.fit.step.batch_norm import normalize
+from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import adoption
 

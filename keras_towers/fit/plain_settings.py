@@ -2,7 +2,7 @@
 
 A backup notes it (``saved_training.py``): other than a traced step, it is the
 same with any version of Keras and for any strategy. Ranks compare that of
-optimizers (``rank_agreement.py``).
+optimizers (``call_agreement.py``).
 """
 
 from __future__ import annotations

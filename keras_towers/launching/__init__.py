@@ -2,10 +2,10 @@
 
 ``elastic_hosts``
   The hosts on which a job may run: as given, or as a program finds them.
+``function_job``
+  Running a function of a notebook or a script as the ranks of a job.
 ``job``
   A job, in rounds: a round ends with its processes, and another may follow.
-``launch``
-  Running a function of a notebook or a script as the ranks of a job.
 ``outcome``
   How processes of a job ended, and why.
 ``output``
@@ -14,10 +14,10 @@
   A job whose processes are ranks, on the hosts that it has in each round.
 ``rank_process``
   One process of a job, here or by ssh, as the launcher sees it.
-``script``
-  Runs a script in this process, as ``python script.py`` does.
 ``script_source``
   Checks a script before processes run it.
+``script``
+  Runs a script in this process, as ``python script.py`` does.
 ``supervision``
   Watches the ranks of a job until it ends.
 """

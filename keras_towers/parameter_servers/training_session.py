@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
-from keras_towers.fit.step_order import ComparedStep
+from keras_towers.fit.step_agreement import ComparedStep
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.parameter_servers.key_value_store import value_of
 from keras_towers.parameter_servers.remote_runtime import RunningFunction

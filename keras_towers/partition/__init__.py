@@ -127,7 +127,7 @@ with a program.
   Results of a branch that the other branches leave out.
 ``stackable``
   Lists of tensors that go from one function to another as a stack.
-``stages``
+``xla_pieces``
   What a level computes with XLA, as functions and single operations in turn.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.

@@ -47,8 +47,8 @@ from keras_towers.partition.program import (
     delay_operations,
     prune,
 )
-from keras_towers.partition.rules.columns import is_over_columns
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
+from keras_towers.partition.rules.mesh_columns import is_over_columns
 from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.sizes import (
     EXAMPLES,

@@ -36,7 +36,7 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
 )
-from keras_towers.partition.rules.columns import as_operation
+from keras_towers.partition.rules.mesh_columns import as_operation
 
 
 def partition_over_mesh(

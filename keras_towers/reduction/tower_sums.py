@@ -506,18 +506,19 @@ class PackedReduction:
             with tf.device(device):
                 buffers = pack(dense_of(row), groups)
             rows.append([*buffers, *sparse_of(row)])
-        # No buffer contains empty tensors, which are the same everywhere.
-        shaped = [
-            tf.zeros(grad.shape, grad.dtype)
-            if grad.shape.num_elements() == 0
-            else grad
-            for grad in first
-        ]
         results: list[list[Gradient]] = []
         for device, row in zip(
             devices, self._reduction(rows, devices), strict=True
         ):
             with tf.device(device):
+                # No buffer contains empty tensors, which are the same
+                # everywhere.
+                shaped = [
+                    tf.zeros(grad.shape, grad.dtype)
+                    if grad.shape.num_elements() == 0
+                    else grad
+                    for grad in first
+                ]
                 tensors = unpack(dense_of(row), groups, shaped)
                 results.append(in_order(like, tensors, sparse_of(row)))
         return results

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
-from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.synchronous_calls import TowerCalls
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import (
@@ -23,7 +23,7 @@ from keras_towers.fit.contract import (
     TowerFunction,
 )
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.marks import recorder_of
+from keras_towers.fit.step_clock import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.replicas.coordinator import Coordinator

@@ -23,8 +23,8 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import ApplyCall, TowerFunction
-from keras_towers.fit.marks import StepRecorder
-from keras_towers.fit.step.compiled_step import run_compiled
+from keras_towers.fit.step.own_batch_step import run_compiled
+from keras_towers.fit.step_clock import StepRecorder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import native
 from keras_towers.replicas.averages import Averages, refuse_new_step

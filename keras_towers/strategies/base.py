@@ -21,7 +21,7 @@ from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import saving, tower_call
-from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.calls.synchronous_calls import TowerCalls
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
     KerasStrategy,

@@ -15,7 +15,10 @@ from keras_towers import devices as devices_lib
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import model_building, tower_call
-from keras_towers.fit.calls.synchronous import TowerCalls, run_on_one_device
+from keras_towers.fit.calls.synchronous_calls import (
+    TowerCalls,
+    run_on_one_device,
+)
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.data.epoch_iterator import Undistributed

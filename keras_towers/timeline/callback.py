@@ -17,7 +17,7 @@ from rich.console import Console
 from keras_towers import compat
 from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
-from keras_towers.fit import marks
+from keras_towers.fit import step_clock
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ObservesFit
 from keras_towers.fit.contract import TowerConfig
@@ -112,7 +112,7 @@ class Timeline(ObservesFit):
         self.advice: str = ""
         self.first: LoopClock = LoopClock()
         self._written_steps = steps
-        self._recorder: marks.StepRecorder | None = None
+        self._recorder: step_clock.StepRecorder | None = None
 
     @contextlib.contextmanager
     def around(
@@ -129,13 +129,13 @@ class Timeline(ObservesFit):
         check_writable(self._path_of(rank), "Timeline")
         self.phases, self.advice = {}, ""
         kept = max(self._written_steps, _KEPT)
-        self._recorder = marks.StepRecorder(model, kept)
+        self._recorder = step_clock.StepRecorder(model, kept)
         self.first.restart(kept)
         if config is not None:
             # Trace the step with marks, and drop the marked trace afterwards.
             model.train_function = None
         try:
-            with marks.recording(self._recorder):
+            with step_clock.recording(self._recorder):
                 yield
         except BaseException:
             # Do not hide the error of fit.
@@ -154,7 +154,7 @@ class Timeline(ObservesFit):
         assert self._recorder is not None
         stamps = self._recorder.read()
         calls = self.first.calls(self._recorder.traces)
-        computed = stamps[..., marks.POINTS.index("computed")]
+        computed = stamps[..., step_clock.POINTS.index("computed")]
         if np.isnan(computed).all() or not calls.size:
             # The gradients of these steps do not pass the marks.
             stamps = stamps[:0]

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_towers.fit import marks
+from keras_towers.fit import step_clock
 
 # Columns of a call in ``LoopClock``.
 _RETURNED, _ENDED = 1, 2
@@ -110,7 +110,7 @@ def align_clocks(ranks: Sequence[RankRecording]) -> None:
         rank.first_step = begin
     # The clocks of machines differ by more than a step takes. But gradients are
     # summed on all ranks at nearly the same moment.
-    point = marks.POINTS.index("reduced")
+    point = step_clock.POINTS.index("reduced")
     sums = [latest(rank.stamps[..., point], axis=1) for rank in ranks]
     for rank, summed in zip(ranks, sums, strict=True):
         if rank.machine != ranks[0].machine and len(summed):

@@ -97,7 +97,10 @@ ONES = np.ones((5, 4))
         (lambda: 1 / 0, "mine:build failed: ZeroDivisionError"),
         (lambda: 3, "has to return a compiled Keras model, or .* returned 3"),
         (lambda: keras.Sequential(), "not compiled: call model.compile"),
-        (any_length, "none can be made: it has no inputs of known shape"),
+        (
+            any_length,
+            "no examples can be made for it: it has no inputs of known",
+        ),
         (lambda: (perceptron(), ONES, [object()]), "arrays of examples"),
         (lambda: (perceptron(), ONES, ONES[:4]), "returned 4 and 5 examples"),
         (lambda: perceptron(steps_per_execution=8), "but each step is timed"),

@@ -5,16 +5,16 @@ import zlib
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit import step_order
+from keras_towers.fit import step_agreement
 from keras_towers.fit.data.batches import TowerBatch
-from keras_towers.fit.step_order import (
+from keras_towers.fit.step_agreement import (
     ComparedStep,
     Constants,
     ConstantText,
     OperationText,
     StepAgreement,
-    StepOrder,
 )
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
@@ -108,7 +108,7 @@ def are_alike(numbers, about=None):
             tf.constant([of_ranks[transport.rank]], tf.int64)
             for of_ranks in (numbers, about)
         )
-        equal = step_order.are_equal(transport, number, near, "k")
+        equal = step_agreement.are_equal(transport, number, near, "k")
         return bool(tf.reduce_all(tf.concat(equal, 0)))
 
     results, _ = on_ranks(len(numbers), run)

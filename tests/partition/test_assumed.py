@@ -51,6 +51,6 @@ def test_the_step_of_one_process_also_counts_the_rows_of_all():
             return tf.tanh(x)
 
     program, _ = laid_out(checked, sharded(-1, 3))
-    local = to_local_step(program).program
+    local = to_local_step(program, {}).program
     (rows,) = AssumedBatch(local, 2, 8).inputs_of([local.results[0]])
     assert rows.shape[1] == 3

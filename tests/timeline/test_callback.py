@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit import marks
+from keras_towers.fit import step_clock
 from keras_towers.timeline import callback as timeline_lib
 from tests.kit.compare import assert_all_close
 from tests.kit.sampling import sample_of
@@ -160,9 +160,9 @@ class Fails(keras.callbacks.Callback):
 
 
 def test_fits_after_one_that_was_interrupted(path, monkeypatch):
-    finish, marked = marks.StepMarks.finish, []
+    finish, marked = step_clock.StepMarks.finish, []
     monkeypatch.setattr(
-        marks.StepMarks, "finish", lambda of: marked.append(finish(of))
+        step_clock.StepMarks, "finish", lambda of: marked.append(finish(of))
     )
     model, timeline = linear(), kt.Timeline(path)
     with kt.TowerStrategy(2):

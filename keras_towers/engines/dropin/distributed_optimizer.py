@@ -24,7 +24,7 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
-from keras_towers.fit.step_order import are_equal
+from keras_towers.fit.step_agreement import are_equal
 from keras_towers.fit.weights.model_state import build_optimizer, optimizers_in
 from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.transport import Transport

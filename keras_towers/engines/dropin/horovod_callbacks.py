@@ -21,7 +21,7 @@ from keras_towers.engines.dropin import tf_variable, variable_key
 from keras_towers.engines.dropin.connection import connection
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from keras_towers.errors import TowerError
-from keras_towers.fit import rank_agreement
+from keras_towers.fit import call_agreement
 from keras_towers.fit.calls.callback_effects import (
     SyncedCallbacks,
     refusing_ends,
@@ -129,7 +129,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         transport = connection()
         transport.note_wait("the broadcast of initial state")
         with tf.device(self.device):
-            rank_agreement.broadcast(transport, variables, self.root_rank)
+            call_agreement.broadcast(transport, variables, self.root_rank)
         transport.note_wait("")
         self._done = True
 
@@ -155,7 +155,7 @@ class _SameStart(BroadcastGlobalVariablesCallback):
             if reducer:
                 self._local |= reducer.all_local_keys()
         digests = [
-            rank_agreement.digest_of(weight)
+            call_agreement.digest_of(weight)
             for weight in model.trainable_variables
             if variable_key(weight) not in self._local
         ]

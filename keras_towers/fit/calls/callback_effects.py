@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import rank_agreement
+from keras_towers.fit import call_agreement
 from keras_towers.fit.calls.callback_roles import (
     ALL_EVENTS,
     CHIEF_ONLY,
@@ -349,7 +349,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._written.pop(variable, None)
         written = {
             str(index): (
-                rank_agreement.digest_of(variable),
+                call_agreement.digest_of(variable),
                 self._written[variable],
             )
             for index, variable in enumerate(variables)
@@ -375,7 +375,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 conflict = f"{variable.path} ({', '.join(names)})"
         for root, taken in roots.items():
             values = [variable._value for variable in taken]
-            rank_agreement.broadcast(self._transport, values, root)
+            call_agreement.broadcast(self._transport, values, root)
         is_first = self._transport.rank == 0
         if conflict and is_first and first_time(self.model, conflict):
             logger.warning(

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit import rank_agreement
+from keras_towers.fit import call_agreement
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
@@ -300,7 +300,7 @@ class TowerCall:
         if self.places.ranks.job is not transport:
             return
         with tf.init_scope():
-            rank_agreement.broadcast(transport, [variable._value])
+            call_agreement.broadcast(transport, [variable._value])
             if update.divides(variable):
                 update.name_created(variable)
                 update.place(variable)

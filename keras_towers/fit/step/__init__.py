@@ -8,27 +8,33 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 3. ``trace.py``: the step is traced as one device runs it, with the updates of
    its optimizers (``fit/update``).
 4. ``step_layout.py``: ``partition`` makes a program of the trace.
-5. ``fit/step_order.py``: the ranks compare their programs.
+5. ``fit/step_agreement.py``: the ranks compare their steps.
 6. ``tower_program.py``: level by level, towers call functions
    (``tower_functions.py``) and exchange what these return, gradients too
-   (``tower_exchanges.py``, ``exchanges.py``).
+   (``program_exchanges.py``, ``exchange_kinds.py``).
 
 ``adaptive_function``
   Train, test and predict functions that learn how to divide batches.
-``batch_norm``
-  BatchNormalization with the statistics of each tower's rows.
-``compiled_step``
-  A step that XLA compiles for a tower with a batch of its own.
+``device_memory``
+  Whether a model fits into the memory of its devices, before its first step.
 ``divided_batch``
   A global batch as the towers of a program get it.
-``exchanges``
+``exchange_kinds``
   Exchanges among the towers of a process, and then among processes.
 ``global_step``
   The order of a step on all towers, from a batch to new weights.
 ``graph_function``
   A traced function, called as one operation or inlined into its caller.
+``own_batch_step``
+  A step that XLA compiles for a tower with a batch of its own.
+``pace``
+  Gathered weights exist for two levels at a time, not for a whole step.
 ``placed_tensors``
   The tensors of a step, each with a value at every place where it differs.
+``planned_step``
+  What a step needs on each device; steps that are planned, and never run.
+``program_exchanges``
+  What towers, their columns and processes exchange in a program.
 ``program_inputs``
   What the inputs of a program get that no batch has: variables, and shares.
 ``program_text``
@@ -41,22 +47,16 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   What a step is traced for, and how it is laid out over towers.
 ``step_reports``
   What users are told of steps: their costs, and what XLA leaves out.
-``tower_exchanges``
-  What towers, their columns and processes exchange in a program.
 ``tower_functions``
   The functions that towers call, and what XLA compiles with them.
 ``tower_program``
   A program as the towers run it: a function per level.
+``tower_statistics``
+  BatchNormalization with the statistics of each tower's rows.
 ``trace``
   The trace of a step on one device, which is then divided over towers.
 ``traced_constants``
   The constants of a traced step, which ranks with equal batches share.
-``pace``
-  Gathered weights exist for two levels at a time, not for a whole step.
-``device_memory``
-  Whether a model fits into the memory of its devices, before its first step.
-``planned_step``
-  What a step needs on each device; steps that are planned, and never run.
 ``traced_operations``
   The operations of a traced step, by which ranks tell whether it is the same.
 """

@@ -23,14 +23,14 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import first_time
-from keras_towers.fit import marks
+from keras_towers.fit import step_clock
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE, Ranks
 from keras_towers.fit.step.device_memory import MemoryCheck
 from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
-from keras_towers.fit.step.exchanges import GradientExchange
+from keras_towers.fit.step.exchange_kinds import GradientExchange
 from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.step_layout import (
     StepLayout,
@@ -45,7 +45,8 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, components_of, trace
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step.traced_operations import TracedOperations
-from keras_towers.fit.step_order import ComparedStep, StepOrder
+from keras_towers.fit.step_agreement import ComparedStep
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_first, copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
@@ -131,7 +132,7 @@ class GlobalStep:
         with (
             activity.preparing(),
             self.order.in_turn(),
-            marks.marked(recorded, self.config.devices, begins),
+            step_clock.marked(recorded, self.config.devices, begins),
         ):
             yield
 

@@ -15,7 +15,7 @@ from keras_towers.fit.places import Places
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
 from keras_towers.fit.step.trace import line_of
 from keras_towers.partition.program import Program
-from keras_towers.partition.stages import Stages
+from keras_towers.partition.xla_pieces import Stages
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

@@ -36,7 +36,7 @@ from keras_towers.partition.program import (
     needed_operations,
 )
 from keras_towers.partition.resources import type_of_content
-from keras_towers.partition.stages import Stage, Stages, needs_call
+from keras_towers.partition.xla_pieces import Stage, Stages, needs_call
 
 # What XLA does with a variable.
 _COMPILED = (

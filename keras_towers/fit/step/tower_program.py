@@ -9,14 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.fit.places import Places
-from keras_towers.fit.step.exchanges import GradientExchange
+from keras_towers.fit.step.exchange_kinds import GradientExchange
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.pace import Pace
 from keras_towers.fit.step.placed_tensors import (
     PlacedTensors,
     Scope,
 )
-from keras_towers.fit.step.tower_exchanges import add_exchanges
+from keras_towers.fit.step.program_exchanges import add_exchanges
 from keras_towers.fit.step.tower_functions import (
     FunctionCall,
     Section,
@@ -31,7 +31,7 @@ from keras_towers.partition.program import (
     Phase,
     Program,
 )
-from keras_towers.partition.stages import Stage, Stages
+from keras_towers.partition.xla_pieces import Stage, Stages
 
 
 class TowerProgram:

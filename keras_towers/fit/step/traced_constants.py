@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers.fit.step.trace import Trace, line_of
 from keras_towers.fit.step.traced_operations import TracedOperations
-from keras_towers.fit.step_order import Constants, ConstantText
+from keras_towers.fit.step_agreement import Constants, ConstantText
 
 # Machines may round differently; relative to a constant's norm.
 _TOLERANCE = 1e-4

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.step.trace import Trace, handle_of, line_of
-from keras_towers.fit.step_order import OperationText
+from keras_towers.fit.step_agreement import OperationText
 from keras_towers.fit.weights.model_state import ModelState, collect
 
 # What only names or counts objects of a process; the numbers of draws without a

@@ -21,7 +21,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import NamedGradients, TowerConfig
-from keras_towers.fit.step_order import ComparedStep, StepOrder
+from keras_towers.fit.step_agreement import ComparedStep
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.reduction import RankSum

@@ -25,7 +25,8 @@ from keras_towers.fit.contract import (
     TowerConfig,
     check_equal_gradients,
 )
-from keras_towers.fit.step_order import ComparedStep, StepOrder
+from keras_towers.fit.step_agreement import ComparedStep
+from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import (
     copy_on_tower,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
-from keras_towers.fit import rank_agreement
+from keras_towers.fit import call_agreement
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import (
     TRAINING,
@@ -308,7 +308,7 @@ class Adoption:
         """
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
-        return rank_agreement.compare_variables(
+        return call_agreement.compare_variables(
             peers, variables, sends, build_error
         )
 
@@ -432,7 +432,7 @@ class Adoption:
 
     def _broadcast(self, variables: list[keras.Variable]) -> None:
         values = [variable._value for variable in variables]
-        rank_agreement.broadcast(self._config.transport, values)
+        call_agreement.broadcast(self._config.transport, values)
 
     def held_bytes(self) -> dict[str, Mapping[str, int]]:
         """Return the bytes of all models' variables on each device, by kind.

@@ -22,7 +22,7 @@ The file of an operation's rule, with some of TensorFlow's names:
   rows: Where Range DynamicPartition RaggedTensorToTensor
 * ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
   StatelessTruncatedNormalV2
-* ``columns.py``: exchanges among the columns of a mesh, in the graph of one of
+* ``mesh_columns.py``: exchanges among columns of a mesh, in the graph of one of
   them: PartitionedCall
 * ``control_flow.py``: calls, of a mean of the rows of one's own too, and
   branches: PartitionedCall If Case
@@ -35,8 +35,6 @@ The file of an operation's rule, with some of TensorFlow's names:
 
 ``batched``
   Operations on each item of a batch: images, matrices, distributions.
-``columns``
-  Exchanges with the other columns of a mesh, in the graph of one column.
 ``control_flow``
   Calls of functions, and branches.
 ``draws``
@@ -63,6 +61,8 @@ The file of an operation's rule, with some of TensorFlow's names:
   Slices, splits and padding.
 ``variables``
   Reads and writes of variables.
+``mesh_columns``
+  Exchanges with the other columns of a mesh, in the graph of one column.
 """
 
 import importlib

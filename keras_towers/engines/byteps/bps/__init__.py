@@ -42,7 +42,7 @@ from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
     distribute,
 )
-from keras_towers.fit import rank_agreement
+from keras_towers.fit import call_agreement
 from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
@@ -173,7 +173,7 @@ def broadcast_variables(
     """
     del scope
     values = list(map(dropin.tf_variable, variables))
-    rank_agreement.broadcast(transport(), values, root_rank)
+    call_agreement.broadcast(transport(), values, root_rank)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

@@ -47,7 +47,7 @@ from keras_towers.engines.horovod.hvd.operations import (
     shutdown as shutdown,
 )
 from keras_towers.errors import TowerError
-from keras_towers.fit import rank_agreement
+from keras_towers.fit import call_agreement
 from keras_towers.fit.weights import model_state
 from keras_towers.reduction import sum_over_ranks
 
@@ -106,7 +106,7 @@ class VariablesState(ObjectState):
     def _broadcast(self) -> None:
         """Give all ranks the values of rank 0."""
         values = list(map(tf_variable, self._variables()))
-        rank_agreement.broadcast(self._transport, values)
+        call_agreement.broadcast(self._transport, values)
 
     def sync(self) -> None:
         """Give all ranks what rank 0 has."""
@@ -200,9 +200,9 @@ class TensorFlowKerasState(VariablesState):
         seeds = {id(seed) for seed in self._own_seeds()}
         variables = [v for v in self._variables() if id(v) not in seeds]
         transport = self._transport
-        if not rank_agreement.compare_variables(transport, variables):
+        if not call_agreement.compare_variables(transport, variables):
             values = list(map(tf_variable, variables))
-            rank_agreement.broadcast(transport, values)
+            call_agreement.broadcast(transport, values)
 
     def _to_commit(self) -> dict[str, Any]:
         own = [tf_variable(seed).numpy().tolist() for seed in self._own_seeds()]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
-from keras_towers.fit import rank_agreement, step_errors
+from keras_towers.fit import call_agreement, step_errors
 from keras_towers.fit.calls import (
     callback_effects,
     callback_roles,
@@ -110,7 +110,7 @@ class TowerCalls(Calls):
             if compares and ranks.job.size > 1:
                 observer = callback_roles.only_one(ObservesFit, keras_call)
                 again = self.adoption.is_compiled_again(model, kind)
-                rank_agreement.check_call(config, keras_call, observer, again)
+                call_agreement.check_call(config, keras_call, observer, again)
             elif prepared and outer is None and self._reads_together:
                 # Another rank may be about to read variables instead.
                 where = f"is at the beginning of {kind}"
@@ -125,7 +125,7 @@ class TowerCalls(Calls):
                 call = self.make_call(keras_call, prepared, start)
                 with contextlib.ExitStack() as stack:
                     if prepared and outer is None:
-                        naming = rank_agreement.naming_ended_ranks
+                        naming = call_agreement.naming_ended_ranks
                         stack.enter_context(naming(config, kind))
                     stack.enter_context(noting_causes(call))
                     return self._run(call)
@@ -314,7 +314,7 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         try:
             first = calls.begin(transport)
         except watch.RanksEnded as error:
-            raise rank_agreement.not_called(config, kind, str(error)) from None
+            raise call_agreement.not_called(config, kind, str(error)) from None
         if first is not None:
             raise _failed_elsewhere(config, kind, first)
     try:

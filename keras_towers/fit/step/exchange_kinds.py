@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from keras_towers.fit import marks
+from keras_towers.fit import step_clock
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.step_order import row_of_rank
 from keras_towers.fit.weights.shards import share_counts
@@ -157,14 +157,14 @@ def _mark_gradients(members: Sequence[Members], results: Sequence[Any]) -> None:
     ]
     for tower in range(len(exchanged[0][0].devices) if exchanged else 0):
         computed = [group.values[tower] for group, _ in exchanged]
-        marks.reached(tower, "computed", computed)
+        step_clock.reached(tower, "computed", computed)
         reduced = [
             result[tower] if group.exchange.is_own else result
             for group, result in exchanged
             if group.exchange.is_own or tower == 0
         ]
         if reduced:
-            marks.reached(tower, "reduced", reduced)
+            step_clock.reached(tower, "reduced", reduced)
 
 
 def _sum_gradients(

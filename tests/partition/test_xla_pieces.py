@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.stages import Stages, needs_call
+from keras_towers.partition.xla_pieces import Stages, needs_call
 
 NUMBER = tf.TensorShape([])
 

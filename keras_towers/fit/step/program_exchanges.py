@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit.step.exchanges import (
+from keras_towers.fit.step.exchange_kinds import (
     GradientExchange,
     Members,
     exchange_tensors,

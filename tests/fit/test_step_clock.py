@@ -5,8 +5,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit import marks
-from keras_towers.fit.marks import StepRecorder
+from keras_towers.fit import step_clock
+from keras_towers.fit.step_clock import StepRecorder
 
 SLEEP_S = 0.2
 # A busy machine may read the clock that much too late.
@@ -30,12 +30,12 @@ class Step:
         self.weight = tf.Variable(0.0)
 
     def __call__(self, x):
-        with marks.marked(self.model, self.devices, [x, x]):
+        with step_clock.marked(self.model, self.devices, [x, x]):
             computed = [x + 1, slow(x)]
             for tower, value in enumerate(computed):
-                marks.reached(tower, "computed", [value, None])
+                step_clock.reached(tower, "computed", [value, None])
             total = tf.add_n(computed)
-            marks.reached(0, "reduced", [total])
+            step_clock.reached(0, "reduced", [total])
             self.weight.assign_add(slow(total))
         return total
 
@@ -43,7 +43,7 @@ class Step:
 def test_times_of_steps(devices):
     step = Step(devices)
     recorder = StepRecorder(step.model, kept=100)
-    with marks.recording(recorder):
+    with step_clock.recording(recorder):
         function = tf.function(step)
         for value in (1.0, 2.0, 3.0):
             function(tf.constant(value))
@@ -67,14 +67,14 @@ def test_the_last_of_several_updates_counts(devices):
     model, weight = object(), tf.Variable(0.0)
 
     def step(x):
-        with marks.marked(model, devices[:1], [x]):
+        with step_clock.marked(model, devices[:1], [x]):
             for _ in range(2):
-                marks.reached(0, "computed", [slow(x)])
-                marks.reached(0, "reduced", [x])
+                step_clock.reached(0, "computed", [slow(x)])
+                step_clock.reached(0, "reduced", [x])
                 weight.assign_add(slow(x))
 
     recorder = StepRecorder(model, kept=100)
-    with marks.recording(recorder):
+    with step_clock.recording(recorder):
         tf.function(step)(tf.constant(1.0))
     begun, computed, _, updated = recorder.read()[0, 0]
     assert computed - begun > LATE_S
@@ -83,10 +83,10 @@ def test_the_last_of_several_updates_counts(devices):
 
 def test_an_accelerator_is_waited_for(devices, monkeypatch):
     # As if the second tower were one: what the host copies shows its progress.
-    monkeypatch.setattr(marks, "_host_of", lambda device: devices[0])
+    monkeypatch.setattr(step_clock, "_host_of", lambda device: devices[0])
     step = Step(devices)
     recorder = StepRecorder(step.model, kept=100)
-    with marks.recording(recorder):
+    with step_clock.recording(recorder):
         tf.function(step)(tf.constant(1.0))
     (times,) = recorder.read()
     assert times[1, 1] - times[1, 0] > LATE_S

@@ -473,7 +473,7 @@ def test_numbers_of_a_generator_of_tensorflow_are_told(reasons):
     ((level, said),) = reasons()
     assert level == "WARNING"
     assert "draws from TensorFlow's own generator" in said
-    assert "test_compiled_step.py:" in said
+    assert "test_own_batch_step.py:" in said
 
 
 def test_replicas_compile_their_own_steps(reasons):
@@ -528,7 +528,7 @@ def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
         trained(model)
     ((level, said),) = reasons()
     assert level == "INFO"
-    assert "test_compiled_step.py" in said
+    assert "test_own_batch_step.py" in said
     monkeypatch.undo()
     with kt.TowerStrategy(2):
         assert classifier().jit_compile is False

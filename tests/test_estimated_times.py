@@ -1,12 +1,12 @@
-"""``step_times``: rings, as they are added up by hand."""
+"""``estimated_times``: rings, as they are added up by hand."""
 
 import pytest
 import tensorflow as tf
 
+from keras_towers.estimated_times import Link, Ring, time_step
 from keras_towers.fit.step.step_costs import Exchanged
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import EXAMPLES, UNKNOWN
-from keras_towers.step_times import Link, Ring, time_step
 
 WITHIN, BETWEEN = Link(2e9, 1e-6), Link(1e9, 1e-5)
 AXES = {

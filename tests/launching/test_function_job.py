@@ -62,7 +62,7 @@ def test_an_error_of_a_rank_is_raised_with_its_traceback(tmp_path, capsys):
             job.result()
     assert "ValueError: bad data" in str(found.value)
     assert ", in fail\n" in str(found.value)
-    assert "launching/launch.py" not in str(found.value)
+    assert "launching/function_job.py" not in str(found.value)
     said = capsys.readouterr().err
     assert "[1] ValueError: bad data" in said
     assert "kt.launch: rank 1 ended with exit code 1" in said

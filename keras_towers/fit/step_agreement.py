@@ -1,0 +1,434 @@
+"""Whether all ranks are about to take the same step, on the same data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit import step_errors
+from keras_towers.fit.data.same_data import (
+    SIZE,
+    different_data,
+    different_numbers,
+)
+from keras_towers.fit.weights.copies import copy_first, read_handle
+from keras_towers.rendezvous import rank_checks
+from keras_towers.transport import Transport, next_key
+
+_BATCH = "they have different examples in a batch after the first one"
+# The steps of a rank run one after another, and each compares itself once. So
+# ranks that trace other steps, or have no further batch, meet under one key.
+STEP_KEY = "kt.step"
+# Of updates that are compared by themselves, as at the end of a round.
+UPDATE_KEY = "gradients"
+# In place of the digest of a step: the data has ended.
+_END = -1
+
+
+class OperationText(NamedTuple):
+    """Describes an operation of a step.
+
+    Attributes:
+        result: its type, and the dtype and shape of what it returns.
+        attributes: its settings, by their names.
+        line: the line of code that has added it.
+    """
+
+    result: str
+    attributes: dict[str, str]
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.result} of {self.line}"
+
+
+class ConstantText(NamedTuple):
+    """Describes a constant of a step.
+
+    Attributes:
+        place: where the step uses it: a number that is equal on all ranks.
+        digest: of its shape and dtype, and of integers and booleans.
+        approximate: of real numbers: integers that differ by at most one
+            between ranks whose numbers differ by rounding only.
+        text: its first values, and the line of code that has added it.
+    """
+
+    place: int
+    digest: int
+    approximate: Sequence[int]
+    text: str
+
+
+class Operations(Protocol):
+    """The operations of a step.
+
+    Attributes:
+        checksum: 32 bits of the step.
+        checksums: of each operation, in their order.
+    """
+
+    checksum: int
+
+    @property
+    def checksums(self) -> list[int]: ...
+
+    def first_beside(self, others: Sequence[int]) -> OperationText | None:
+        """Return the first operation that others, by checksums, do not have."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Constants:
+    """The numbers among the constants of a step.
+
+    Attributes:
+        digest: a checksum of shapes and dtypes, and of the values of integers
+            and booleans.
+        approximate: three integers that differ by at most one between ranks
+            whose real numbers differ by rounding only.
+        describe: describes each of them.
+    """
+
+    digest: int = 0
+    approximate: tuple[int, int, int] = (0, 0, 0)
+    describe: Callable[[], Sequence[ConstantText]] = tuple
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComparedStep:
+    """What the ranks compare of a step.
+
+    Attributes:
+        exchanged: describes what they exchange, in its order.
+        operations: its operations, which must be the same, too, on ranks that
+            have traced it for the same specs; None: they are not compared.
+        constants: its constants, which are compared with its operations.
+        spec: the specs of the batch for which it was traced.
+        fingerprint: integers of the global batch, which differ by at most one
+            between ranks with the same batch; None: each has its own.
+    """
+
+    exchanged: Sequence[str]
+    operations: Operations | None = None
+    constants: Constants = Constants()
+    spec: Any = None
+    fingerprint: tf.Tensor | None = None
+
+    @functools.cached_property
+    def numbers(self) -> tuple[list[int], Sequence[int]]:
+        """Numbers that are equal on all ranks, and that are nearly equal."""
+        kinds = map(rank_checks.without_numbers, self.exchanged)
+        leaves = tf.nest.flatten(self.spec)
+        shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
+        exact = [
+            zlib.crc32("\n".join(kinds).encode()),
+            0 if self.operations is None else self.operations.checksum,
+            self.constants.digest,
+            zlib.crc32(" ".join(shapes).encode()),
+        ]
+        return exact, self.constants.approximate
+
+    def is_like(self, exact: Sequence[int], approximate: Sequence[int]) -> bool:
+        """Whether it is like another one, given that one's numbers."""
+        own, nearly = self.numbers
+        *same, same_sizes = (a == b for a, b in zip(own, exact, strict=True))
+        pairs = zip(nearly, approximate, strict=True)
+        same.append(all(abs(a - b) <= 1 for a, b in pairs))
+        return all(same) or (same[0] and not same_sizes)
+
+
+class StepAgreement:
+    """Checks that the ranks' steps match.
+
+    If the steps of two ranks had different collectives, the ranks would wait
+    for each other.
+
+    Args:
+        transport: connects the ranks.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        # The steps of this rank, by what others compare of them.
+        self._traced: dict[tuple[int, ...], ComparedStep] = {}
+
+    def assert_same(
+        self, step: ComparedStep, after: Sequence[Any], key: str
+    ) -> list[Any]:
+        """Compare the ranks' steps; return assertions that fail if they differ.
+
+        Ranks trace at different times, so a mismatch is found at run time. The
+        step then fails before any other collective has begun.
+
+        Args:
+            step: what to compare.
+            after: tensors for which the comparison waits.
+            key: the key of the collective.
+        """
+        (exact, approximate), data = step.numbers, step.fingerprint
+        name = (*exact, *approximate)
+        # The last one is the one that was traced last.
+        self._traced.pop(name, None)
+        self._traced[name] = step
+        if tf.executing_eagerly():
+            rank_checks.gather(self._transport, None, "compares the steps")
+        # At the end of the data there is no batch, and the step is cancelled.
+        # TensorFlow's collectives hang if they are cancelled while they run.
+        with tf.control_dependencies(after):
+            equal = self._compare(exact, approximate, data, key)
+        number = len(approximate)
+        exchanges, operations, integers, sizes = tf.unstack(equal.exact)
+        reals = tf.reduce_all(equal.approximate[:number])
+        # Ranks with data of their own may know other sizes of a batch, on which
+        # operations and constants depend.
+        same_step = exchanges & ((operations & integers & reals) | ~sizes)
+        if tf.executing_eagerly():
+            if not same_step:
+                raise self.mismatch_error()
+            return []
+        assertions = [tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP])]
+        if data is None:
+            return assertions
+        same_data = tf.reduce_all(equal.approximate[number:])
+        # Other steps may have other data: say that the steps differ.
+        with tf.control_dependencies(assertions):
+            return assertions + step_errors.assert_for_user(
+                same_data, str(different_data(_BATCH)), []
+            )
+
+    def all_end(
+        self, batches: Any, after: Sequence[Any], in_rounds: bool = False
+    ) -> tf.Tensor:
+        """Whether the data of all ranks has ended after so many batches.
+
+        A rank whose data goes on compares its next step instead, or in rounds
+        of local SGD the update that ends its round.
+        """
+        key = next_key(UPDATE_KEY) if in_rounds else STEP_KEY
+        ended = [_END, batches, 0, 0]
+        with tf.control_dependencies(after):
+            equal = self._compare(ended, Constants().approximate, key=key)
+            return tf.reduce_all(equal.exact)
+
+    def take_over(
+        self, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+    ) -> tf.Tensor:
+        """Assign rank 0's values to variables, unless they are the same.
+
+        Args:
+            variables: of each variable, the handles of its copies on K towers,
+                or its only handle.
+            devices: the K towers' devices.
+        """
+        values = [read_handle(handles[0]) for handles in variables]
+        rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
+        digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
+        digest = tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
+        key = next_key(UPDATE_KEY)
+        equal = are_equal(self._transport, digest, [], key)
+
+        def send() -> tf.Tensor:
+            key = next_key("broadcast")
+            received = self._transport.broadcast(values, key)
+            for handles, value in zip(variables, received, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handles[0], value=value)
+                copy_first(handles, devices[: len(handles)])
+            return tf.ones((), tf.int64)
+
+        same = tf.reduce_all(equal.exact)
+        return tf.cond(same, lambda: tf.zeros((), tf.int64), send)
+
+    def _compare(
+        self,
+        exact: Sequence[Any],
+        constants: Sequence[int],
+        data: tf.Tensor | None = None,
+        key: str = STEP_KEY,
+    ) -> Equal:
+        if data is None:
+            data = tf.zeros(SIZE, tf.int64)
+        mine = tf.convert_to_tensor(exact, tf.int64)
+        nearly = tf.concat([tf.constant(constants, tf.int64), data], 0)
+        return outside_of_loops(
+            lambda: are_equal(self._transport, mine, nearly, key)
+        )()
+
+    @staticmethod
+    def is_mismatch(error: Exception) -> bool:
+        """Whether an error says that the steps of ranks differ."""
+        return rank_checks.OTHER_STEP in str(error)
+
+    def mismatch_error(self, batches: str | None = None) -> TowerError:
+        """Return an error that names the differences. Collective.
+
+        Args:
+            batches: after how many batches this rank's data has ended; None: it
+                is in a step.
+        """
+        where, traced = "compares the steps", self._traced
+        ranks = rank_checks.gather(self._transport, ([*traced], batches), where)
+        ends = [of_rank for _, of_rank in ranks]
+        if set(ends) != {None}:
+            return different_numbers(["more" if n is None else n for n in ends])
+        common = set.intersection(*({*map(tuple, of)} for of, _ in ranks))
+        # A rank whose steps others have had, too, is in one of these.
+        odd = [step for name, step in traced.items() if name not in common]
+        odd = odd or [*traced.values()]
+        last = odd[-1] if odd else ComparedStep(())
+        operations = last.operations
+        checksums = operations.checksums if operations else []
+        described = [tuple(constant) for constant in last.constants.describe()]
+        gathered = rank_checks.gather(
+            self._transport, (checksums, described), where
+        )
+        listed = [of_rank for of_rank, _ in gathered]
+        constants = [_by_place(of_rank) for _, of_rank in gathered]
+        if any(of_rank != listed[0] for of_rank in listed):
+            # Such as an axis, on which later operations depend.
+            causes = _differing(
+                constants, set.intersection(*map(set, constants))
+            )
+            if any(causes):
+                unknown = [()] * len(listed)
+                return TowerError(rank_checks.describe_steps(unknown, causes))
+            other = next(of for of in listed if of != checksums)
+            first = operations and operations.first_beside(other)
+            own = first and tuple(first)
+            texts = rank_checks.gather(self._transport, own, where)
+            return TowerError(rank_checks.describe_operations(texts))
+        exchanged = [
+            pair
+            for step in odd
+            for pair in zip(
+                _numbered(map(rank_checks.without_numbers, step.exchanged)),
+                step.exchanged,
+                strict=True,
+            )
+        ]
+        exchanges = rank_checks.gather(self._transport, exchanged, where)
+        return TowerError(
+            rank_checks.describe_steps(
+                [[(tuple(k), name) for k, name in of] for of in exchanges],
+                _differing(constants, set().union(*constants)),
+            )
+        )
+
+
+class Equal(NamedTuple):
+    """Which numbers are equal on all ranks: a truth value for each of them."""
+
+    exact: tf.Tensor
+    approximate: tf.Tensor
+
+
+def are_equal(
+    transport: Transport, exact: tf.Tensor, approximate: Any, key: str
+) -> Equal:
+    """Whether all ranks have the same numbers, for each of them.
+
+    Args:
+        transport: connects the ranks.
+        exact: 32-bit numbers.
+        approximate: more numbers, which may differ by one.
+        key: the key of the collective.
+    """
+    # One sum is faster than a gather, which exchanges sizes first. Ranks that
+    # have joined, as Horovod calls it, contribute zeros.
+    half = tf.constant(2**16, tf.int64)
+    exact = tf.reshape(exact, [-1])
+    halves = tf.concat([exact // half, tf.math.floormod(exact, half)], 0)
+    nearly = tf.cast(approximate, tf.int64)
+    numbers = tf.concat([halves, nearly], 0)
+    sent = tf.concat([tf.ones([1], tf.int64), numbers, numbers**2], 0)
+    (sums,) = transport.all_reduce([sent], key)
+    # The mean of the squares equals the square of the mean only if all
+    # numbers are equal. Of large numbers, both are modulo 2**64.
+    size = sums[0]
+    total, squares = tf.split(sums[1:], 2)
+    # The most that numbers which differ by one can reach.
+    slack = tf.ones_like(nearly) * (size**2 // 4)
+    allowed = tf.concat([tf.zeros_like(halves), slack], 0)
+    equal = abs(squares * size - total**2) <= allowed
+    high, low, others = tf.split(
+        equal, [tf.size(exact), tf.size(exact), tf.size(nearly)]
+    )
+    return Equal(high & low, others)
+
+
+def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
+    """Return an exchange in which ranks in a loop meet ranks in none.
+
+    TensorFlow adds the iteration of a loop to the keys of its collectives, but
+    not in a function that it calls without inlining it.
+    """
+    if tf.executing_eagerly():
+        return exchange
+    called = {"_noinline": True}
+    return tf.function(
+        exchange, autograph=False, experimental_attributes=called
+    )
+
+
+def _by_place(described: Iterable[Any]) -> dict[int, list[ConstantText]]:
+    """Return the constants of a rank by their places, in its order."""
+    found: dict[int, list[ConstantText]] = {}
+    for constant in itertools.starmap(ConstantText, described):
+        found.setdefault(constant.place, []).append(constant)
+    return found
+
+
+def _differing(
+    ranks: Sequence[dict[int, list[ConstantText]]], places: Collection[int]
+) -> list[list[str]]:
+    """Describe the constants at some places where ranks have different ones.
+
+    Args:
+        ranks: for each rank, its constants by their places.
+        places: the places to compare.
+    """
+    different = {
+        place
+        for place in places
+        if not all(
+            _alike(ranks[0].get(place, []), of.get(place, [])) for of in ranks
+        )
+    }
+    return [
+        [
+            constant.text
+            for place, constants in of.items()
+            if place in different
+            for constant in constants
+        ]
+        for of in ranks
+    ]
+
+
+def _alike(one: list[ConstantText], other: list[ConstantText]) -> bool:
+    """Whether constants of a place differ by rounding only."""
+    return len(one) == len(other) and all(
+        a.digest == b.digest
+        and all(
+            abs(m - n) <= 1
+            for m, n in zip(a.approximate, b.approximate, strict=True)
+        )
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _numbered(texts: Iterable[str]) -> list[tuple[str, int]]:
+    """Return texts with the number of equal ones before each."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for text in texts:
+        numbered.append((text, seen[text]))
+        seen[text] += 1
+    return numbered
