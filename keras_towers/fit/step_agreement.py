@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -49,6 +50,23 @@ class OperationText(NamedTuple):
         return f"{self.result} of {self.line}"
 
 
+class ConstantText(NamedTuple):
+    """Describes a constant of a step.
+
+    Attributes:
+        place: where the step uses it: a number that is equal on all ranks.
+        digest: of its shape and dtype, and of integers and booleans.
+        approximate: of real numbers: integers that differ by at most one
+            between ranks whose numbers differ by rounding only.
+        text: its first values, and the line of code that has added it.
+    """
+
+    place: int
+    digest: int
+    approximate: Sequence[int]
+    text: str
+
+
 class Operations(Protocol):
     """The operations of a step.
 
@@ -76,12 +94,12 @@ class Constants:
             and booleans.
         approximate: three integers that differ by at most one between ranks
             whose real numbers differ by rounding only.
-        describe: describes each of them, with its line of code.
+        describe: describes each of them.
     """
 
     digest: int = 0
     approximate: tuple[int, int, int] = (0, 0, 0)
-    describe: Callable[[], Sequence[str]] = tuple
+    describe: Callable[[], Sequence[ConstantText]] = tuple
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -264,10 +282,23 @@ class StepAgreement:
         # A rank whose steps others have had, too, is in one of these.
         odd = [step for name, step in traced.items() if name not in common]
         odd = odd or [*traced.values()]
-        operations = odd[-1].operations if odd else None
+        last = odd[-1] if odd else ComparedStep(())
+        operations = last.operations
         checksums = operations.checksums if operations else []
-        listed = rank_checks.gather(self._transport, checksums, where)
+        described = [tuple(constant) for constant in last.constants.describe()]
+        gathered = rank_checks.gather(
+            self._transport, (checksums, described), where
+        )
+        listed = [of_rank for of_rank, _ in gathered]
+        constants = [_by_place(of_rank) for _, of_rank in gathered]
         if any(of_rank != listed[0] for of_rank in listed):
+            # Such as an axis, on which later operations depend.
+            causes = _differing(
+                constants, set.intersection(*map(set, constants))
+            )
+            if any(causes):
+                unknown = [()] * len(listed)
+                return TowerError(rank_checks.describe_steps(unknown, causes))
             other = next(of for of in listed if of != checksums)
             first = operations and operations.first_beside(other)
             own = first and tuple(first)
@@ -282,18 +313,11 @@ class StepAgreement:
                 strict=True,
             )
         ]
-        constants = [
-            pair
-            for step in odd
-            for pair in _numbered(step.constants.describe())
-        ]
-        described = rank_checks.gather(
-            self._transport, (exchanged, constants), where
-        )
+        exchanges = rank_checks.gather(self._transport, exchanged, where)
         return TowerError(
             rank_checks.describe_steps(
-                [[(tuple(k), name) for k, name in of] for of, _ in described],
-                [[*map(tuple, of)] for _, of in described],
+                [[(tuple(k), name) for k, name in of] for of in exchanges],
+                _differing(constants, set().union(*constants)),
             )
         )
 
@@ -350,6 +374,53 @@ def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
     called = {"_noinline": True}
     return tf.function(
         exchange, autograph=False, experimental_attributes=called
+    )
+
+
+def _by_place(described: Iterable[Any]) -> dict[int, list[ConstantText]]:
+    """Return the constants of a rank by their places, in its order."""
+    found: dict[int, list[ConstantText]] = {}
+    for constant in itertools.starmap(ConstantText, described):
+        found.setdefault(constant.place, []).append(constant)
+    return found
+
+
+def _differing(
+    ranks: Sequence[dict[int, list[ConstantText]]], places: Collection[int]
+) -> list[list[str]]:
+    """Describe the constants at some places where ranks have different ones.
+
+    Args:
+        ranks: for each rank, its constants by their places.
+        places: the places to compare.
+    """
+    different = {
+        place
+        for place in places
+        if not all(
+            _alike(ranks[0].get(place, []), of.get(place, [])) for of in ranks
+        )
+    }
+    return [
+        [
+            constant.text
+            for place, constants in of.items()
+            if place in different
+            for constant in constants
+        ]
+        for of in ranks
+    ]
+
+
+def _alike(one: list[ConstantText], other: list[ConstantText]) -> bool:
+    """Whether constants of a place differ by rounding only."""
+    return len(one) == len(other) and all(
+        a.digest == b.digest
+        and all(
+            abs(m - n) <= 1
+            for m, n in zip(a.approximate, b.approximate, strict=True)
+        )
+        for a, b in zip(one, other, strict=True)
     )
 
 

@@ -152,15 +152,14 @@ def describe_operations(
 
 def describe_steps(
     ranks: Sequence[Collection[tuple[Hashable, str]]],
-    constants: Sequence[Sequence[tuple[str, int]]],
+    constants: Sequence[Sequence[str]],
 ) -> str:
     """Describe how the steps of ranks differ.
 
     Args:
         ranks: for each rank, the exchanges, gradients and other variables of
             the steps that some ranks do not have: a key to compare, and a name.
-        constants: for each rank, the constants of its steps: a description, and
-            the number of equal ones before it.
+        constants: for each rank, the constants that other ranks do not have.
     """
     texts = []
     if len({frozenset(key for key, _ in own) for own in ranks}) > 1:
@@ -168,12 +167,15 @@ def describe_steps(
             f"the ranks have different steps. {_only_on(ranks, ', ')}. "
             f"{SAME_STEP}"
         )
-    if len(set(map(frozenset, constants))) > 1 or not texts:
-        named = [[(key, key[0]) for key in own] for own in constants]
+    if any(constants) or not texts:
+        named = [
+            "; ".join([*dict.fromkeys(own)][:_SHOWN_CONSTANTS]) or "none"
+            for own in constants
+        ]
         texts.append(
             "the ranks have traced different constants into their steps. "
-            f"{_only_on(named, '; ', _SHOWN_CONSTANTS)}. Python and NumPy have "
-            "computed them: give their random generators the same seed on "
+            f"Only on {describe_ranks(named, '; only on ')}. Python and NumPy "
+            "have computed them: give their random generators the same seed on "
             "every rank (keras.utils.set_random_seed), or keep what is drawn "
             "in a variable, which all ranks take from rank 0."
         )

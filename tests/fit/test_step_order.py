@@ -10,6 +10,7 @@ from keras_towers.fit.data.batches import TowerBatch
 from keras_towers.fit.step_agreement import (
     ComparedStep,
     Constants,
+    ConstantText,
     OperationText,
     StepAgreement,
 )
@@ -177,11 +178,16 @@ class Listed:
 
 
 def _step(exchanged, constants=("1",), operations=("a",)):
+    """Each constant is used at a place, which other constants may have, too."""
     digest = zlib.crc32(" ".join(constants).encode())
+    described = [
+        ConstantText(place, zlib.crc32(text.encode()), (0, 0, 0), text)
+        for place, text in enumerate(constants, len(operations[0]))
+    ]
     return ComparedStep(
         exchanged,
         Listed(*operations),
-        Constants(digest, describe=lambda: constants),
+        Constants(digest, describe=lambda: described),
     )
 
 
@@ -209,9 +215,14 @@ STEP = _step(["sum a"])
             "none",
         ),
         (
-            _step(["w"], ["2"], ["b"]),
-            ["differs: rank 0: a of mine.py:1; rank 1: b of mine"],
+            _step(["w"], ["2"], ["bb"]),
+            ["differs: rank 0: a of mine.py:1; rank 1: bb of mine"],
             "constants",
+        ),
+        (
+            _step(["w"], ["2"], ["b"]),
+            ["different constants", "0: 1; only on rank 1: 2."],
+            "mine.py",
         ),
         (
             _step(["sum a"], operations=["a", "a"]),
@@ -221,7 +232,7 @@ STEP = _step(["sum a"])
     ],
     ids=[
         *("constants", "one-more-constant", "exchanges", "one-more", "both"),
-        *("operations", "one-more-operation"),
+        *("operations", "of-another-constant", "one-more-operation"),
     ],
 )
 def test_a_difference_is_told_for_what_it_is(other, said, unsaid):

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers.fit.step.trace import Trace, line_of
 from keras_towers.fit.step.traced_operations import TracedOperations
-from keras_towers.fit.step_agreement import Constants
+from keras_towers.fit.step_agreement import Constants, ConstantText
 
 # Machines may round differently; relative to a constant's norm.
 _TOLERANCE = 1e-4
@@ -45,18 +45,26 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
         exact = f"{value.dtype} {value.shape}".encode()
         if value.dtype.kind in "biu":
             exact += value.tobytes()
+            own = np.zeros(3)
         else:
-            sums += (1 + place / 2**64) * _fingerprint(value)
+            own = _fingerprint(value)
+        sums += (1 + place / 2**64) * own
         digest += zlib.crc32(place.to_bytes(8, "little") + exact)
-        found.append((_show(value), inside.op))
+        compared = place, zlib.crc32(exact), _rounded(own)
+        found.append((compared, _show(value), inside.op))
 
-    def describe() -> list[str]:
+    def describe() -> list[ConstantText]:
         return [
-            f"{shown} of {line_of(operation)}" for shown, operation in found
+            ConstantText(*compared, f"{shown} of {line_of(operation)}")
+            for compared, shown, operation in found
         ]
 
+    return Constants(digest % 2**32, _rounded(sums), describe)
+
+
+def _rounded(sums: np.ndarray) -> tuple[int, int, int]:
     first, second, third = np.rint(sums / _TOLERANCE).astype(int).tolist()
-    return Constants(digest % 2**32, (first, second, third), describe)
+    return first, second, third
 
 
 def _constants_in(traced: Trace) -> Iterator[tuple[Any, np.ndarray]]:
@@ -101,4 +109,8 @@ def _show(value: np.ndarray) -> str:
     texts = [f"{number:.6g}" for number in value.ravel()[:_SHOWN].tolist()]
     if value.size > _SHOWN:
         texts.append("...")
-    return texts[0] if value.ndim == 0 else f"[{', '.join(texts)}]"
+    if value.ndim == 0:
+        return texts[0]
+    # Those of which the first values are equal may have other norms.
+    norm = np.linalg.norm(value.astype("complex128").ravel())
+    return f"[{', '.join(texts)}] of shape {value.shape} and norm {norm:.6g}"

@@ -106,9 +106,18 @@ def test_constants_that_are_exchanged_differ(made):
 def test_a_constant_is_shown_with_its_line():
     for constant, value in (np.float32(0.3), "0.3"), (tf.range(999), "[0, 1,"):
         described = traced(constant).describe()
-        shown = [text for text in described if text.startswith(value)]
+        shown = [c.text for c in described if c.text.startswith(value)]
         assert all(" of test_traced_constants.py:" in text for text in shown)
         assert shown
+
+
+def test_large_constants_are_told_apart_by_what_is_not_shown():
+    one, other = MANY.copy(), MANY.copy()
+    other[-1, -1] += 9
+    one, other = (traced(value).describe() for value in (one, other))
+    only = {c.text for c in other} - {c.text for c in one}
+    assert len(only) == 1
+    assert "of shape (40, 30) and norm 3" in only.pop()
 
 
 NUMBER = tf.Variable(7, dtype=tf.int64)
