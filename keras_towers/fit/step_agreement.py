@@ -300,8 +300,8 @@ class StepAgreement:
                 unknown = [()] * len(listed)
                 return TowerError(rank_checks.describe_steps(unknown, causes))
             other = next(of for of in listed if of != checksums)
-            first = operations and operations.first_beside(other)
-            own = first and tuple(first)
+            first = operations.first_beside(other) if operations else None
+            own = None if first is None else tuple(first)
             texts = rank_checks.gather(self._transport, own, where)
             return TowerError(rank_checks.describe_operations(texts))
         exchanged = [

@@ -421,8 +421,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
         if self._update.divides_over_ranks:
             # A script may end in the block, and other ranks still read.
-            is_exit = isinstance(error[1], SystemExit)
-            ends_well = ends_well or (is_exit and not error[1].code)
+            left = error[1]
+            is_exit = isinstance(left, SystemExit) and not left.code
+            ends_well = ends_well or is_exit
         try:
             if self._config.transport.size > 1:
                 if ends_well:

@@ -163,7 +163,9 @@ def _refuse_apart(model: keras.Model) -> None:
         )
 
 
-PATCHES: tuple[patches.Patch, ...] = tuple((*w, _save) for w in _WRITERS)
+PATCHES: tuple[patches.Patch, ...] = tuple(
+    (owner, name, _save) for owner, name in _WRITERS
+)
 """Replaces Keras's writers."""
 
 

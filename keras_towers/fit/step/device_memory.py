@@ -85,12 +85,15 @@ class Limit:
         mesh = [*itertools.chain(*config.mesh)]
         sizes = zip(memory_of(mesh), map(short_name, mesh), strict=True)
         own = min(((n, name) for n, name in sizes if n), default=None)
-        if peers.size == 1:
-            return None if own is None else cls(*own, None)
-        where = "compares the memory of its devices"
-        of_ranks = rank_checks.gather(peers, own, where)
-        known = [(*own, r) for r, own in enumerate(of_ranks) if own]
-        return cls(*min(known)) if known else None
+        of_ranks = [own]
+        if peers.size > 1:
+            where = "compares the memory of its devices"
+            of_ranks = rank_checks.gather(peers, own, where)
+        known = [(n, rank) for rank, n in enumerate(of_ranks) if n]
+        if not known:
+            return None
+        (size, device), rank = min(known)
+        return cls(size, device, rank if peers.size > 1 else None)
 
 
 class MemoryCheck:

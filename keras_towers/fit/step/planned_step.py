@@ -224,7 +224,8 @@ def planning(
             with_values((v, variable_like(v)) for v in variables)
         )
         if settings is not None:
-            like = {"optimizer": type(own).from_config(settings)}
+            kind: Any = type(own)
+            like = {"optimizer": kind.from_config(settings)}
             stack.enter_context(patches.shadowed(model, like))
         strategy = make()
         calls: Any = strategy._calls

@@ -50,13 +50,16 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
             own = _fingerprint(value)
         sums += (1 + place / 2**64) * own
         digest += zlib.crc32(place.to_bytes(8, "little") + exact)
-        compared = place, zlib.crc32(exact), _rounded(own)
-        found.append((compared, _show(value), inside.op))
+        found.append(
+            (place, zlib.crc32(exact), _rounded(own), _show(value), inside.op)
+        )
 
     def describe() -> list[ConstantText]:
         return [
-            ConstantText(*compared, f"{shown} of {line_of(operation)}")
-            for compared, shown, operation in found
+            ConstantText(
+                place, exact, approximate, f"{shown} of {line_of(operation)}"
+            )
+            for place, exact, approximate, shown, operation in found
         ]
 
     return Constants(digest % 2**32, _rounded(sums), describe)
