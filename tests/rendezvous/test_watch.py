@@ -143,6 +143,9 @@ def test_a_call_that_other_ranks_do_not_make_is_given_up(
     with pytest.raises(watch_lib.RanksEnded, match=said):
         watch_lib.wait_for_ranks(lambda: over.wait(60))
     assert not codes
+
+
+def test_a_call_that_all_ranks_make_returns_or_raises_what_it_does():
     assert watch_lib.wait_for_ranks(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         watch_lib.wait_for_ranks(lambda: 1 / 0)
