@@ -17,6 +17,7 @@ import dataclasses
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from keras_towers import settings
@@ -27,8 +28,9 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.store import StoreClient
 
 # Keys of the store, each followed by the number of a round: the first failure;
-# with a rank too, that it has left its call; and that all ranks have done so.
-_FAILED, _LEFT, _ALL_LEFT = "failed-", "left-", "all-left-"
+# with a rank too, that it has left its call, or that it can connect again; and
+# before either of these, that all ranks have done so.
+_FAILED, _LEFT, _RENEWED, _ALL = "failed-", "left-", "renewed-", "all-"
 
 
 class Abortable(Peers, Protocol):
@@ -46,12 +48,19 @@ class Abortable(Peers, Protocol):
         """Let the collectives end in which others wait for this rank.
 
         Called once this rank has left its call, and again and again until all
-        ranks have left theirs. Then they ``reconnect``.
+        ranks have left theirs.
+        """
+        ...
+
+    def renew(self) -> None:
+        """Make collectives possible again, once all ranks have left theirs.
+
+        What a rank still sends in its call must not meet the next call.
         """
         ...
 
     def reconnect(self) -> None:
-        """Connect again, once all ranks have left their calls. Collective."""
+        """Connect again, once all ranks have renewed theirs. Collective."""
         ...
 
 
@@ -169,7 +178,9 @@ class JointCalls:
         # Also what another thread waits for.
         ranks.abort()
         ranks.leave()
-        if store is not None:
+        if store is None:
+            ranks.renew()
+        else:
             limit_s, repeats = settings.FAILED_CALL_S, first.repeats
             again = self._connect_again(ranks, limit_s, repeats)
             if again and first.repeats:
@@ -241,8 +252,11 @@ class JointCalls:
         They may not do so within the limit, or be gone.
         """
         store = store_lib.store_of_job()
-        if store is not None and not self._all_leave(ranks, store, limit_s):
-            return False
+        if store is not None:
+            until = time.monotonic() + limit_s
+            for key, act in ((_LEFT, ranks.leave), (_RENEWED, ranks.renew)):
+                if not self._all_do(act, key, ranks, store, until):
+                    return False
         with self._lock:
             self.round += 1
         if not repeats:
@@ -253,25 +267,37 @@ class JointCalls:
         self._is_broken = False
         return True
 
-    def _all_leave(
-        self, ranks: Abortable, store: StoreClient, limit_s: float
+    def _all_do(
+        self,
+        act: Callable[[], None],
+        name: str,
+        ranks: Abortable,
+        store: StoreClient,
+        until: float,
     ) -> bool:
-        """Wait until all ranks have left their calls; return if they have."""
-        until = time.monotonic() + limit_s
-        ranks.leave()
-        store.put(f"{_LEFT}{self.round}-{ranks.rank}", True)
-        all_left = f"{_ALL_LEFT}{self.round}"
+        """Act, and wait until all ranks have done so; return if they have.
+
+        Args:
+            act: what each rank does, again and again until then.
+            name: the beginning of its keys.
+            ranks: the ranks.
+            store: the job's store.
+            until: when to give up, by ``time.monotonic``.
+        """
+        act()
+        store.put(f"{name}{self.round}-{ranks.rank}", True)
+        by_all = f"{_ALL}{name}{self.round}"
         # No rank asks for more than a few keys but rank 0.
-        others = [f"{_LEFT}{self.round}-{r}" for r in range(1, ranks.size)]
-        for key in [all_left] if ranks.rank else others:
+        others = [f"{name}{self.round}-{r}" for r in range(1, ranks.size)]
+        for key in [by_all] if ranks.rank else others:
             hold_s = settings.POLL_S
             while store.get(key, hold_s) is None:
                 if time.monotonic() > until or watch.gone_ranks():
                     return False
-                ranks.leave()
+                act()
                 hold_s = min(2 * hold_s, settings.HOLD_S)
         if ranks.rank == 0:
-            store.put(all_left, True)
+            store.put(by_all, True)
         return True
 
     def _listen(self) -> None:

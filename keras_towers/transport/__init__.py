@@ -123,6 +123,9 @@ class SingleProcess:
     def leave(self) -> None:
         pass
 
+    def renew(self) -> None:
+        pass
+
     def reconnect(self) -> None:
         pass
 

@@ -207,6 +207,9 @@ class EngineTransport(Transport):
     def leave(self) -> None:
         """Do nothing: they end by themselves, or not at all."""
 
+    def renew(self) -> None:
+        """Do nothing: what fails belongs to one call."""
+
     def reconnect(self) -> None:
         """Do nothing: the ranks are still connected."""
 

@@ -38,13 +38,17 @@ class Ranks:
     def __init__(self, rank, size, meeting):
         self.rank, self.size, self._meeting = rank, size, meeting
         self.aborted, self.left = threading.Event(), 0
-        self.reconnected = 0
+        self.reconnected, self.all = 0, [self]
 
     def abort(self):
         self.aborted.set()
 
     def leave(self):
         self.left += 1
+
+    def renew(self):
+        # By then nobody is in the call any more.
+        assert all(other.left for other in self.all)
 
     def reconnect(self):
         self.reconnected += 1
@@ -66,6 +70,8 @@ def job(monkeypatch):
     def make(size):
         meeting = threading.Barrier(size)
         ranks = [(JointCalls(), Ranks(r, size, meeting)) for r in range(size)]
+        for _, own in ranks:
+            own.all = [other for _, other in ranks]
         made.extend(calls for calls, _ in ranks)
         return ranks
 

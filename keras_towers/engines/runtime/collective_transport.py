@@ -107,7 +107,7 @@ class CollectiveTransport(EngineTransport):
         self.task: Task = task
         self._gpu: str | None = None
         self._tokens: dict[str, tf.Tensor] = {}
-        self._has_left = False
+        self._has_left, self._is_renewed = False, True
         watch.start_watch(self.rank, self.size)
 
     def sum_on(self, gpu: str | None) -> None:
@@ -121,12 +121,16 @@ class CollectiveTransport(EngineTransport):
         tensorflow_task.abort_call()
 
     def leave(self) -> None:
+        # Not again once this rank, or another one, may have renewed them.
         if not self._has_left:
             tensorflow_task.abort_call()
+            self._has_left, self._is_renewed = True, False
+
+    def renew(self) -> None:
+        if not self._is_renewed:
             watch.join_wait()
-            # Before other ranks send what belongs to the next call.
             tensorflow_task.renew_collectives(self.task)
-        self._has_left = True
+            self._is_renewed = True
 
     def reconnect(self) -> None:
         self._has_left = False
