@@ -304,10 +304,6 @@ _keras(
     "trainers.compile_utils:CompileMetrics",
     "_user_metrics _user_weighted_metrics",
 )
-Functional = _keras("models.functional:Functional", "operations _nodes")
-make_node_key = _keras("ops.function:make_node_key")
-_keras("ops.node:Node", "arguments outputs")
-_keras("ops.symbolic_arguments:SymbolicArguments", "args kwargs")
 trainer_module = _keras("backend.tensorflow.trainer", "TFEpochIterator")
 TFEpochIterator = _keras(
     "backend.tensorflow.trainer:TFEpochIterator",

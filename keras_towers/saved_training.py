@@ -477,11 +477,6 @@ class SavedTraining:
         return self._call.write_part(name, self._rank, parts) if parts else ""
 
     @property
-    def is_begun(self) -> bool:
-        """Whether a backup has begun that is not complete."""
-        return self._begun is not None
-
-    @property
     def is_writing(self) -> bool:
         """Whether this rank is still writing its part of a backup."""
         return self._begun is not None and not self._begun.written.done()

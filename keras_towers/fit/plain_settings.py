@@ -24,12 +24,17 @@ _IGNORED = ("name", "seed")
 def of_model(model: keras.Model) -> dict[str, str]:
     """Describe loss, metrics, layers and optimizers of a model.
 
-    Not its connections, nor what is no number, text, or list of these.
+    Not its connections, nor code, such as that of a lambda.
     """
     metrics = getattr(model, "_compile_metrics", None)
+    losses = getattr(model, "_compile_loss", None)
     settings = {
         "loss": in_words(getattr(model, "loss", None)),
+        "loss weights": in_words(getattr(losses, "_user_loss_weights", None)),
         "metrics": in_words(getattr(metrics, "_user_metrics", None)),
+        "weighted metrics": in_words(
+            getattr(metrics, "_user_weighted_metrics", None)
+        ),
     }
     # Building gives an InputLayer to a Sequential that has none.
     layers = [
@@ -41,7 +46,9 @@ def of_model(model: keras.Model) -> dict[str, str]:
         name = f"layer {number}"
         settings[name] = type(layer).__qualname__
         # That of a model repeats the layers, by their names.
-        options = {} if isinstance(layer, keras.Model) else _options_of(layer)
+        options = {}
+        if not isinstance(layer, keras.Model):
+            options = _options_of(layer) | _objects_of(layer)
         name += f" ({settings[name]})"
         settings |= {f"{k} of {name}": in_words(v) for k, v in options.items()}
     return settings | of_optimizers(model)
@@ -87,6 +94,23 @@ def _options_of(configured: Any) -> dict[str, Any]:
         for name, value in config.items()
         if name not in _IGNORED and _is_plain(value)
     }
+
+
+def _objects_of(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Describe a layer's regularizers, constraints and dtype policy."""
+    config: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        config = dict(layer.get_config())
+    objects = {}
+    for name, value in config.items():
+        # Values that weights begin with are not those that they have.
+        if not isinstance(value, Mapping) or name.endswith("initializer"):
+            continue
+        own = value.get("config")
+        if isinstance(own, Mapping) and all(map(_is_plain, own.values())):
+            # The name of a dtype policy says which one it is.
+            objects[name] = {value.get("class_name"): own}
+    return objects
 
 
 def _is_plain(value: Any) -> bool:

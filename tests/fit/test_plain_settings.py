@@ -53,6 +53,13 @@ def stacked(*layers):
         (lambda k: D.Dropout(0.5, seed=k), None),
         (lambda k: D.Dense(2, kernel_initializer=["zeros", "ones"][k]), None),
         (lambda k: D.Dense(2, ["relu", "tanh"][k]), "activation"),
+        (
+            lambda k: D.Dense(
+                2, kernel_regularizer=keras.regularizers.L2(0.1 + k)
+            ),
+            "kernel_regularizer",
+        ),
+        (lambda k: D.Dense(2, dtype=["float32", "mixed_float16"][k]), "dtype"),
         (lambda k: D.Dropout(0.25 + k / 2), "rate"),
         (lambda k: D.BatchNormalization(momentum=0.5 + k / 4), "momentum"),
     ],
@@ -112,3 +119,17 @@ def test_an_optimizer_without_a_configuration_has_its_class_and_schedule():
     assert differing(*models) == {"first of the schedule of the optimizer"}
     model.compile(None)
     assert plain_settings.of_optimizers(model)["optimizer"] == "NoneType"
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"loss_weights": [2.0]}, "loss weights"),
+        ({"weighted_metrics": ["mae"]}, "weighted metrics"),
+    ],
+)
+def test_how_losses_and_metrics_are_weighted_counts(options, said):
+    models = [stacked(D.Dense(2)) for _ in range(2)]
+    for model, own in zip(models, ({}, options), strict=True):
+        model.compile("sgd", "mse", **own)
+    assert differing(*models) == {said}
