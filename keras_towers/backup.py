@@ -73,12 +73,12 @@ class Backup(ResumesFit):
 
     A backup knows its model: the shapes of its variables, and the numbers and
     texts to which its layers (with their regularizers, constraints and dtypes),
-    optimizers, losses and metrics are set. It is refused for another model. Names, seeds, the first values of weights, and
-    the metrics at an epoch's end may differ. If the number of ranks has
-    changed, the learning rate may differ, too: training then uses the backup's,
-    and says so. The data, the arguments of ``fit``, Python code, the
-    connections of layers, and settings that no ``get_config()`` returns are not
-    compared.
+    optimizers, losses and metrics are set. It is refused for another model.
+    Names, seeds, the first values of weights, and the metrics at an epoch's end
+    may differ. If the number of ranks has changed, the learning rate may
+    differ, too: training then uses the backup's, and says so. The data, the
+    arguments of ``fit``, Python code, the connections of layers, and settings
+    that no ``get_config()`` returns are not compared.
 
     A backup is a TensorFlow checkpoint, which ``tf.train.load_checkpoint``
     reads; ``kt.load_backup`` loads its weights into a model. If a process is
