@@ -96,6 +96,7 @@ def test_the_variable_of_earlier_days_is_answered_once(value, rank, lines):
         ("run --help", 0, "keras-towers run"),
         ("run -np 2 --strategy horovod:a=1 s.py", 2, "has no option 'a'"),
         ("run -np 2 --strategy tower:mode=fast s.py", 2, "mode='fast' is not"),
+        ("run --ps 1 --workers 1 s.py", 0, ""),
         ("plan s.py:build --towers 2", 2, "leave out .py, as in s:build"),
         ("plan none:build --towers 2", 2, "no module named 'none'"),
         ("bench --models half:build", 2, "half.py, line 1: '(' was never"),
