@@ -170,7 +170,7 @@ class Backup(ResumesFit):
     def on_train_begin(self, logs: Any = None) -> None:
         if contract.active_strategy() is None:
             raise TowerError(
-                "Backup works inside a strategy's block only, because plain "
+                "Backup works only inside a strategy's block, because plain "
                 "Keras cannot resume in the middle of an epoch: use `with "
                 "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
             )
@@ -285,8 +285,8 @@ class Backup(ResumesFit):
             # The launcher ends all ranks as soon as one has ended.
             rank_checks.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
-            "fit of model %r ends %s, because of a signal. Start it again to "
-            "resume from there; the exit code is %d.",
+            "fit of model %r ends %s, because of a signal. The exit code is "
+            "%d. Start it again to resume from there.",
             self.model.name,
             where,
             EXIT_AGAIN,

@@ -142,7 +142,7 @@ def run_on_each_tower(
     if compat.in_replica() or thread_state.current_step():
         raise TowerError(
             "run_on_each_tower was called on a tower: call it outside of "
-            "Strategy.run and of train_step, with the whole batch."
+            "Strategy.run and train_step, with the whole batch."
         )
     calls, fn = _TowerResults(), compat.convert_call(fn)
 

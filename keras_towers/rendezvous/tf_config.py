@@ -178,8 +178,8 @@ def refuse_unread(engine: str) -> None:
     tasks = (f"{r} {i}" for r, a in cluster.jobs.items() for i in range(len(a)))
     raise TowerError(
         f"{VARIABLE} says that this process is {cluster}, one of the tasks "
-        f"{', '.join(tasks)}, but {engine} does not read it, so that each "
-        f"would train a model of its own. {advice} {HOW_TO_TRAIN_ALONE}"
+        f"{', '.join(tasks)}, but {engine} does not read it, so each would "
+        f"train a model of its own. {advice} {HOW_TO_TRAIN_ALONE}"
     )
 
 

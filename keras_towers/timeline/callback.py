@@ -121,8 +121,9 @@ class Timeline(ObservesFit):
         """Measure the ``fit`` in this block, and write the measurements."""
         if compat.is_op_determinism_enabled():
             raise TowerError(
-                "Timeline reads the clock within a step, which TensorFlow "
-                "refuses after enable_op_determinism(): measure without it."
+                "Timeline reads the clock within a step, and TensorFlow "
+                "refuses that after enable_op_determinism(): measure without "
+                "it."
             )
         rank = 0 if config is None else config.job.rank
         make_writable(absolute(self.path).parent, "give Timeline another path.")
@@ -220,8 +221,8 @@ class Timeline(ObservesFit):
         """Refuse a call that is not measured."""
         if self._recorder is None:
             raise TowerError(
-                "Timeline measures what a strategy does, but this fit has "
-                "none: call it inside a block, such as `with "
+                "Timeline measures the work of a strategy, but this fit "
+                "has none: call it inside a block, such as `with "
                 "kt.TowerStrategy():`."
             )
 

@@ -74,8 +74,8 @@ def connect(bps: ModuleType) -> None:
     if _worker is None and member and not member.is_single_process:
         raise TowerError(
             f"this process is {member}, but nothing has started BytePS's "
-            "scheduler and servers, so that each process would train a model "
-            "of its own: use `keras-towers run -np 2 --strategy byteps "
+            "scheduler and servers, so each process would train a model of "
+            "its own: use `keras-towers run -np 2 --strategy byteps "
             "script.py`, or, if the script enters the strategy itself, "
             f"`keras-towers run -np 2 --servers 1`. "
             f"{launchers.HOW_TO_TRAIN_ALONE}"

@@ -92,10 +92,10 @@ def _check_name() -> None:
     else:
         return
     raise TowerError(
-        f"the name of this machine, {name}, {what}, and Horovod exchanges "
-        "through the address of its name. Give the name the machine's address "
-        f"in /etc/hosts, before any other line with it, such as: 10.0.0.1 "
-        f"{name}"
+        f"the name of this machine, {name}, {what}, and Horovod connects "
+        "ranks through the address of this name. Give the name the machine's "
+        "real address in /etc/hosts, before any other line with it, such as: "
+        f"10.0.0.1 {name}"
     )
 
 
@@ -125,8 +125,8 @@ def _check_alone(member: launchers.ClusterEnvironment | None) -> None:
         else launchers.HOW_TO_TRAIN_ALONE
     )
     raise TowerError(
-        f"this process is {member}, but Horovod knows of no other, so that "
-        "each would train a model of its own: start the script with "
+        f"this process is {member}, but Horovod knows of no other, so each "
+        "would train a model of its own: start the script with "
         "`keras-towers run`, and do not call Horovod's own init() before. "
         f"{advice}"
     )
