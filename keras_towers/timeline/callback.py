@@ -65,14 +65,15 @@ class Timeline(ObservesFit):
     The callback prints a table of the phases, with means and medians. (If a
     mean is far above the median, a few steps were long.) If a phase stands out,
     it also prints advice on what to change first. Work between epochs, such as
-    a validation, has a row of its own. Calls in which TensorFlow traced the
-    step are left out. The callback keeps the times of the last 10,000 steps, or
-    of ``steps`` if that is more, so memory does not grow.
+    a validation, has a row of its own. The table leaves out calls in which
+    TensorFlow traced the step. The callback keeps the times of the last 10,000
+    steps, or of ``steps`` if that is more, so memory does not grow.
 
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
-    step: each has its own steps in its row. ``fit`` traces its step again, and
-    so does the next ``fit``. Operations that draw without an explicit seed,
-    such as ``tf.random.normal``, then restart their streams.
+    step: the row of each shows its own steps. With this callback, ``fit``
+    traces its step again, and so does the next ``fit`` without it. Operations
+    that draw without an explicit seed, such as ``tf.random.normal``, then
+    restart their streams.
 
     On accelerators, TensorFlow only queues work. A phase ends when a value that
     was queued after it has reached the host. Measuring does not change the
