@@ -1,4 +1,4 @@
-"""A ``fit`` of one worker."""
+"""A ``fit`` of one worker, which resumes after its last batch."""
 
 from __future__ import annotations
 
