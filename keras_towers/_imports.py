@@ -61,6 +61,11 @@ def packages(module: str) -> dict[str, str]:
     }
 
 
+def minor_version(version: str) -> tuple[int, ...]:
+    """The numbers of a release that decide whether it is compatible."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
 def load_entry(entry: metadata.EntryPoint, role: str) -> Any:
     """Import what another package adds by an entry point.
 

@@ -42,7 +42,12 @@ from keras_towers.transport import SingleProcess, Transport
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _POSITION = (
-    *("epoch", "batch", "seed", "random_state", "epochs", "history"),
+    "epoch",
+    "batch",
+    "seed",
+    "random_state",
+    "epochs",
+    "history",
     "begun",
 )
 _METRICS = "metrics"

@@ -103,8 +103,6 @@ with a program.
   The ranges of axes that slices and splits select, if they are known.
 ``folding``
   Folds what is known before a step runs: sizes, axes and numbers.
-``infinities``
-  Whether values may be infinite, which sums of products of them depend on.
 ``division``
   Divides an operation along one of its axes, or keeps partial sums partial.
 ``registry``
@@ -123,16 +121,12 @@ with a program.
   Functions that run without XLA, of which XLA compiles the random draws.
 ``emission``
   Operations of a program as operations of a TensorFlow graph.
-``left_out``
-  Results of a branch that the other branches leave out.
 ``stackable``
   Lists of tensors that go from one function to another as a stack.
 ``xla_pieces``
   What a level computes with XLA, as functions and single operations in turn.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
-``assumed``
-  The shapes that the tensors of a program have for an assumed batch.
 ``lifetimes``
   How many bytes a tower has at a time while it runs a program.
 ``mesh``

@@ -10,7 +10,7 @@ from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.device_mesh import claim_devices, towers_on
+from keras_towers.strategies.device_mesh import ClaimedDevices
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -69,12 +69,9 @@ class HorovodStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 script.py` "
                 "starts two."
             )
-        claimed = claim_devices(self._horovod, towers, checked.layouts)
-        towers_here = towers_on(claimed, checked.layouts)
-        first = devices_lib.devices_of(claimed)[0]
-        on_host = devices_lib.all_on_host([first])
-        self._horovod.try_nccl(None if on_host else first)
-        super().__init__(towers_here, checked, transport=self._horovod)
+        claimed = ClaimedDevices(self._horovod, towers, checked.layouts)
+        self._horovod.try_nccl(claimed.first_gpu)
+        super().__init__(claimed.towers(), checked, transport=self._horovod)
         self._compose()
 
     def mpi_enabled(self) -> bool:
