@@ -35,9 +35,9 @@ def check_tensorflow() -> None:
     """Raise ``CompatibilityError`` without TensorFlow or its backend."""
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
-            "keras_towers needs TensorFlow, which is not installed. It comes "
-            "by an extra: keras-towers[cpu], or keras-towers[gpu] on a machine "
-            "with NVIDIA GPUs (in a checkout: pip install '.[cpu]')."
+            "keras_towers needs TensorFlow, which is not installed. Install "
+            "it with an extra: keras-towers[cpu], or keras-towers[gpu] on a "
+            "machine with NVIDIA GPUs (in a checkout: pip install '.[cpu]')."
         )
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if "keras" in sys.modules:
@@ -47,8 +47,8 @@ def check_tensorflow() -> None:
     if backend != "tensorflow":
         raise CompatibilityError(
             f"keras_towers needs Keras's TensorFlow backend, but Keras uses "
-            f"{backend!r}. Set KERAS_BACKEND=tensorflow before Keras is "
-            "imported."
+            f"{backend!r}. Set KERAS_BACKEND=tensorflow before you "
+            "import Keras."
         )
 
 

@@ -75,7 +75,7 @@ def explain(
 ) -> Explanation:
     """Explain what a step of ``fit`` does on towers, without running it.
 
-    The step is traced and laid out as in ``fit``. Each line of the result
+    This traces and divides the step as ``fit`` does. Each line of the result
     describes operations, an exchange or an update of a level:
 
     * the place: ``once``, if one device computes it for all; all ``towers`` or
@@ -86,8 +86,9 @@ def explain(
       has its shape on a tower. On columns, shapes are those of a column's part;
     * the operations, or the bytes of an exchange, and the line of code.
 
-    This restores variables, and the random generators of Python and NumPy. It
-    builds an unbuilt model. A generator loses the batch drawn.
+    Afterwards, variables and the random generators of Python and NumPy have
+    their old values. If the model is not built, this builds it. A generator has
+    lost the batch that was drawn.
 
     Args:
         model: a compiled model.

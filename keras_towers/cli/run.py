@@ -139,12 +139,12 @@ def run(**options: Any) -> None:
     """Run a script as N processes that train one model together.
 
     Each line of output begins with its rank. If a rank fails, the command stops
-    the others, and returns the exit code of that rank.
+    the others and returns the exit code of that rank.
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
-    Under srun, mpirun or torchrun, or with TF_CONFIG, it runs the script as one
-    of the job's processes.
+    If srun, mpirun or torchrun starts this command, or if TF_CONFIG is set, it
+    runs the script as one process of that job.
 
     Args:
         script: The script that each rank runs.
@@ -152,48 +152,48 @@ def run(**options: Any) -> None:
         processes: Number of processes. Default: the slots of all hosts.
         hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
         hostfile: A file of hosts, with lines like 'host slots=2'.
-        ps: Number of parameter servers, on this machine.
-        workers: Number of processes that train. TensorFlow connects them; with
-            --ps, parameter servers do.
+        ps: Number of parameter servers to start on this machine.
+        workers: Number of processes that train, connected by TensorFlow or,
+            with --ps, by parameter servers.
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Options follow the name, as in
             horovod:weights=sharded:shard_over=process.
         no_strategy: Let each process train a separate model.
-        towers: Towers per process, with --strategy or --ps. Without GPUs, the
-            CPU is split into this number.
-        servers: Number of BytePS servers to start, too. Default: 1 with
-            --strategy byteps, else none.
+        towers: Towers per process, with --strategy or --ps. Without GPUs, this
+            splits the CPU into as many devices.
+        servers: Number of BytePS servers to start. Default: 1 with --strategy
+            byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
-        device_memory: Memory of each device, such as 24GiB: before the first
-            step, fit checks whether the model fits. Default: the memory of
-            GPUs; 0: no check.
-        module: SCRIPT is a module name, as for python -m.
+        device_memory: Memory of each device, such as 24GiB. Before the first
+            step, fit checks whether the model fits. 0: no check. Default: the
+            memory of GPUs.
+        module: Take SCRIPT as the name of a module, as python -m does.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
-            for; 0: never.
-        stall_shutdown: Seconds until a stalled job ends; 0: never.
-        grace: Seconds that a script has after SIGTERM, for example to save a
-            kt.Backup, before it is killed.
-        restarts: How often to start all processes again if one is lost: it was
-            killed, its host does not answer, or it ended with exit code 75.
-            With kt.Backup, fit resumes.
-        standby: Keep a second process for each rank, with TensorFlow imported,
-            to start again faster. Export the variables that TensorFlow reads
-            when it is imported.
+            for. 0: never.
+        stall_shutdown: Seconds until a stalled job ends. 0: never.
+        grace: Seconds between SIGTERM and SIGKILL, in which a script can save a
+            kt.Backup, for example.
+        restarts: How often to start all processes again if one is killed, ends
+            with exit code 75, or is on a host that does not answer. With
+            kt.Backup, fit resumes.
+        standby: Keep a second process for each rank, which has imported
+            TensorFlow, to restart faster. Export the variables that TensorFlow
+            reads when it is imported.
         network_interface: Network interface for the rendezvous. Default: the
             one with a route to the hosts.
         min_np: Elastic jobs: minimum number of ranks.
         max_np: Elastic jobs: maximum number of ranks.
         host_discovery_script: Elastic jobs: a program that prints the available
-            hosts, one host:slots per line; run once a second.
+            hosts, one host:slots per line. The command calls it once a second.
         elastic_timeout: Elastic jobs: seconds to wait for --min-np slots before
             giving up. Default: 600.
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
-            avoid a host after a worker fails on it; doubles with each failure.
-            Default: 5 600.
+            avoid a host after a worker fails on it. The time doubles with each
+            failure. Default: 5 600.
         reset_limit: Elastic jobs: how often to start again with other ranks.
             Default: no limit.
-        commits: Folder for the commits of kt.elastic, the same on every host.
+        commits: Folder for the commits of kt.elastic, which all hosts share.
             Default: a temporary one; on several hosts, in the working folder.
     """
     given = RunOptions(**options)

@@ -92,7 +92,7 @@ with a program.
 ``moments``
   Finds the means in a graph whose variances it computes, too.
 ``gathers``
-  When the rows of variables in shards are gathered: late, and again.
+  When a step gathers weights in shards, within ``gather_bytes``.
 ``conversions``
   Converts values to the layouts that operations need.
 ``resources``
@@ -114,7 +114,7 @@ with a program.
 ``layout_pass``
   Lays out the trace of the one-device step over towers, in one pass.
 ``entry``
-  Lays out a traced graph, given the layouts of its inputs.
+  Lays out a traced graph: given layouts of its inputs, whole results.
 ``kernels``
   What XLA compiles, as the kernels that TensorFlow has registered say.
 ``compiled_draws``

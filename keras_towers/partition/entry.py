@@ -1,4 +1,4 @@
-"""Lays out a traced graph, given the layouts of its inputs."""
+"""Lays out a traced graph: given layouts of its inputs, whole results."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ class _StrategyClass(type):
                 form = signature.replace(parameters=untyped)
                 raise TowerError(
                     f"{cls.__name__} does not take these arguments: {error}. "
-                    f"It is {cls.__name__}{form}, whose options have names."
+                    f"It is {cls.__name__}{form}, and you have to name its "
+                    "options."
                 ) from None
             return super().__call__(*arguments, **options)
 
@@ -370,8 +371,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         if tf.distribute.has_strategy() and current is not self:
             raise TowerError(
                 f"{type(self).__name__} cannot be entered inside the scope of "
-                f"another {words_for_another(current, self)}: leave that one "
-                "first."
+                f"another {words_for_another(current, self)}: leave that "
+                "scope first."
             )
         if isinstance(self._config.job, SingleProcess):
             _warn_if_in_job(type(self).__name__)

@@ -61,8 +61,8 @@ class Mesh:
                 re.compile(key)
             except re.error as error:
                 raise TowerError(
-                    f"the key {key!r} of the layout map is no regular "
-                    f"expression ({error}): write .* for any text."
+                    f"the key {key!r} of the layout map is not a "
+                    f"regular expression ({error}): write .* for any text."
                 ) from None
         rows, axes = rows_of(layout_map.device_mesh, batch_dim_name)
         devices_of([*itertools.chain(*rows)])

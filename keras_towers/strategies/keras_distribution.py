@@ -55,7 +55,7 @@ def _initialize(
             raise TowerError(
                 f"keras.distribution.initialize() got num_processes="
                 f"{num_processes}, but no launcher started this process. On "
-                f"TensorFlow the launcher connects them: `{_LAUNCH}`."
+                f"TensorFlow, the launcher connects processes: `{_LAUNCH}`."
             )
         logger.warning(
             "keras.distribution.initialize() found a single process, because "

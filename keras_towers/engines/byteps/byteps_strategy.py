@@ -18,8 +18,8 @@ class BytePSStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over BytePS.
 
     Servers sum the gradients. They run beside the processes that train, or on
-    spare machines without GPUs. All processes run the same script; start them
-    by ``keras-towers run -np 4 --strategy byteps script.py``. Each takes its
+    spare machines without GPUs. All processes run the same script. Start them
+    with ``keras-towers run -np 4 --strategy byteps script.py``. Each takes its
     share of every global batch. Results equal those of one process, as with
     ``HorovodStrategy``. With ``compression=None``, servers sum gradients
     without loss, as with ``compression="none"``.

@@ -18,7 +18,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 class HorovodStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over Horovod.
 
-    All processes run the same script. Start them by ``keras-towers run -np 4
+    All processes run the same script. Start them with ``keras-towers run -np 4
     script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of
     every global batch. The weights equal those of one process, up to float
     rounding, and are bit-identical on every rank. On every rank, metrics and
@@ -32,9 +32,10 @@ class HorovodStrategy(BaseStrategy):
     all are on one machine without GPUs, else by Horovod.
 
     Args:
-        towers: devices of this process: a number, GPU ids or device names. On a
-            machine with GPUs, a number of GPUs is assigned by local rank,
-            unless the launcher (such as Ray) has assigned some.
+        towers: devices of this process: a number, GPU ids or device names. If
+            you give a number on a machine with GPUs, a process takes the GPUs
+            of its local rank, unless the launcher (such as Ray) has assigned
+            some.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, instead of ``towers``. All processes have such a mesh.
         shard_over: ``"process"``: divide weights in shards within each process,

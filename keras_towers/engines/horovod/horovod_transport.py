@@ -90,10 +90,10 @@ def _check_name() -> None:
     else:
         return
     raise TowerError(
-        f"the name of this machine, {name}, {what}, and Horovod exchanges "
-        "through the address of its name. Give the name the machine's address "
-        f"in /etc/hosts, before any other line with it, such as: 10.0.0.1 "
-        f"{name}"
+        f"the name of this machine, {name}, {what}, and Horovod connects "
+        "ranks through the address of this name. Give the name the machine's "
+        "real address in /etc/hosts, before any other line with it, such as: "
+        f"10.0.0.1 {name}"
     )
 
 

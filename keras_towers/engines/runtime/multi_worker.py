@@ -27,10 +27,10 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 class MultiWorkerTowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several machines, over TensorFlow.
 
-    Needs only TensorFlow. All tasks in ``TF_CONFIG`` run the same script, and
-    exchange tensors by TensorFlow's own collective operations and gRPC servers.
-    Each takes its share of every global batch. Results equal those of one
-    process, as with ``HorovodStrategy``.
+    This strategy needs only TensorFlow. All tasks in ``TF_CONFIG`` run the same
+    script, and exchange tensors with TensorFlow's own collective operations and
+    gRPC servers. Each takes its share of every global batch. Results equal
+    those of one process, as with ``HorovodStrategy``.
 
     The chief, or else the first worker, is rank 0. Import ``keras_towers``
     before you make the first tensor or model, so that TensorFlow starts as one
@@ -47,10 +47,11 @@ class MultiWorkerTowerStrategy(BaseStrategy):
     Args:
         towers: as for ``HorovodStrategy``; a machine's GPUs are assigned to its
             tasks in turn.
-        heartbeat_timeout_s: if a task gives no sign of life for so many
+        heartbeat_timeout_s: if a task gives no sign of life for this many
             seconds, all other tasks get a ``tf.errors.UnavailableError``. Then
-            start all tasks again: with ``keras.callbacks.BackupAndRestore`` or
-            ``kt.Backup``, training resumes from the last backup.
+            start all tasks again: with ``kt.Backup`` or
+            ``keras.callbacks.BackupAndRestore``, training resumes from the last
+            backup.
         start_timeout_s: seconds to wait for the other tasks to start.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, instead of ``towers``. All processes have such a mesh.

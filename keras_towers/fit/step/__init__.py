@@ -14,7 +14,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
    (``program_exchanges.py``, ``exchange_kinds.py``).
 
 ``adaptive_function``
-  Train, test and predict functions that learn how to divide batches.
+  Keras's step functions: which inputs have rows, how many parts fit.
 ``device_memory``
   Whether a model fits into the memory of its devices, before its first step.
 ``divided_batch``

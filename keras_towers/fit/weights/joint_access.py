@@ -272,7 +272,7 @@ class JointAccess:
                 raise TowerError(
                     f"the ranks do different things: {describe_each(points)}. "
                     "Every rank has to read and write the same variables in "
-                    "the same order, since each has its part of them."
+                    "the same order, since each has only a part of them."
                 )
             return [each and Action(*each) for _, each in ranks]
         raise NoValueError(
