@@ -7,7 +7,7 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers.fit.weights.model_stage import ModelStage, ModelStages
+from keras_towers.fit.weights.model_binding import ModelStage, ModelStages
 from tests.exactness import models as m
 from tests.kit.training import fit, linear
 
