@@ -225,7 +225,7 @@ def _uses_of(handle: tf.Tensor) -> list[tf.Operation]:
 
 
 def _next_seed(
-    original: Callable[..., object],
+    original: Callable[..., tf.Tensor],
     generator: Any,
     *args: object,
     **kwargs: object,

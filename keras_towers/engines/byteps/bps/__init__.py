@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers.reduction.gradients import Gradient
 from keras_towers._types import Variable
 from keras_towers.engines.byteps.byteps_transport import transport
 from keras_towers.known_engines import BYTEPS
@@ -203,7 +204,7 @@ class _MeanReducer(Reducer):
 
     def reduce_groups(
         self, grads: list[Any], groups: list[list[int]], key: str
-    ) -> list[tf.Tensor]:
+    ) -> list[Gradient]:
         # BytePS decides what it sends together.
         totals = sum_over_ranks(
             transport(), grads, self._hook, f"bps.gradients.{key}"
