@@ -48,8 +48,8 @@ _PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
 }
 
 
-class Peers(Protocol):
-    """Connected ranks that exchange values."""
+class Ranked(Protocol):
+    """The place of this process among the ranks of a job."""
 
     @property
     def rank(self) -> int: ...
@@ -62,6 +62,10 @@ class Peers(Protocol):
 
     @property
     def local_size(self) -> int: ...
+
+
+class Peers(Ranked, Protocol):
+    """Connected ranks that exchange values."""
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Gather values from all ranks on all ranks. Eager; no pickles."""

@@ -76,7 +76,13 @@ class _StrategyClass(type):
                     f"{cls.__name__} does not take these arguments: {error}. "
                     f"It is {cls.__name__}{form}, whose options have names."
                 ) from None
-            return super().__call__(*arguments, **options)
+            strategy = super().__call__(*arguments, **options)
+            if "_config" not in vars(strategy):
+                raise TowerError(
+                    f"{cls.__module__}.{cls.__name__} is not complete: its "
+                    "constructor has to call super().__init__()."
+                )
+            return strategy
 
     @property
     def __signature__(cls) -> inspect.Signature:
