@@ -332,6 +332,9 @@ def _choose_engine(
 ) -> Engine:
     """Return what connects the processes, by the strategy or the options."""
     known = STRATEGIES.get(strategy or "")
+    if strategy and not (known or ps or workers or servers):
+        # The strategy of another package connects its processes by itself.
+        return Engine(strategy, strategy, strategy, strategy)
     engine = known.engine if known else None
     if (ps or workers) and known and not (engine and engine.roles):
         raise TowerError(

@@ -13,7 +13,7 @@ from keras_towers.conformance.outcomes import (
     use_model,
 )
 from keras_towers.errors import TowerError, did_you_mean
-from keras_towers.rendezvous.rank_checks import gather
+from keras_towers.rendezvous.rank_checks import Peers, gather
 from keras_towers.strategies.base import BaseStrategy
 
 
@@ -87,9 +87,13 @@ def train(name: str, strategy: BaseStrategy) -> Outcome:
     found = use_model(case.build, case.fit, strategy)
     job = strategy._config.job
     if job.size > 1:
-        mine = [value.tobytes() for _, value in found.values]
-        everyone = gather(job, mine, f"compares the case {name!r}")
-        for rank, values in enumerate(everyone):
-            if values != everyone[0]:
-                raise AssertionError(f"rank {rank} differs from rank 0")
+        compare_ranks(job, name, [value.tobytes() for _, value in found.values])
     return found
+
+
+def compare_ranks(job: Peers, name: str, mine: list[bytes]) -> None:
+    """Check that all ranks have the same values after a case. Collective."""
+    everyone = gather(job, mine, f"compares the case {name!r}")
+    for rank, values in enumerate(everyone):
+        if values != everyone[0]:
+            raise AssertionError(f"rank {rank} differs from rank 0")

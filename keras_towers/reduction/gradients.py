@@ -145,6 +145,30 @@ def check_sums(
     return sums
 
 
+def checked(reduction: Reduction, source: str) -> Reduction:
+    """Return a reduction that refuses wrong results of another one.
+
+    Args:
+        reduction: the other one.
+        source: what it is, in a message.
+    """
+
+    def reduce(
+        grads: Gradients, devices: Sequence[str]
+    ) -> list[list[Gradient]]:
+        rows: Any = reduction(grads, devices)
+        if not isinstance(rows, (list, tuple)) or len(rows) != len(grads):
+            raise TowerError(
+                f"the reduction {source} has to return {len(grads)} lists of "
+                f"sums, one for each tower, not {rows!r}."
+            )
+        for row, gradients in zip(rows, grads, strict=True):
+            check_sums(row, gradients, f"the reduction {source}")
+        return [list(row) for row in rows]
+
+    return reduce
+
+
 def _match(gradient: Any, first: Any) -> bool:
     """Whether the gradients of two towers can be added."""
     kinds = tf.Tensor, tf.IndexedSlices

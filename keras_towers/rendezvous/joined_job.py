@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
+import time
+import urllib.parse
 from typing import Any
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
     launchers,
@@ -16,8 +20,6 @@ from keras_towers.rendezvous import (
     watch,
 )
 from keras_towers.rendezvous.store import StoreClient
-
-_PREFIX = "extension-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +38,14 @@ class JoinedJob:
     local_rank: int = 0
     local_size: int = 1
     _store: StoreClient | None = None
+    _prefix: str = ""
 
     def put(self, key: str, value: Any) -> None:
-        """Write a value of JSON, such as this rank's address, for all ranks."""
-        self._opened().put(f"{_PREFIX}{key}", value)
+        """Write a value of JSON, such as this rank's address, for all ranks.
+
+        Another call of ``join_job`` does not see it.
+        """
+        self._opened().put(self._name_of(key), value)
 
     def get(self, key: str, timeout_s: float) -> Any:
         """Wait for the value that a rank writes under a key.
@@ -47,13 +53,28 @@ class JoinedJob:
         Raises:
             TimeoutError: none has done so in this time.
         """
-        opened, name = self._opened(), f"{_PREFIX}{key}"
-        return store.wait_for(lambda: opened.get(name), timeout_s)
+        until = time.monotonic() + timeout_s
+        value = None
+        while value is None:
+            left_s = max(0.0, until - time.monotonic())
+            hold_s = min(left_s, settings.HOLD_S)
+            value = self._opened().get(self._name_of(key), hold_s)
+            if value is None and not left_s:
+                raise TimeoutError(f"no rank wrote {key!r} in {timeout_s} s")
+        return value
 
     def _opened(self) -> StoreClient:
         if self._store is None:
             raise TowerError("a job of one process has no store to share.")
         return self._store
+
+    def _name_of(self, key: str) -> str:
+        return urllib.parse.quote(f"{self._prefix}-{key}", safe="")
+
+
+# How often each engine has joined its job: all ranks make their strategies in
+# one order, and what one of them writes is not for the next.
+_joined: collections.Counter[str] = collections.Counter()
 
 
 def join_job(engine: str) -> JoinedJob:
@@ -88,7 +109,9 @@ def join_job(engine: str) -> JoinedJob:
         int(os.environ[f"HOROVOD_{name}"])
         for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     )
-    job = JoinedJob(rank, size, local_rank, local_size, opened)
+    _joined[engine] += 1
+    prefix = f"extension-{engine}-{_joined[engine]}"
+    job = JoinedJob(rank, size, local_rank, local_size, opened, prefix)
     rank_checks.compare_with_first_rank(engine)
     watch.start_watch(job.rank, job.size)
     store.report_connected(job.rank)
