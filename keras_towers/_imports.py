@@ -35,9 +35,9 @@ def check_tensorflow() -> None:
     """Raise ``CompatibilityError`` without TensorFlow or its backend."""
     if importlib.util.find_spec("tensorflow") is None:
         raise CompatibilityError(
-            "keras_towers needs TensorFlow, which is not installed. It comes "
-            "by an extra: keras-towers[cpu], or keras-towers[gpu] on a machine "
-            "with NVIDIA GPUs (in a checkout: pip install '.[cpu]')."
+            "keras_towers needs TensorFlow, which is not installed. Install "
+            "it with an extra: keras-towers[cpu], or keras-towers[gpu] on a "
+            "machine with NVIDIA GPUs (in a checkout: pip install '.[cpu]')."
         )
     backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if "keras" in sys.modules:
@@ -47,8 +47,8 @@ def check_tensorflow() -> None:
     if backend != "tensorflow":
         raise CompatibilityError(
             f"keras_towers needs Keras's TensorFlow backend, but Keras uses "
-            f"{backend!r}. Set KERAS_BACKEND=tensorflow before Keras is "
-            "imported."
+            f"{backend!r}. Set KERAS_BACKEND=tensorflow before you "
+            "import Keras."
         )
 
 
@@ -59,6 +59,11 @@ def packages(module: str) -> dict[str, str]:
     return {
         name.lower().replace("_", "-"): metadata.version(name) for name in names
     }
+
+
+def minor_version(version: str) -> tuple[int, ...]:
+    """The numbers of a release that decide whether it is compatible."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def load_entry(entry: metadata.EntryPoint, role: str) -> Any:

@@ -62,27 +62,28 @@ class Backup(ResumesFit):
     elastic job, whose number of ranks may change.
 
     If a script calls ``fit`` several times, for example for trials or folds,
-    the calls can use one folder: each call numbers its own subfolder. A script
-    that is started again makes the same calls in the same order. The calls
-    before the last one run again, whether they ended or failed with an error
-    that the script survived. If the script repeats a call after an error, this
-    counts as the next call: it begins in its first epoch, with the model as it
-    is. The backup of the failed call stays beside it, as ``.failed``. To resume
-    from that backup, let the process end, and start it again; in a notebook,
-    restart the kernel.
+    the calls can use one folder: each call numbers its own subfolder. If you
+    start the script again, it has to make the same calls in the same order. The
+    calls before the last one run again, whether they ended or failed with an
+    error that the script caught. If the script repeats a call after an error,
+    this counts as the next call: it begins in its first epoch, with the model
+    as it is. The backup of the failed call stays beside its own, as
+    ``.failed``. To resume from that backup, let the process end, and start it
+    again; in a notebook, restart the kernel.
 
-    A backup knows its model: the shapes of its variables, and the numbers and
-    texts to which its layers (with their regularizers, constraints and dtypes),
-    optimizers, losses and metrics are set. It is refused for another model.
+    ``fit`` refuses the backup of another model. It compares the shapes of
+    variables, and the numbers and texts in the settings of layers (with their
+    regularizers, constraints and dtypes), optimizers, losses and metrics.
     Names, seeds, the first values of weights, and the metrics at an epoch's end
     may differ. If the number of ranks has changed, the learning rate may
-    differ, too: training then uses the backup's, and says so. The data, the
-    arguments of ``fit``, Python code, the connections of layers, and settings
-    that no ``get_config()`` returns are not compared.
+    differ, too: training then uses the backup's, and says so. ``fit`` does not
+    compare the data, its own arguments, Python code, the connections of layers,
+    or settings that no ``get_config()`` returns.
 
-    A backup is a TensorFlow checkpoint, which ``tf.train.load_checkpoint``
-    reads; ``kt.load_backup`` loads its weights into a model. If a process is
-    killed at any moment, or the disk is full, the last complete backup remains.
+    A backup is a TensorFlow checkpoint. ``tf.train.load_checkpoint`` reads it,
+    and ``kt.load_backup`` loads its weights into a model. Even if a process is
+    killed while it saves, or the disk is full, the last complete backup
+    remains.
 
     ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
     and ignores signals.
@@ -94,10 +95,10 @@ class Backup(ResumesFit):
         every: batches between two backups; None: back up only at the end of
             every epoch.
         delete: whether to delete the backup when ``fit`` ends.
-        asynchronous: whether steps go on while a backup is written. Meanwhile
-            the host holds one copy of the data that its rank writes. The next
-            backup, a signal and the end of ``fit`` wait until it is written. If
-            writing fails, a later batch raises the error.
+        asynchronous: whether steps go on while a rank writes a backup.
+            Meanwhile, the host holds a copy of the data that the rank writes.
+            The next backup, a signal and the end of ``fit`` wait until it is
+            written. If writing fails, a later batch raises the error.
 
     Raises:
         TowerError: an argument is not allowed; ``fit`` runs outside of a
@@ -170,7 +171,7 @@ class Backup(ResumesFit):
     def on_train_begin(self, logs: Any = None) -> None:
         if contract.active_strategy() is None:
             raise TowerError(
-                "Backup works inside a strategy's block only, because plain "
+                "Backup works only inside a strategy's block, because plain "
                 "Keras cannot resume in the middle of an epoch: use `with "
                 "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
             )
@@ -285,8 +286,8 @@ class Backup(ResumesFit):
             # The launcher ends all ranks as soon as one has ended.
             rank_checks.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
-            "fit of model %r ends %s, because of a signal. Start it again to "
-            "resume from there; the exit code is %d.",
+            "fit of model %r ends %s, because of a signal. The exit code is "
+            "%d. Start it again to resume from there.",
             self.model.name,
             where,
             EXIT_AGAIN,
@@ -295,10 +296,10 @@ class Backup(ResumesFit):
 
 
 def load_backup(model: keras.Model, folder: str | os.PathLike[str]) -> None:
-    """Give a model the weights of a backup, in place of training.
+    """Load the weights of a backup into a model.
 
-    One variable is read at a time; of variables in shards over ranks, each rank
-    reads its rows.
+    This reads one variable at a time. If variables are in shards over ranks,
+    each rank reads only its rows.
 
     Args:
         model: any Keras model with the same weights, in the same order; it need

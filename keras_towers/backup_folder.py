@@ -208,8 +208,8 @@ class CallFolder:
         if gfile.exists(path):
             raise TowerError(
                 f"{path} is the backup of an earlier version of keras_towers: "
-                "go on with that version, or delete it to train from the "
-                "beginning."
+                "resume with that version, or delete the folder to train "
+                "from the beginning."
             )
 
     def write_part(self, name: str, rank: int, parts: Sequence[Part]) -> str:

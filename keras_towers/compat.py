@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers._imports import packages
+from keras_towers._imports import minor_version, packages
 from keras_towers.errors import CompatibilityError
 
 TESTED_VERSIONS = {"TensorFlow": ("2.16", "2.21"), "Keras": ("3.8", "3.16")}
@@ -125,8 +125,7 @@ def _installed_versions() -> str:
     return ", ".join(named) or "neither TensorFlow nor Keras"
 
 
-_keras_version: str = private_name("keras:__version__")
-KERAS = tuple(map(int, _keras_version.split(".")[:2]))
+KERAS = minor_version(private_name("keras:__version__"))
 """The installed version of Keras, to the minor one."""
 
 # TensorFlow: distributed values.

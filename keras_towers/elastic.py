@@ -223,7 +223,7 @@ class ObjectState(KeptObjects):
 
 
 class State(KeptObjects):
-    """A training by ``fit``, which survives the loss of processes.
+    """The state of ``fit``, which survives the loss of processes.
 
     Args:
         model: the Keras model.
@@ -291,7 +291,7 @@ def _pickled(contents: dict[str, Any]) -> bytes:
 def run(
     function: Callable[Concatenate[_S, _P], _R],
 ) -> Callable[Concatenate[_S, _P], _R]:
-    """Run a function from the last commit.
+    """Make a function resume from the last commit.
 
     Args:
         function: its first argument is a state. It makes its own strategy.

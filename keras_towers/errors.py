@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 
 class TowerError(ValueError):
-    """Invalid use: says what was given, what is allowed and what to do."""
+    """Wrong use: the message says what is allowed and what to do."""
 
     if not TYPE_CHECKING:
         # AutoGraph preserves the class of an error raised in a tf.function only

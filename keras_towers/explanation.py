@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import keras
 
@@ -13,8 +18,31 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls.synchronous_calls import TowerCalls
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
-from keras_towers.fit.step.program_text import describe_program
+from keras_towers.fit.places import Places
+from keras_towers.fit.step.step_costs import (
+    Exchanged,
+    describe_total,
+    exchanged_by,
+)
+from keras_towers.fit.step.trace import Trace, cause_of
 from keras_towers.fit.weights import adoption, model_state
+from keras_towers.partition.kernels import functions_of
+from keras_towers.partition.layouts import (
+    Layout,
+    ListOf,
+    Partial,
+    Sharded,
+    Value,
+    sizes_of,
+)
+from keras_towers.partition.program import (
+    Exchange,
+    Operation,
+    Phase,
+    Program,
+    Tensor,
+)
+from keras_towers.partition.sizes import EXAMPLES, symbol_name
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import checked_strategy, restored_values
 
@@ -47,7 +75,7 @@ def explain(
 ) -> Explanation:
     """Explain what a step of ``fit`` does on towers, without running it.
 
-    The step is traced and laid out as in ``fit``. Each line of the result
+    This traces and divides the step as ``fit`` does. Each line of the result
     describes operations, an exchange or an update of a level:
 
     * the place: ``once``, if one device computes it for all; all ``towers`` or
@@ -58,8 +86,9 @@ def explain(
       has its shape on a tower. On columns, shapes are those of a column's part;
     * the operations, or the bytes of an exchange, and the line of code.
 
-    This restores variables, and the random generators of Python and NumPy. It
-    builds an unbuilt model. A generator loses the batch drawn.
+    Afterwards, variables and the random generators of Python and NumPy have
+    their old values. If the model is not built, this builds it. A generator has
+    lost the batch that was drawn.
 
     Args:
         model: a compiled model.
@@ -118,3 +147,211 @@ def _calls_of(strategy: BaseStrategy) -> TowerCalls:
             "TowerStrategy(2)."
         )
     return calls
+
+
+# What a line is about, how it is laid out, what it is, and where in the code.
+_Line: TypeAlias = "tuple[str, str, str, str]"
+_Row: TypeAlias = "tuple[str, str, str]"
+
+# By the kind of an exchange, and whether all get a result of their own.
+_KINDS = {
+    ("sum", True): "all-reduce",
+    ("gather", True): "all-gather",
+    ("scatter", True): "reduce-scatter",
+    ("before", True): "sum of earlier ones",
+    ("first", False): "the first one's",
+    ("root", False): "rank 0's",
+}
+# What is longer takes more than its column.
+_WIDEST = 36
+
+
+def describe_program(
+    traced: Trace, program: Program, places: Places, examples: int | None
+) -> list[str]:
+    """Describe a step, line by line.
+
+    Args:
+        traced: the step on one device.
+        program: the step on towers.
+        places: where it runs.
+        examples: how many a global batch has, if that is known.
+    """
+    return _Text(traced, program, places).lines(examples)
+
+
+class _Text:
+    """The text of a program, as for ``describe_program``."""
+
+    def __init__(self, traced: Trace, program: Program, places: Places):
+        self._traced, self._program = traced, program
+        ranks = places.ranks.step.size
+        self._sizes: Mapping[str, int] = {
+            "columns": places.columns,
+            "towers": places.towers,
+            "ranks": ranks,
+        }
+        self._parts = places.towers * places.parts * ranks
+        self._values: dict[Tensor, Value] = {}
+        for value in program.values.values():
+            for tensor in (value.local, value.whole):
+                if tensor is not None:
+                    self._values.setdefault(tensor, value)
+        self._gradients = traced.gradients
+        self._cause_of = functools.cache(cause_of)
+
+    def lines(self, examples: int | None) -> list[str]:
+        by_level = [
+            self._of_level(level) for level in range(self._program.levels)
+        ]
+        rows = [row for of_level in by_level for row in of_level]
+        widths = [
+            min(_WIDEST, max(map(len, column), default=0))
+            for column in zip(*rows, strict=True)
+        ]
+        levels = "1 level" if len(by_level) == 1 else f"{len(by_level)} levels"
+        any_number = symbol_name(EXAMPLES)
+        of_any_size = re.compile(rf"\[.*\b\d*{any_number}\b.*\]")
+        number: int | str | None = examples
+        if any(of_any_size.search(layout) for _, layout, _ in rows):
+            number = any_number
+        of_batch = f"{number or 'all'} examples in the global batch"
+        lines = [f"{levels}, for {of_batch}"]
+        for level, of_level in enumerate(by_level):
+            lines.append(f"level {level}")
+            for *columns, text in of_level:
+                padded = map(str.ljust, columns, widths)
+                lines.append("  ".join(["", *padded, text]))
+        return lines
+
+    def _of_level(self, level: int) -> list[_Row]:
+        program = self._program
+        exchanges = [e for e in program.exchanges if e.level == level]
+        return [
+            *self._operations(program.of_level(level)),
+            *self._exchanges(exchanges),
+        ]
+
+    def _operations(self, operations: Iterable[Operation]) -> Iterator[_Row]:
+        in_order = sorted(operations, key=attrgetter("phase"))
+        alike: dict[_Row, collections.Counter[str]] = {}
+        for operation in in_order:
+            place, layout, type_, where = self._operation(operation)
+            key = place, layout, where
+            alike.setdefault(key, collections.Counter())[type_] += 1
+        for (place, layout, where), types in alike.items():
+            names = ", ".join(itertools.starmap(_times, types.items()))
+            yield place, layout, _at(names, where)
+
+    def _exchanges(self, exchanges: Iterable[Exchange]) -> Iterator[_Row]:
+        alike: dict[_Line, list[Exchange]] = {}
+        for exchange in exchanges:
+            alike.setdefault(self._exchange(exchange), []).append(exchange)
+        for (place, layout, type_, where), equal in alike.items():
+            moved = [
+                exchanged_by(exchange, self._parts)
+                for exchange in equal
+                if exchange.kind != "first"
+            ]
+            size, names = self._describe_bytes(moved), _times(type_, len(equal))
+            yield place, layout, f"{size}, {_at(names, where)}"
+
+    def _operation(self, operation: Operation) -> _Line:
+        place = "towers" if operation.on_towers else "once"
+        if operation.on_columns:
+            place = "columns" if operation.on_towers else "once in each column"
+        phases = {Phase.READ: " read", Phase.WRITE: " write"}
+        place += phases.get(operation.phase, "")
+        layouts = dict.fromkeys(map(self._layout, operation.outputs))
+        # Of a loop's results, what all towers have is least of interest.
+        own = [text for text in layouts if not text.startswith("whole")]
+        layout = "; ".join(own or [*layouts][:1])
+        return place, layout, _type(operation), self._where(operation)
+
+    def _exchange(self, exchange: Exchange) -> _Line:
+        tensor = exchange.given
+        over = self._over(exchange.over)
+        name = _KINDS.get((exchange.kind, exchange.is_own), exchange.kind)
+        place = f"{name}{over}"
+        if exchange.gradient:
+            _, weight = self._gradients[exchange.gradient]
+            return place, self._layout(tensor), f"gradient of {weight.path}", ""
+        operation = tensor.operation
+        if operation is None:
+            return place, self._layout(tensor), "an input", ""
+        where = self._where(operation)
+        return place, self._layout(tensor), _type(operation), where
+
+    def _describe_bytes(self, moved: Iterable[Exchanged]) -> str:
+        return describe_total(part for part in moved if self._peers(part.over))
+
+    def _peers(self, axes: Iterable[str]) -> list[str]:
+        """Return the axes along which there is anyone to exchange with."""
+        return [axis for axis in axes if self._sizes[axis] > 1]
+
+    def _over(self, axes: Iterable[str]) -> str:
+        peers = self._peers(axes)
+        return f" over {' and '.join(peers)}" if peers else " of one tower"
+
+    def _where(self, operation: Operation) -> str:
+        """Return the line of the code that an operation belongs to."""
+        source = operation.source
+        if source is None:
+            source = self._traced_operations.get(operation.name)
+        return "" if source is None else self._cause_of(source)
+
+    @functools.cached_property
+    def _traced_operations(self) -> Mapping[str, Any]:
+        operations = self._traced.graph.get_operations()
+        return {operation.name: operation for operation in operations}
+
+    def _layout(self, tensor: Tensor) -> str:
+        """Describe how a tensor is laid out, its dtype and its shape."""
+        value = self._values.get(tensor)
+        if value is None:
+            layout = "local" if tensor.on_towers else "whole"
+            shape = None if tensor.shape.rank is None else tensor.shape
+            sizes = None if shape is None else sizes_of(shape)
+        else:
+            sizes = value.shape
+            is_whole = tensor is value.whole
+            layout = "whole" if is_whole else _layout_name(value.layout)
+        inside = "..." if sizes is None else ", ".join(map(str, sizes))
+        return f"{layout} {tensor.dtype.name}[{inside}]"
+
+
+def _type(operation: Operation) -> str:
+    """Return the type of an operation, and how many its functions have."""
+    inside = _inside(operation)
+    return f"{operation.type} of {inside}" if inside else operation.type
+
+
+def _inside(operation: Operation) -> int:
+    """Return how many operations the functions have that one calls."""
+    return sum(
+        1 + _inside(inner)
+        for function in functions_of(operation)
+        for inner in function.operations
+        if not inner.is_repeated
+    )
+
+
+def _layout_name(layout: Layout) -> str:
+    match layout:
+        case Sharded(axis=axis):
+            name = "shard" if layout.of_variables else "rows"
+            return name if axis <= 0 else f"{name} of axis {axis}"
+        case Partial():
+            return "partial"
+        case ListOf():
+            return f"list of {_layout_name(layout.element)}"
+        case _:
+            return "whole"
+
+
+def _times(name: str, count: int) -> str:
+    return name if count == 1 else f"{name} x {count}"
+
+
+def _at(what: str, where: str) -> str:
+    return f"{what}: {where}" if where else what

@@ -182,7 +182,7 @@ def refuse_own_optimizer(optimizer: Any) -> None:
         names = " or ".join(engine.keras_modules)
         raise TowerError(
             f"the optimizer {optimizer.name!r} is of {engine.title}'s own "
-            "DistributedOptimizer, which on Keras 3 exchanges nothing, so that "
-            "each process would train a model of its own: import keras_towers "
+            "DistributedOptimizer, which exchanges nothing on Keras 3, so each "
+            "process would train a model of its own: import keras_towers "
             f"before {names}, which then gives keras_towers.{engine.name}."
         )

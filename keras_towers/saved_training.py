@@ -42,7 +42,12 @@ from keras_towers.transport import SingleProcess, Transport
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _POSITION = (
-    *("epoch", "batch", "seed", "random_state", "epochs", "history"),
+    "epoch",
+    "batch",
+    "seed",
+    "random_state",
+    "epochs",
+    "history",
     "begun",
 )
 _METRICS = "metrics"
@@ -316,7 +321,7 @@ class SavedTraining:
         ):
             logger.warning(
                 "the number of ranks has changed, and so has %s: training goes "
-                "on with what is in the backup",
+                "on with the values of the backup",
                 listed,
             )
             return ""
@@ -408,7 +413,7 @@ class SavedTraining:
             rank_sum.restore(self._optimizers, saved)
         elif saved.values:
             logger.warning(
-                "%s has the state of a communication hook, which is dropped: "
+                "%s has the state of a communication hook, which is not used: "
                 "there are no other ranks to exchange gradients with",
                 self._call.path,
             )

@@ -8,11 +8,11 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder for built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
-#: Memory of each device on which towers compute, such as 24GiB: before the
-#: first step, `fit` checks whether the model fits: `--device-memory`. Default:
-#: the memory of GPUs; 0: no check.
+#: Memory of each device, such as 24GiB. Before the first step, `fit` checks
+#: whether the model fits. 0: no check. Default: the memory of GPUs. The option
+#: is `--device-memory`.
 ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
-#: Seed for all processes of a job; `keras-towers run` sets it. Default: no
+#: Seed for all processes of a job, which `keras-towers run` sets. Default: no
 #: seed.
 ENV_SEED = "KERAS_TOWERS_SEED"
 #: Rank of a process, if no launcher sets it.
@@ -21,12 +21,12 @@ ENV_RANK = "KERAS_TOWERS_RANK"
 ENV_SIZE = "KERAS_TOWERS_SIZE"
 #: Any word that identifies the job, so that its ranks can meet.
 ENV_JOB = "KERAS_TOWERS_JOB"
-#: Folder for the file through which ranks meet; all machines share it. Default:
-#: the temporary folder on one machine, else the user's cache folder.
+#: Folder for the file through which ranks meet, on all machines. Default: the
+#: temporary folder if the job has one machine, else the user's cache folder.
 ENV_RENDEZVOUS_FOLDER = "KERAS_TOWERS_RENDEZVOUS_FOLDER"
 #: `host:port` of rank 0, instead of that file.
 ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
-#: Secret of the job (16 characters or more), instead of that file; launchers
+#: Secret of the job (16 characters or more), instead of that file. Launchers
 #: set it.
 ENV_SECRET = "KERAS_TOWERS_SECRET"
 #: Set by launchers: `host:port` of the job's store.
@@ -42,24 +42,25 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Has no effect: start the script by `python -m keras_towers train.py`.
+#: Has no effect. Start a script written for Horovod with
+#: `python -m keras_towers train.py`.
 ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
-#: Seconds that ranks have to meet, and parameter servers and the chief to
-#: start. Default: 600.
+#: Time limit in seconds for ranks to meet, and for parameter servers and the
+#: chief to start. Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
-#: Seconds that BytePS processes that you start by hand have to find one
+#: Time limit in seconds for BytePS processes that you start by hand to find one
 #: another. Default: 300.
 ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
-#: Seconds that NCCL has to sum a small tensor; if it takes longer, gradients
-#: are summed without NCCL. Default: 60; 0: NCCL is not used.
+#: Time limit in seconds for NCCL to sum a small tensor. If it takes longer,
+#: strategies sum gradients without NCCL. 0: they never use it. Default: 60.
 ENV_NCCL_TIMEOUT = "KERAS_TOWERS_NCCL_TIMEOUT"
-#: Seconds until a waiting rank names the ranks that it waits for:
-#: `--stall-warning`. Default: 30.
+#: Seconds until a waiting rank names the ranks that it waits for. Default: 30.
+#: The option is `--stall-warning`.
 ENV_STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
-#: Seconds until a stalled job ends: `--stall-shutdown`; 0: never. Default:
-#: 1800. Not for tasks that you start with `TF_CONFIG`.
+#: Seconds until a stalled job ends. 0: never. Default: 1800. The option is
+#: `--stall-shutdown`. Tasks that you start with `TF_CONFIG` ignore it.
 ENV_STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-#: 1: waiting ranks do not warn, as with `--stall-warning 0`; a stalled job
+#: 1: waiting ranks do not warn, as with `--stall-warning 0`. A stalled job
 #: still ends.
 ENV_STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 

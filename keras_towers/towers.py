@@ -51,9 +51,9 @@ class CurrentTower:
 def current_tower() -> CurrentTower:
     """Return the tower on which this code runs.
 
-    For use in layers, losses and steps, and in ``Strategy.run`` of any
-    TensorFlow strategy. A step that is a ``tf.function`` is traced once per
-    tower, so the result may determine what is traced.
+    Call this in layers, losses and steps, and in ``Strategy.run`` of any
+    TensorFlow strategy. TensorFlow traces a step that is a ``tf.function`` once
+    per tower, so you may branch on the result.
 
     Outside of any tower (plain Keras, building a model, callbacks) this is
     tower 0 of 1, so that the code also works on one device. TensorFlow runs a
@@ -97,10 +97,10 @@ def run_on_each_tower(
 ) -> list[Any]:
     """Run a function on every tower of the current strategy.
 
-    For custom training loops. It works eagerly and inside a ``tf.function``,
-    under any TensorFlow strategy that traces its replicas one by one; without a
-    strategy the function runs once. All towers have to create the same program,
-    so these are compared:
+    Use this in custom training loops. It works eagerly and inside a
+    ``tf.function``, with any TensorFlow strategy that traces its replicas one
+    by one. Without a strategy, the function runs once. All towers have to
+    create the same program, so this compares:
 
     * the variables that ``fn`` creates: all towers create the same ones, or
       only the first creates them and the others reuse them, as with layers;
@@ -142,7 +142,7 @@ def run_on_each_tower(
     if compat.in_replica() or thread_state.current_step():
         raise TowerError(
             "run_on_each_tower was called on a tower: call it outside of "
-            "Strategy.run and of train_step, with the whole batch."
+            "Strategy.run and train_step, with the whole batch."
         )
     calls, fn = _TowerResults(), compat.convert_call(fn)
 

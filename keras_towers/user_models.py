@@ -34,8 +34,8 @@ def check_named(target: str) -> None:
     if module.endswith(".py") and Path(module).is_file():
         dotted = module.removesuffix(".py").replace("/", ".")
         raise TowerError(
-            f"{target!r} names a file, which is no module: leave out .py, as "
-            f"in {dotted}:{name}"
+            f"{target!r} names a file, not a module: leave out .py, as in"
+            f" {dotted}:{name}"
         )
     try:
         check_module(module)
@@ -121,9 +121,9 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     shapes = [tensor.shape[1:] for tensor in (*inputs, *outputs)]
     if len(outputs) != 1 or any(None in shape for shape in shapes):
         raise TowerError(
-            f"{source} returned a model without data, and no examples can be "
-            "made for it: it has no inputs of known shape, or several outputs. "
-            "Return (model, x, y)"
+            f"{source} returned a model without data, and examples cannot be "
+            "made for it: its inputs have no known shape, or it has several "
+            "outputs. Return (model, x, y)"
         )
     # Ids that every embedding accepts.
     ids = min(

@@ -78,12 +78,13 @@ def verify(
 ) -> Verification:
     """Measure how much training on towers differs from one device.
 
-    ``fit`` runs a few steps on one device and on towers, on the same batches
-    and from the same weights. Then their results are compared, except results
-    that rounding changes on one device, too.
+    This runs a few steps of ``fit`` on one device and on towers, from the same
+    weights and on the same batches. Then it compares their results, except
+    those that rounding changes on one device, too.
 
-    This restores variables, and the random generators of Python and NumPy. It
-    builds an unbuilt model. A generator loses the batches drawn.
+    Afterwards, variables and the random generators of Python and NumPy have
+    their old values. If the model is not built, this builds it. A generator has
+    lost the batches that were drawn.
 
     Args:
         model: a compiled model.

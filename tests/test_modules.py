@@ -40,7 +40,6 @@ SHOWN_BY = {
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "fit/weights/test_tower_variables.py": "fit/weights/copies",
-    "exactness/test_contract_by_xla.py": "partition/left_out",
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",
     "launching/test_run.py": "cli/run",
@@ -54,7 +53,7 @@ SHOWN_BY = {
     """,
     "partition/rules": """
         partition/conversions partition/division partition/effects
-        partition/infinities partition/moments partition/registry
+        partition/moments partition/registry
         partition/rules/batched partition/rules/draws
         partition/rules/elementwise partition/rules/indexing
         partition/rules/reductions partition/rules/rounds
@@ -87,7 +86,6 @@ SHOWN_BY = {
         partition/mesh partition/rules/mesh_columns strategies/device_mesh
     """,
     "test_backup.py": "backup_folder saved_training",
-    "test_explanation.py": "fit/step/program_text",
     "test_planning.py": "fit/step/planned_step",
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",

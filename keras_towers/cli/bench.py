@@ -141,22 +141,22 @@ def bench(
     shows the results so far.
 
     Args:
-        models: Your own model as MODULE:FUNCTION. The function returns it
-            compiled, alone or as (model, x, y); without data, random examples
-            are made. Or small, large, or both.
+        models: Your own model as MODULE:FUNCTION, or small, large, or both. The
+            function returns a compiled model, alone or as (model, x, y).
+            Without data, the command makes random examples.
         towers: Numbers of towers in one process. Default: 2, 4 or 8, as the
             GPUs or cores allow; none with --processes alone.
-        processes: Numbers of processes, for strategies that use several: one
-            core or GPU each.
+        processes: Numbers of processes, for strategies that use several. Each
+            process gets one core or GPU.
         strategies: Names of strategies. Default: tower, and with --processes
             multi-worker. Options follow a name, as in
             tower:mode=host,horovod:compression=fp16.
         steps: Steps to time in a run, after 20 warm-up steps.
-        batch_size: Examples per step; all replicas share them.
+        batch_size: Examples per step, which all replicas share.
         repeats: Runs per row.
         device: cpu, gpu, or auto, which uses GPUs if there are enough.
-        memory_limit: Split the first GPU into logical GPUs of so many MiB, one
-            per tower. They share its cores.
+        memory_limit: Split the first GPU into logical GPUs of this many MiB,
+            one per tower. They share its cores.
         timeout: Time limit of one run in seconds.
         json_path: Also write all measurements to this file.
         plot: Also draw the step times into this file (.png, .svg, .pdf), with

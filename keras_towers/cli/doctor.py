@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers import __version__, settings
+from keras_towers import __version__, _imports, settings
 from keras_towers.bench.rows import ROWS, Runs
 from keras_towers.bench.runner import Setting, measure_all, plan_cells
 from keras_towers.building.recipe import InstalledEngine, Recipe
@@ -193,14 +192,11 @@ def _library(name: str, facts: dict[str, Any]) -> Finding:
     shown = f"{version} ({packages})" if packages else version
     tested = facts.get("tested_versions", {})
     first, last = tested.get(name, (version, version))
-    if _minor(first) <= _minor(version) <= _minor(last):
+    minor = _imports.minor_version
+    if minor(first) <= minor(version) <= minor(last):
         return Finding(name, shown)
     advice = f"{name} {version} is untested; {first} to {last} are tested."
     return Finding(name, shown, Status.WARNING, advice)
-
-
-def _minor(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _devices(facts: dict[str, Any]) -> Iterator[Finding]:

@@ -124,9 +124,9 @@ def install(
 ) -> None:
     """Build and install an engine that connects processes.
 
-    This compiles the engine for this environment's TensorFlow. It needs a C++17
-    compiler and make, and two or three minutes on two idle cores. The wheel is
-    cached: the next installation on this machine takes seconds.
+    This compiles the engine for the TensorFlow of this environment. You need
+    make, a C++17 compiler, and two or three minutes on two idle cores. The
+    command caches the wheel, so the next installation here takes seconds.
 
     Args:
         with_mpi: Build with MPI in addition to Gloo (horovod).
@@ -195,18 +195,18 @@ def verify(
 ) -> None:
     """Measure how much training on towers differs from one device.
 
-    Both run a few steps. The command then compares their weights and logs.
+    The command runs a few steps on both, and compares their weights and logs.
 
-    The exit code is 0; 1 if the difference is larger than --tolerance; and 2
-    if it cannot be measured.
+    The exit code is 1 if the difference is larger than --tolerance, 2 if the
+    command cannot measure it, and 0 otherwise.
 
     Args:
         target: A function without arguments. It returns a compiled model, alone
             or with data as for fit: (model, x), (model, x, y), (model, x, y,
-            sample_weight) or (model, dataset). Without data, random examples
-            are made.
-        towers: Number of towers. Default: all GPUs; without GPUs, the devices
-            that the function makes, or 2 on the CPU.
+            sample_weight) or (model, dataset). Without data, the command makes
+            random examples.
+        towers: Number of towers. Default: all GPUs or, without GPUs, the
+            logical devices that the function makes, else 2.
         batch_size: Examples in a batch of arrays.
         steps: Number of steps to compare.
         tolerance: The largest acceptable difference.

@@ -56,12 +56,13 @@ def plan(
 ) -> None:
     """Print the memory that training a model needs on N devices.
 
-    Nothing is trained, and the devices need not exist. There is a column for
-    each layout: a copy on every device, the optimizer's state in shards
-    (updates="sharded"), and the weights in shards, too (weights="sharded").
+    The command does not train, and works without the devices. It prints a
+    column for each layout: a copy of the model on every device, the optimizer's
+    state in shards (updates="sharded"), and the weights in shards, too
+    (weights="sharded").
 
-    With --hosts, there is a row for each layout and number of hosts: how long
-    a step takes on your links.
+    With --hosts, it predicts how long a step takes on your links, with a row
+    for each layout and number of hosts.
 
     Args:
         target: A function without arguments. It returns a compiled model, alone
@@ -69,19 +70,21 @@ def plan(
         towers: Number of devices; with --hosts, per host.
         batch_size: Examples in a global batch; with --hosts, per host.
         device_memory: Memory of a device, such as 24GiB, to show what fits.
-        gather_bytes: The option of weights="sharded": how many bytes of
-            gathered weights a device holds at a time.
-        layouts: A function that gets a list of N devices' names. It returns a
-            keras.distribution.LayoutMap or ModelParallel, whose mesh has these
+        gather_bytes: With weights="sharded": how many bytes of gathered weights
+            a device holds at a time.
+        layouts: A function that gets the names of N devices. It returns a
+            keras.distribution.LayoutMap or ModelParallel on a mesh of these
             devices. Adds a column.
-        hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64: three dots keep
+        hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64. Three dots keep
             doubling the number before them.
-        link_between: Rate at which each host can send to others, and receive at
-            the same time, such as 100Gbit. A latency may follow: 100Gbit,30us.
-        link_within: The same for each device and the others of its host, such
-            as 300GB/s or 300GB/s,5us.
-        step_ms: Milliseconds of a step on one device alone, with its share of
-            the batch. Without it, only exchanges have a time.
+        link_between: Rate at which a host sends to others and, at the same
+            time, receives, such as 100Gbit. You can add a latency, as in
+            100Gbit,30us.
+        link_within: The same between the devices of a host, such as 300GB/s or
+            300GB/s,5us.
+        step_ms: Milliseconds that a step takes on one device alone, with its
+            share of the batch. Without it, the command shows only the times of
+            exchanges.
         plot: Also draw the examples per second into this file (.png, .svg,
             .pdf), with matplotlib.
         as_json: Print JSON, with all sizes in bytes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import os
 import secrets
 import sys
@@ -47,73 +48,103 @@ def _strategies(incomplete: str) -> list[str]:
     return [name for name in strategy_names() if name.startswith(incomplete)]
 
 
-def run(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT")],
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """The arguments and options of the command, as they are given."""
+
+    script: Annotated[str, typer.Argument(metavar="SCRIPT")]
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGUMENTS")
-    ] = None,
+    ] = None
     processes: Annotated[
         int | None, typer.Option("-np", "-n", "--num-proc", min=1, metavar="N")
-    ] = None,
+    ] = None
     hosts: Annotated[
         str | None, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...")
-    ] = None,
-    hostfile: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
-    ps: Count = None,
-    workers: Count = None,
+    ] = None
+    hostfile: Annotated[Path | None, typer.Option(metavar="PATH")] = None
+    ps: Count = None
+    workers: Count = None
     strategy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME[:OPTION=VALUE]",
             autocompletion=_strategies,
         ),
-    ] = None,
-    no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False,
-    towers: Count = None,
-    servers: Count = None,
+    ] = None
+    no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False
+    towers: Count = None
+    servers: Count = None
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, metavar="N")
-    ] = None,
+    ] = None
     device_memory: Annotated[
         str | None,
         typer.Option(metavar="BYTES", envvar=settings.ENV_DEVICE_MEMORY),
-    ] = None,
-    module: Annotated[bool, typer.Option("-m")] = False,
-    output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
+    ] = None
+    module: Annotated[bool, typer.Option("-m")] = False
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None
     stall_warning: Annotated[
         int, typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_WARNING)
-    ] = settings.STALL_WARNING_S,
+    ] = settings.STALL_WARNING_S
     stall_shutdown: Annotated[
         int,
         typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_SHUTDOWN),
-    ] = settings.STALL_SHUTDOWN_S,
-    grace: Seconds = settings.SCRIPT_GRACE_S,
-    restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0,
-    standby: Annotated[bool, typer.Option("--standby")] = False,
-    network_interface: Annotated[
-        str | None, typer.Option(metavar="NAME")
-    ] = None,
-    min_np: Count = None,
-    max_np: Count = None,
+    ] = settings.STALL_SHUTDOWN_S
+    grace: Seconds = settings.SCRIPT_GRACE_S
+    restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0
+    standby: Annotated[bool, typer.Option("--standby")] = False
+    network_interface: Annotated[str | None, typer.Option(metavar="NAME")] = (
+        None
+    )
+    min_np: Count = None
+    max_np: Count = None
     host_discovery_script: Annotated[
         Path | None, typer.Option(metavar="PATH")
-    ] = None,
-    elastic_timeout: Count = None,
+    ] = None
+    elastic_timeout: Count = None
     blacklist_cooldown_range: Annotated[
         tuple[int, int] | None, typer.Option(metavar="SECONDS SECONDS")
-    ] = None,
-    reset_limit: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
-    commits: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
-) -> None:
+    ] = None
+    reset_limit: Annotated[int | None, typer.Option(min=0, metavar="N")] = None
+    commits: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None
+
+    @property
+    def ranks(self) -> int | None:
+        """The number of processes that train, if it is given."""
+        return self.workers or self.processes or self.min_np
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks may come and go."""
+        return bool(self.min_np or self.max_np or self.host_discovery_script)
+
+    @property
+    def slots(self) -> dict[str, int] | None:
+        """The slots of the given hosts; None if none are given."""
+        if self.hosts and self.hostfile:
+            raise TowerError("give -H or --hostfile, not both")
+        if self.hostfile:
+            return parse_hostfile(self.hostfile)
+        return parse_hosts(self.hosts) if self.hosts else None
+
+    def named(self, *options: str) -> str:
+        """Name those of some options that are given; empty: none of them."""
+        given = (n for n in options if getattr(self, n) is not None)
+        names = (f"--{name.replace('_', '-')}" for name in given)
+        return " and ".join(names).replace("--hosts", "-H")
+
+
+def run(**options: Any) -> None:
     """Run a script as N processes that train one model together.
 
     Each line of output begins with its rank. If a rank fails, the command stops
-    the others, and returns the exit code of that rank.
+    the others and returns the exit code of that rank.
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
-    Under srun, mpirun or torchrun, or with TF_CONFIG, it runs the script as one
-    of the job's processes.
+    If srun, mpirun or torchrun starts this command, or if TF_CONFIG is set, it
+    runs the script as one process of that job.
 
     Args:
         script: The script that each rank runs.
@@ -121,143 +152,116 @@ def run(
         processes: Number of processes. Default: the slots of all hosts.
         hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
         hostfile: A file of hosts, with lines like 'host slots=2'.
-        ps: Number of parameter servers, on this machine.
-        workers: Number of processes that train. TensorFlow connects them; with
-            --ps, parameter servers do.
+        ps: Number of parameter servers to start on this machine.
+        workers: Number of processes that train, connected by TensorFlow or,
+            with --ps, by parameter servers.
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Options follow the name, as in
             horovod:weights=sharded:shard_over=process.
         no_strategy: Let each process train a separate model.
-        towers: Towers per process, with --strategy or --ps. Without GPUs, the
-            CPU is split into this number.
-        servers: Number of BytePS servers to start, too. Default: 1 with
-            --strategy byteps, else none.
+        towers: Towers per process, with --strategy or --ps. Without GPUs, this
+            splits the CPU into as many devices.
+        servers: Number of BytePS servers to start. Default: 1 with --strategy
+            byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
-        device_memory: Memory of each device, such as 24GiB: before the first
-            step, fit checks whether the model fits. Default: the memory of
-            GPUs; 0: no check.
-        module: SCRIPT is a module name, as for python -m.
+        device_memory: Memory of each device, such as 24GiB. Before the first
+            step, fit checks whether the model fits. 0: no check. Default: the
+            memory of GPUs.
+        module: Take SCRIPT as the name of a module, as python -m does.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
-            for; 0: never.
-        stall_shutdown: Seconds until a stalled job ends; 0: never.
-        grace: Seconds that a script has after SIGTERM, for example to save a
-            kt.Backup, before it is killed.
-        restarts: How often to start all processes again if one is lost: it was
-            killed, its host does not answer, or it ended with exit code 75.
-            With kt.Backup, fit resumes.
-        standby: Keep a second process for each rank, with TensorFlow imported,
-            to start again faster. Export the variables that TensorFlow reads
-            when it is imported.
+            for. 0: never.
+        stall_shutdown: Seconds until a stalled job ends. 0: never.
+        grace: Seconds between SIGTERM and SIGKILL, in which a script can save a
+            kt.Backup, for example.
+        restarts: How often to start all processes again if one is killed, ends
+            with exit code 75, or is on a host that does not answer. With
+            kt.Backup, fit resumes.
+        standby: Keep a second process for each rank, which has imported
+            TensorFlow, to restart faster. Export the variables that TensorFlow
+            reads when it is imported.
         network_interface: Network interface for the rendezvous. Default: the
             one with a route to the hosts.
         min_np: Elastic jobs: minimum number of ranks.
         max_np: Elastic jobs: maximum number of ranks.
         host_discovery_script: Elastic jobs: a program that prints the available
-            hosts, one host:slots per line; run once a second.
+            hosts, one host:slots per line. The command calls it once a second.
         elastic_timeout: Elastic jobs: seconds to wait for --min-np slots before
             giving up. Default: 600.
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
-            avoid a host after a worker fails on it; doubles with each failure.
-            Default: 5 600.
+            avoid a host after a worker fails on it. The time doubles with each
+            failure. Default: 5 600.
         reset_limit: Elastic jobs: how often to start again with other ranks.
             Default: no limit.
-        commits: Folder for the commits of kt.elastic, the same on every host.
+        commits: Folder for the commits of kt.elastic, which all hosts share.
             Default: a temporary one; on several hosts, in the working folder.
     """
+    given = RunOptions(**options)
     _check_variables()
-    if device_memory is not None:
-        parse_bytes(f"--device-memory {device_memory}", device_memory)
-    strategy, named = parse(strategy) if strategy else (None, {})
+    if given.device_memory is not None:
+        memory = given.device_memory
+        parse_bytes(f"--device-memory {memory}", memory)
+    strategy, named = parse(given.strategy) if given.strategy else (None, {})
     if "towers" in named:
         raise TowerError(
             f"towers={named['towers']} is not for --strategy: give --towers"
         )
-    elastic = bool(min_np or max_np or host_discovery_script)
-    engine = _choose_engine(strategy, ps, workers, servers, processes)
-    servers = (
-        ps or servers or (1 if engine.servers and not engine.serves else None)
-    )
-    elsewhere = _given(
-        {
-            "-H": hosts,
-            "--hostfile": hostfile,
-            "--network-interface": network_interface,
-            "--min-np": min_np,
-            "--max-np": max_np,
-            "--host-discovery-script": host_discovery_script,
-        }
-    )
-    if ps and elsewhere:
-        raise TowerError(
-            f"{elsewhere} cannot be given with parameter servers: this command "
-            "starts them on this machine only. On several machines, start the "
-            "script on each with TF_CONFIG"
-        )
-    plan = _make_plan(
-        engine,
-        workers or processes or min_np,
-        _slots(hosts, hostfile),
-        servers,
-        elastic,
-    )
-    check_script(script, module)
-    _check_strategy(strategy, named, no_strategy, towers, seed, plan)
-    limits = _given(
-        {
-            "--elastic-timeout": elastic_timeout,
-            "--blacklist-cooldown-range": blacklist_cooldown_range,
-            "--reset-limit": reset_limit,
-        }
-    )
-    _check_restarts(restarts, standby, commits, limits, plan)
-    if plan.joined and output:
+    plan = _make_plan(given, _choose_engine(given, strategy))
+    check_script(given.script, given.module)
+    _check_strategy(given, strategy, named, plan)
+    _check_restarts(given, plan)
+    if plan.joined and given.output:
         raise TowerError(
             f"--output is not for {plan.joined}, which has its own logs"
         )
     setup = Setup(
         strategy=strategy,
         options=named,
-        suggested=None if strategy or no_strategy else plan.suggested,
+        suggested=None if strategy or given.no_strategy else plan.suggested,
         has_servers=plan.has_servers,
-        towers=towers,
-        module=module,
+        towers=given.towers,
+        module=given.module,
     )
-    options = None
-    if elastic:
-        options = ElasticOptions(
+    elastic = None
+    if given.is_elastic:
+        elastic = ElasticOptions(
             ranks=plan.ranks,
-            min_ranks=min_np or workers or processes or 0,
-            max_ranks=max_np,
+            min_ranks=given.min_np or given.ranks or 0,
+            max_ranks=given.max_np,
             hosts=plan.hosts,
-            script=host_discovery_script,
-            timeout_s=elastic_timeout or settings.ELASTIC_TIMEOUT_S,
-            cooldown_s=blacklist_cooldown_range or settings.ELASTIC_COOLDOWN_S,
+            script=given.host_discovery_script,
+            timeout_s=given.elastic_timeout or settings.ELASTIC_TIMEOUT_S,
+            cooldown_s=given.blacklist_cooldown_range
+            or settings.ELASTIC_COOLDOWN_S,
         )
     job = Job(
-        command=setup.command(script, *(arguments or [])),
+        command=setup.command(given.script, *(given.arguments or [])),
         ranks=plan.ranks,
         hosts=plan.hosts or {"localhost": plan.ranks},
-        interface=network_interface,
-        stall_warning_s=stall_warning,
-        stall_shutdown_s=stall_shutdown,
-        seed=_seed(seed, plan.joined) if strategy else None,
-        output=output,
-        grace_s=grace,
-        engine=engine,
-        servers=servers,
-        no_strategy=no_strategy,
-        elastic=options,
-        restarts=reset_limit if elastic else restarts,
-        commits=commits,
-        standby=standby,
-        device_memory=device_memory,
+        interface=given.network_interface,
+        stall_warning_s=given.stall_warning,
+        stall_shutdown_s=given.stall_shutdown,
+        seed=_seed(given.seed, plan.joined) if strategy else None,
+        output=given.output,
+        grace_s=given.grace,
+        engine=plan.engine,
+        servers=plan.servers,
+        no_strategy=given.no_strategy,
+        elastic=elastic,
+        restarts=given.reset_limit if elastic else given.restarts,
+        commits=given.commits,
+        standby=given.standby,
+        device_memory=given.device_memory,
     )
     if plan.joined:
         _exec_as_rank(job)
     if strategy and plan.has_several_workers:
         typer.echo(f"keras-towers run: seed {job.seed}", err=True)
     raise typer.Exit(run_job(job).code)
+
+
+# The parameters of the command are the fields of the record.
+vars(run)["__signature__"] = inspect.signature(RunOptions, eval_str=True)
 
 
 def _check_variables() -> None:
@@ -297,6 +301,7 @@ class LaunchPlan:
         hosts: the slots of the hosts; None for this machine.
         elastic: whether ranks may come and go.
         joined: the rank or task that another launcher made of this process.
+        servers: the number of servers.
     """
 
     engine: Engine
@@ -304,6 +309,7 @@ class LaunchPlan:
     hosts: dict[str, int] | None = None
     elastic: bool = False
     joined: ClusterEnvironment | Cluster | None = None
+    servers: int | None = None
 
     @property
     def has_servers(self) -> bool:
@@ -323,58 +329,65 @@ class LaunchPlan:
         return self.engine.strategy if self.has_several_workers else None
 
 
-def _choose_engine(
-    strategy: str | None,
-    ps: int | None,
-    workers: int | None,
-    servers: int | None,
-    processes: int | None,
-) -> Engine:
+def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
     """Return what connects the processes, by the strategy or the options."""
     known = STRATEGIES.get(strategy or "")
     engine = known.engine if known else None
-    if (ps or workers) and known and not (engine and engine.roles):
+    tasks = given.ps or given.workers
+    if tasks and known and not (engine and engine.roles):
         raise TowerError(
             f"--ps and --workers are not for the strategy {strategy}, which "
             "connects its processes in another way: give -np N"
         )
     if engine is None:
         engine = known_engines.HOROVOD
-        if ps:
+        if given.ps:
             engine = known_engines.SERVED
-        elif workers:
+        elif given.workers:
             engine = known_engines.RUNTIME
-        elif servers and not known:
+        elif given.servers and not known:
             engine = known_engines.BYTEPS
-    if ps and not engine.serves:
+    if given.ps and not engine.serves:
         raise TowerError(
             f"the strategy {strategy} has no use for parameter servers: leave "
             "out --ps"
         )
-    if processes and (ps or workers):
+    if given.processes and tasks:
         raise TowerError(
             "give --workers for the processes that train, instead of -np"
         )
-    if servers and engine is not known_engines.BYTEPS:
+    if given.servers and engine is not known_engines.BYTEPS:
         raise TowerError(
             f"--servers is for --strategy {known_engines.BYTEPS.strategy}: the "
             f"strategy {strategy or engine.strategy} has no use for servers"
         )
+    elsewhere = given.named(
+        "hosts",
+        "hostfile",
+        "network_interface",
+        "min_np",
+        "max_np",
+        "host_discovery_script",
+    )
+    if given.ps and elsewhere:
+        raise TowerError(
+            f"{elsewhere} cannot be given with parameter servers: this command "
+            "starts them on this machine only. On several machines, start the "
+            "script on each with TF_CONFIG"
+        )
     return engine
 
 
-def _make_plan(
-    engine: Engine,
-    ranks: int | None,
-    hosts: dict[str, int] | None,
-    servers: int | None,
-    elastic: bool,
-) -> LaunchPlan:
+def _make_plan(given: RunOptions, engine: Engine) -> LaunchPlan:
     """Decide which processes the command starts."""
-    if elastic:
+    ranks, hosts = given.ranks, given.slots
+    servers = given.ps or given.servers
+    if engine.servers and not engine.serves:
+        servers = servers or 1
+    if given.is_elastic:
         _refuse_other_launcher("an elastic job")
         number = ranks or sum((hosts or {}).values())
-        return LaunchPlan(engine, number, hosts, elastic=True)
+        return LaunchPlan(engine, number, hosts, elastic=True, servers=servers)
     if hosts is None:
         joined = _plan_to_join(engine, ranks)
         if joined and servers:
@@ -400,7 +413,7 @@ def _make_plan(
             if engine.roles
             else "give the number of processes: -np N"
         )
-    return LaunchPlan(engine, ranks, hosts)
+    return LaunchPlan(engine, ranks, hosts, servers=servers)
 
 
 def _plan_to_join(engine: Engine, ranks: int | None) -> LaunchPlan | None:
@@ -452,15 +465,6 @@ def _allocated_hosts(ranks: int | None) -> dict[str, int] | None:
     return hosts
 
 
-def _slots(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
-    """Return the slots of the given hosts; None if none are given."""
-    if hosts and hostfile:
-        raise TowerError("give -H or --hostfile, not both")
-    if hostfile:
-        return parse_hostfile(hostfile)
-    return parse_hosts(hosts) if hosts else None
-
-
 def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
     """Return the given seed, or one that is the same on all ranks."""
     if seed is not None:
@@ -473,19 +477,17 @@ def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
 
 
 def _check_strategy(
+    given: RunOptions,
     strategy: str | None,
     options: Mapping[str, Any],
-    no_strategy: bool,
-    towers: int | None,
-    seed: int | None,
     plan: LaunchPlan,
 ) -> None:
-    if no_strategy and (strategy or plan.has_servers):
+    if given.no_strategy and (strategy or plan.has_servers):
         other = "--strategy" if strategy else "--ps"
         raise TowerError(f"give --no-strategy or {other}, not both")
-    if towers is not None and not strategy and not plan.has_servers:
+    if given.towers is not None and not strategy and not plan.has_servers:
         raise TowerError("--towers needs --strategy, or --ps")
-    if seed is not None and not strategy:
+    if given.seed is not None and not strategy:
         raise TowerError(
             "--seed needs --strategy: if the script enters a strategy itself, "
             "call keras.utils.set_random_seed in it"
@@ -503,23 +505,16 @@ def _check_strategy(
         )
 
 
-def _given(options: Mapping[str, Any]) -> str:
-    """Name the options that the user has given; empty: none of them."""
-    return " and ".join(n for n, value in options.items() if value is not None)
-
-
-def _check_restarts(
-    restarts: int,
-    standby: bool,
-    commits: Path | None,
-    limits: str,
-    plan: LaunchPlan,
-) -> None:
+def _check_restarts(given: RunOptions, plan: LaunchPlan) -> None:
+    limits = given.named(
+        "elastic_timeout", "blacklist_cooldown_range", "reset_limit"
+    )
     if limits and not plan.elastic:
         raise TowerError(
             f"{limits} cannot be given without --min-np, which makes a job "
             "elastic"
         )
+    restarts = given.restarts
     if restarts and plan.elastic:
         raise TowerError(
             f"--restarts {restarts} is for jobs with a fixed number of "
@@ -531,9 +526,9 @@ def _check_restarts(
             f"--restarts is not for {plan.joined}: it has to start all "
             "processes again itself"
         )
-    for option, given in (("--standby", standby), ("--commits", commits)):
-        if given and not restarts and not plan.elastic:
-            raise TowerError(
-                f"{option} is for jobs that may start again: give --restarts "
-                "or --min-np, too"
-            )
+    needless = given.standby or given.commits
+    if needless and not restarts and not plan.elastic:
+        raise TowerError(
+            f"{'--standby' if given.standby else '--commits'} is for jobs "
+            "that may start again: give --restarts or --min-np, too"
+        )

@@ -106,10 +106,11 @@ class _NoCall:
 
     def iterator(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TowerError(
-            f"a method of model {self._model.name!r} was called bypassing "
-            "keras_towers: it was stored before keras_towers was imported. "
-            "Call the model's own fit, evaluate, predict, train_on_batch, "
-            "test_on_batch or predict_on_batch, or import keras_towers first."
+            f"a method of model {self._model.name!r} was called without "
+            "keras_towers: your code stored it before it imported "
+            "keras_towers. Call the model's own fit, evaluate, predict, "
+            "train_on_batch, test_on_batch or predict_on_batch, or import "
+            "keras_towers first."
         )
 
     run_step = iterator

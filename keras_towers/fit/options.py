@@ -243,7 +243,7 @@ class StrategyOptions:
             raise TowerError(
                 'weights="sharded" contradicts updates="sharded": sharded '
                 "updates keep whole weights on every tower. Leave one of them "
-                "out. The optimizer's state is in shards with either."
+                "out. Either divides the optimizer's state."
             )
         if not in_shards:
             return

@@ -334,14 +334,15 @@ def are_equal(
 ) -> Equal:
     """Whether all ranks have the same numbers, for each of them.
 
+    One sum is faster than a gather, which exchanges sizes first. Ranks that
+    have joined, as Horovod calls it, contribute zeros.
+
     Args:
         transport: connects the ranks.
         exact: 32-bit numbers.
         approximate: more numbers, which may differ by one.
         key: the key of the collective.
     """
-    # One sum is faster than a gather, which exchanges sizes first. Ranks that
-    # have joined, as Horovod calls it, contribute zeros.
     half = tf.constant(2**16, tf.int64)
     exact = tf.reshape(exact, [-1])
     halves = tf.concat([exact // half, tf.math.floormod(exact, half)], 0)

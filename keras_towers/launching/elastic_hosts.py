@@ -60,7 +60,7 @@ class ElasticOptions:
             options += [f"--max-np {most}"] if self.max_ranks else []
             raise TowerError(
                 f"{', '.join(options[:-1])} and {options[-1]} have to be in "
-                "this order, smallest first"
+                "ascending order"
             )
         shortest, longest = self.cooldown_s
         if not 1 <= shortest <= longest <= 3600:
@@ -117,7 +117,7 @@ def discover_by_script(
     except OSError as error:
         raise TowerError(
             f"the host discovery script {script} cannot be run "
-            f"({error.strerror}): it has to be an executable file"
+            f"({error.strerror}): make it an executable file"
         ) from None
     if over is not None and over.is_set():
         raise JobOver

@@ -54,17 +54,18 @@ def launch(
 ) -> _T:
     """Run a function in several processes that train one model together.
 
-    Use it in notebooks, or in scripts that you do not start by ``keras-towers
+    Use it in notebooks, or in scripts that you do not start with ``keras-towers
     run``. Each process, or rank, runs on this machine and calls ``fn`` once.
-    The ranks' output appears here; each line begins with its rank. Ctrl-C ends
-    all ranks.
+    The ranks' output appears here, each line with its rank. Ctrl-C ends all
+    ranks.
 
     Ranks are new processes. They get ``fn`` and the values of the notebook or
     script that it uses. ``fn`` makes its own model and strategy.
 
     Args:
-        fn: the function that each rank calls. Functions and classes defined in
-            a notebook or script are sent; any that modules define are imported.
+        fn: the function that each rank calls. Ranks get the functions and
+            classes that your notebook or script defines, and import those that
+            modules define.
         np: number of ranks, at least 1.
         args: positional arguments of ``fn``.
         kwargs: keyword arguments of ``fn``.

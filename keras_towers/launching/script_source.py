@@ -28,7 +28,8 @@ def check_script(script: str, module: bool = False) -> None:
     path = Path(script)
     if path.name.startswith("python") and not path.suffix:
         raise TowerError(
-            f"{script} is no script: give the script itself, without 'python'"
+            f"{script} is not a script: give the script itself, without "
+            "'python'"
         )
     _check_source(path)
 
@@ -85,7 +86,7 @@ def _check_source(path: Path) -> None:
         line = f": {error.text.strip()}" if error.text else ""
         raise TowerError(f"{where}: {error.msg}{line}") from None
     except ValueError as error:  # It has null characters.
-        raise TowerError(f"{path} is not a script of Python: {error}") from None
+        raise TowerError(f"{path} is not a Python script: {error}") from None
 
 
 def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:

@@ -17,7 +17,7 @@ The modules, from the runtime up:
 ``training_session``
   The training of one model by all workers of a job.
 ``worker_fit``
-  A ``fit`` of one worker.
+  A ``fit`` of one worker, which resumes after its last batch.
 ``server_tasks``
   Parameter servers beside the workers of a job, on this machine.
 

@@ -195,7 +195,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         raise SystemExit(0)
     if not cluster.trains:
         raise TowerError(
-            f"{strategy} has nothing to do in the task {cluster}: leave it out "
+            f"{strategy} has no use for the task {cluster}: leave it out "
             "of TF_CONFIG, and evaluate the chief's checkpoints in a script of "
             "its own"
         )
@@ -204,8 +204,9 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         atexit.register(_connection.disconnect)
     elif _connection.cluster != cluster:
         raise TowerError(
-            f"this process is {_connection.cluster} of a job already, and "
-            f"cannot also be {cluster} of another one: start a process for each"
+            f"this process is {_connection.cluster} of another job already, "
+            f"and cannot also be {cluster} of another one: start a process "
+            "for each"
         )
     return _connection
 

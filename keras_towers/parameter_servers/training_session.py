@@ -389,7 +389,7 @@ class AveragedSession(Session):
         if self.trains and self.rank > 0:
             raise TowerError(
                 "while fit runs, only the chief knows counts: read them "
-                "there, where strategy.is_chief is True, or after fit."
+                "if strategy.is_chief is True, or after fit."
             )
         if self._coordinator is not None:
             return self._coordinator.counts

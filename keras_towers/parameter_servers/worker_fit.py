@@ -1,4 +1,4 @@
-"""A ``fit`` of one worker."""
+"""A ``fit`` of one worker, which resumes after its last batch."""
 
 from __future__ import annotations
 
@@ -429,8 +429,8 @@ class ServerUpdate(WeightUpdate):
 
     def _refuse(self) -> NoReturn:
         raise TowerError(
-            f"{self.config.name} trains by fit() only: it keeps workers "
-            "in step from the beginning of a fit to its end. For "
+            f"{self.config.name} trains only with fit(), which keeps "
+            "workers in step from its beginning to its end. For "
             "train_on_batch and custom loops use HorovodStrategy or "
             "MultiWorkerTowerStrategy."
         )

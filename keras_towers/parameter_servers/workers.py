@@ -185,7 +185,7 @@ class Workers:
         chief = self.status(0)
         if chief.failed:
             raise TowerError(
-                "the chief's fit has failed, and with it this one: "
+                "fit has failed on the chief, and so on this worker: "
                 f"{chief.failed}"
             )
         if 0 in self._unreachable():

@@ -92,7 +92,7 @@ with a program.
 ``moments``
   Finds the means in a graph whose variances it computes, too.
 ``gathers``
-  When the rows of variables in shards are gathered: late, and again.
+  When a step gathers weights in shards, within ``gather_bytes``.
 ``conversions``
   Converts values to the layouts that operations need.
 ``resources``
@@ -103,8 +103,6 @@ with a program.
   The ranges of axes that slices and splits select, if they are known.
 ``folding``
   Folds what is known before a step runs: sizes, axes and numbers.
-``infinities``
-  Whether values may be infinite, which sums of products of them depend on.
 ``division``
   Divides an operation along one of its axes, or keeps partial sums partial.
 ``registry``
@@ -116,23 +114,19 @@ with a program.
 ``layout_pass``
   Lays out the trace of the one-device step over towers, in one pass.
 ``entry``
-  Lays out a traced graph, given the layouts of its inputs.
+  Lays out a traced graph: given layouts of its inputs, whole results.
 ``kernels``
   What XLA compiles, as the kernels that TensorFlow has registered say.
 ``compiled_draws``
   Functions that run without XLA, of which XLA compiles the random draws.
 ``emission``
   Operations of a program as operations of a TensorFlow graph.
-``left_out``
-  Results of a branch that the other branches leave out.
 ``stackable``
   Lists of tensors that go from one function to another as a stack.
 ``xla_pieces``
   What a level computes with XLA, as functions and single operations in turn.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
-``assumed``
-  The shapes that the tensors of a program have for an assumed batch.
 ``lifetimes``
   How many bytes a tower has at a time while it runs a program.
 ``mesh``

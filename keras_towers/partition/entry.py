@@ -1,4 +1,4 @@
-"""Lays out a traced graph, given the layouts of its inputs."""
+"""Lays out a traced graph: given layouts of its inputs, whole results."""
 
 from __future__ import annotations
 
@@ -232,9 +232,11 @@ def _examples(
     inputs: Inputs,
     layouts: Sequence[InputLayout],
 ) -> tuple[Any, Tensor]:
-    """Return the global and the local number of examples."""
-    # Without rows in the inputs, everything is computed once, and the number of
-    # examples of a tower does not matter.
+    """Return the global and the local number of examples.
+
+    Without rows in the inputs, everything is computed once, and the number of
+    examples of a tower does not matter.
+    """
     count = inputs.total
     if any(isinstance(layout, AllExamples) for layout in layouts):
         # No size is a multiple of what is not there.

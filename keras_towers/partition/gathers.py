@@ -1,4 +1,4 @@
-"""When the rows of variables in shards are gathered: late, and again.
+"""When a step gathers weights in shards, within ``gather_bytes``.
 
 A whole that is kept takes the memory that shards save. So it is gathered just
 before the level that uses it, and kept until a later level, such as that of the

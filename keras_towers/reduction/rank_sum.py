@@ -69,8 +69,8 @@ class _KeptState:
         wanted = [list(variable.shape) for variable in variables]
         if wanted != [list(value.shape) for value in saved]:
             logger.warning(
-                "the backup has the state of another communication hook, which "
-                "is dropped: this one begins with its first state"
+                "the backup has the state of another communication hook. This "
+                "hook begins with its first state instead"
             )
             return
         for variable, value in zip(variables, saved, strict=True):

@@ -29,7 +29,7 @@
 ``watch``
   Threads that watch which ranks this rank waits for, and which are gone.
 ``separate_training``
-  Whether this process may train, as one of several without a strategy.
+  Whether the processes of a job would each train a model of their own.
 ``activity``
   What this rank does, and in which exchanges it waits, for the watch.
 """

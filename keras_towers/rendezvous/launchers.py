@@ -27,11 +27,6 @@ from keras_towers.settings import (
 
 GROUP = "keras_towers.launchers"
 
-HOW_TO_TRAIN_ALONE: str = (
-    f"If that is what you want, set {ENV_RANK}=0 and {ENV_SIZE}=1 for every "
-    "process."
-)
-
 
 class ClusterEnvironment:
     """A process started by a launcher as one of several.
@@ -70,6 +65,13 @@ class ClusterEnvironment:
     """Whether its only process may start others, of which it says nothing."""
     horovod_reads_variables: ClassVar[bool] = False
     """Whether Horovod reads the launcher's variables."""
+    how_to_connect: ClassVar[str] = (
+        "HorovodStrategy trains one model in all of them."
+    )
+    how_to_train_alone: ClassVar[str] = (
+        f"If that is what you want, set {ENV_RANK}=0 and {ENV_SIZE}=1 for "
+        "every process."
+    )
 
     def __init__(self, variables: Mapping[str, str]):
         self.rank: int = whole_number_in(variables, self.rank_in) or 0
@@ -126,6 +128,9 @@ class Horovodrun(ClusterEnvironment):
     rank_in, size_in = "HOROVOD_RANK", "HOROVOD_SIZE"
     may_start_others = False
     horovod_reads_variables = True
+    how_to_train_alone = (
+        "To train in this process alone, unset HOROVOD_RANK and HOROVOD_SIZE."
+    )
 
 
 class UserSet(ClusterEnvironment):

@@ -85,8 +85,9 @@ def join_job() -> None:
     if environment.size is None:
         raise TowerError(
             f"{environment.name} made this process rank {environment.rank}, "
-            f"but does not say of how many: set {ENV_SIZE} to the number of "
-            "processes, or to 1 if each should train a model of its own."
+            f"but does not say how many there are: set {ENV_SIZE} to the "
+            "number of processes, or to 1 if each should train a model of its "
+            "own."
         )
     if environment.rank >= environment.size:
         raise TowerError(

@@ -17,7 +17,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from keras_towers._imports import packages
+from keras_towers._imports import minor_version, packages
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity, store
 from keras_towers.rendezvous.liveness import describe_each
@@ -37,15 +37,9 @@ _SAME_MODEL = (
     "Every rank has to run the same model, and to compute the same loss for "
     "the same variables."
 )
-# How many components of a version must match, from the left; None: all. Any
-# other difference only causes a warning.
-_PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
-    "TensorFlow": 2,
-    "Keras": 2,
-    "keras_towers": None,
-    "Horovod": None,
-    "BytePS": None,
-}
+# Any other difference only causes a warning.
+_MUST_MATCH = {"keras_towers", "Horovod", "BytePS"}
+_MINOR_MUST_MATCH = {"TensorFlow", "Keras"}
 
 
 class Peers(Protocol):
@@ -248,15 +242,16 @@ def compare_facts(
     warns: bool = True,
 ) -> None:
     """Compare the facts of two ranks, and refuse versions that must match."""
-    refused, warned = [], []
+    refused: list[str] = []
+    warned: list[str] = []
     for name in dict.fromkeys((*my_facts, *their_facts)):
-        parts = _PARTS_THAT_MUST_MATCH.get(name)
-        ours = my_facts.get(name, "").split(".")
-        theirs = their_facts.get(name, "").split(".")
-        if name in _PARTS_THAT_MUST_MATCH and ours[:parts] != theirs[:parts]:
-            refused.append(name)
-        elif ours != theirs:
-            warned.append(name)
+        ours, theirs = my_facts.get(name, ""), their_facts.get(name, "")
+        if name in _MINOR_MUST_MATCH:
+            must_match = minor_version(ours) != minor_version(theirs)
+        else:
+            must_match = name in _MUST_MATCH
+        if ours != theirs:
+            (refused if must_match else warned).append(name)
 
     def differs(names: Sequence[str]) -> str:
         mine, theirs = (

@@ -1,15 +1,80 @@
-"""Whether this process may train, as one of several without a strategy."""
+"""Whether the processes of a job would each train a model of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from keras_towers.errors import TowerError
+from keras_towers.rendezvous import launchers, tf_config
+
+Member: TypeAlias = launchers.ClusterEnvironment | tf_config.Cluster
 
 # What the error says; None: this process may train.
 _reason: str | None = None
+
+
+def member_of_job(*, certainly: bool = False) -> Member | None:
+    """This process as one of several, by its launcher or ``TF_CONFIG``.
+
+    Args:
+        certainly: only if there is another process without doubt. In a job of
+            unknown size separate training may be intended, and a process that
+            needs no cluster does not mind a malformed ``TF_CONFIG``.
+    """
+    member: Member | None = launchers.detect()
+    if member is None:
+        try:
+            member = tf_config.from_environment()
+        except TowerError:
+            if not certainly:
+                raise
+    if member is None or member.is_single_process:
+        return None
+    return None if certainly and member.size is None else member
+
+
+def describe(member: Member, cause: str, advice: str = "") -> str:
+    """Say that each process of a job would train a model of its own.
+
+    Args:
+        member: this process.
+        cause: why, as a clause.
+        advice: how to train one model in all of them, as sentences; empty: by
+            the strategy for such jobs.
+    """
+    advice = f"{advice or member.how_to_connect} {member.how_to_train_alone}"
+    return _text(f"this process is {member}", cause, advice)
+
+
+def _text(fact: str, cause: str, advice: str) -> str:
+    return (
+        f"{fact}, and each would train a model of its own, since {cause}. "
+        f"{advice}"
+    )
+
+
+def refuse(engine: str, cause: str, advice: str) -> None:
+    """Raise an error if this process, alone to an engine, is one of several.
+
+    Args:
+        engine: the engine, which does not read ``TF_CONFIG``.
+        cause: why it is alone, though a launcher has started others.
+        advice: how to start them.
+    """
+    member = member_of_job()
+    if isinstance(member, tf_config.Cluster):
+        jobs = member.jobs.items()
+        tasks = (f"{role} {i}" for role, a in jobs for i in range(len(a)))
+        cause = (
+            f"{engine} does not read {tf_config.VARIABLE}, which names the "
+            f"tasks {', '.join(tasks)}"
+        )
+        advice = ""
+    if member is not None:
+        raise TowerError(describe(member, cause, advice))
 
 
 def forbid_training(fact: str, advice: str) -> None:
@@ -20,10 +85,7 @@ def forbid_training(fact: str, advice: str) -> None:
         advice: how to connect them.
     """
     global _reason
-    _reason = (
-        f"{fact}, and each would train a model of its own, since no strategy "
-        f"connects them. {advice}"
-    )
+    _reason = _text(fact, "no strategy connects them", advice)
 
 
 def permit_training() -> None:

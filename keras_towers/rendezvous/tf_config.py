@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, store
@@ -22,7 +22,6 @@ EXAMPLE: str = (
     '"ps": ["10.0.0.3:4000"]}, "task": {"type": "worker", "index": 0}}'
 )
 
-HOW_TO_TRAIN_ALONE: str = f"To train in this process alone, unset {VARIABLE}."
 EVALUATOR: str = (
     "An evaluator evaluates checkpoints on its own, without a strategy."
 )
@@ -42,6 +41,9 @@ class Cluster:
     jobs: Mapping[str, tuple[str, ...]]
     role: str
     index: int
+    how_to_train_alone: ClassVar[str] = (
+        f"To train in this process alone, unset {VARIABLE}."
+    )
 
     @property
     def tasks(self) -> tuple[tuple[str, int], ...]:
@@ -83,15 +85,17 @@ class Cluster:
         return len(self.tasks)
 
     @property
-    def members(self) -> int:
-        """The number of tasks that train or serve."""
-        return self.size + len(self.ps)
+    def is_single_process(self) -> bool:
+        """Whether no other task trains or serves."""
+        return self.trains and self.size + len(self.ps) == 1
 
     @property
-    def strategy(self) -> str:
-        """The class of the strategy that trains one model in all tasks."""
+    def how_to_connect(self) -> str:
+        """How all tasks train one model, as a sentence."""
+        if self.role == "evaluator":
+            return EVALUATOR
         kind = "DistributedReplicated" if self.ps else "MultiWorkerTower"
-        return f"{kind}Strategy"
+        return f"{kind}Strategy trains one model in all of them."
 
     @property
     def local_rank(self) -> int:
@@ -167,22 +171,6 @@ def read_config(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     return config
 
 
-def refuse_unread(engine: str) -> None:
-    """Refuse an engine that ignores ``TF_CONFIG`` if it names several tasks."""
-    cluster = from_environment()
-    if cluster is None or (cluster.trains and cluster.members == 1):
-        return
-    advice = f"Use {cluster.strategy}, which does, or `keras-towers run`."
-    if cluster.role == "evaluator":
-        advice = EVALUATOR
-    tasks = (f"{r} {i}" for r, a in cluster.jobs.items() for i in range(len(a)))
-    raise TowerError(
-        f"{VARIABLE} says that this process is {cluster}, one of the tasks "
-        f"{', '.join(tasks)}, but {engine} does not read it, so that each "
-        f"would train a model of its own. {advice} {HOW_TO_TRAIN_ALONE}"
-    )
-
-
 def required(environment: Mapping[str, str] = os.environ) -> Cluster:
     """Read the cluster from ``TF_CONFIG``, or raise an error."""
     cluster = from_environment(environment)
@@ -232,7 +220,7 @@ def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
     if role == "evaluator" and role not in jobs:
         raise TowerError(
             f"{VARIABLE} says that this process is an evaluator. {EVALUATOR} "
-            f"{HOW_TO_TRAIN_ALONE}"
+            f"{Cluster.how_to_train_alone}"
         )
     if not isinstance(role, str) or role not in jobs:
         _refuse(

@@ -155,7 +155,7 @@ class Averages:
                 f"the step reads {', '.join(read)} after it has called an "
                 "optimizer for it, but the average of the replicas' gradients "
                 "is applied after the step: compute all gradients before the "
-                "first call of an optimizer, or take a strategy that updates "
+                "first call of an optimizer, or use a strategy that updates "
                 "within the step, such as TowerStrategy or "
                 "MultiWorkerTowerStrategy."
             )

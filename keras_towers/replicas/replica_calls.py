@@ -146,7 +146,7 @@ def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
     if runs_eagerly(model):
         raise TowerError(
             f"{config.name} needs compiled steps, but model {model.name!r} "
-            f"runs eagerly, by {eager_cause(model)}: leave that out, or debug "
+            f"runs eagerly, by {eager_cause(model)}: leave this out, or debug "
             "outside of the strategy."
         )
 

@@ -80,8 +80,8 @@ STRATEGIES = {
 def strategy(name: str, *arguments: Any, **options: Any) -> Any:
     """Create a strategy by name.
 
-    ``ModelParallelStrategy`` has none: it needs a layout map, which a command
-    cannot give.
+    ``ModelParallelStrategy`` has no name, since it needs a layout map, which
+    you cannot write in a command.
 
     Args:
         name: one of ``strategy_names()``, such as ``"horovod"``.

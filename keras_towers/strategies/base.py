@@ -74,7 +74,8 @@ class _StrategyClass(type):
                 form = signature.replace(parameters=untyped)
                 raise TowerError(
                     f"{cls.__name__} does not take these arguments: {error}. "
-                    f"It is {cls.__name__}{form}, whose options have names."
+                    f"It is {cls.__name__}{form}, and you have to name its "
+                    "options."
                 ) from None
             return super().__call__(*arguments, **options)
 
@@ -370,8 +371,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         if tf.distribute.has_strategy() and current is not self:
             raise TowerError(
                 f"{type(self).__name__} cannot be entered inside the scope of "
-                f"another {words_for_another(current, self)}: leave that one "
-                "first."
+                f"another {words_for_another(current, self)}: leave that "
+                "scope first."
             )
         if isinstance(self._config.job, SingleProcess):
             _warn_if_in_job(type(self).__name__)
@@ -473,31 +474,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
 @functools.cache
 def _warn_if_in_job(name: str) -> None:
-    """Warn if each process of a job would train a separate model."""
-    from keras_towers.rendezvous.launchers import (
-        HOW_TO_TRAIN_ALONE,
-        ClusterEnvironment,
-        detect,
-    )
+    """Warn if each process of a job would train a model of its own."""
+    from keras_towers.rendezvous import separate_training
 
-    member: ClusterEnvironment | tf_config.Cluster | None = detect()
-    suitable, advice = "HorovodStrategy", HOW_TO_TRAIN_ALONE
-    # In a job of unknown size, separate training may be intended.
-    in_job = member is not None and member.size not in (None, 1)
-    if member is None:
-        # One process needs no cluster: a malformed TF_CONFIG does no harm.
-        with contextlib.suppress(TowerError):
-            member = tf_config.from_environment()
-        if member is not None:
-            in_job = member.members > 1 and member.role != "evaluator"
-            suitable, advice = member.strategy, tf_config.HOW_TO_TRAIN_ALONE
-    if not in_job:
-        return
-    logger.warning(
-        "%s trains within one process, but this is %s: each of them trains a "
-        "separate model. %s trains one model in all of them. %s",
-        name,
-        member,
-        suitable,
-        advice,
-    )
+    member = separate_training.member_of_job(certainly=True)
+    if member is not None:
+        cause = f"{name} trains within one process"
+        logger.warning(separate_training.describe(member, cause))

@@ -61,18 +61,16 @@ class Mesh:
                 re.compile(key)
             except re.error as error:
                 raise TowerError(
-                    f"the key {key!r} of the layout map is no regular "
-                    f"expression ({error}): write .* for any text."
+                    f"the key {key!r} of the layout map is not a "
+                    f"regular expression ({error}): write .* for any text."
                 ) from None
         rows, axes = rows_of(layout_map.device_mesh, batch_dim_name)
         devices_of([*itertools.chain(*rows)])
         return cls(layout_map, axes, [devices_of(row) for row in rows])
 
 
-def claim_devices(
-    place: Transport | Cluster, towers: devices_lib.Towers, layouts: Any
-) -> devices_lib.Towers:
-    """Claim this rank's share of its machine, as ``share_machine`` does.
+class ClaimedDevices:
+    """This rank's share of its machine, as ``share_machine`` claims it.
 
     Args:
         place: the place of this process.
@@ -80,35 +78,47 @@ def claim_devices(
         layouts: the option of this name. As a number of towers does, a mesh of
             n GPUs takes those that the rank gets by its local rank.
     """
-    if layouts is None:
-        return devices_lib.share_machine(place, towers)
-    if towers != 1:
-        raise TowerError(
-            f"layouts contradict towers={towers!r}: the rows of their mesh are "
-            "the towers of this process. Leave towers out."
+
+    def __init__(
+        self,
+        place: Transport | Cluster,
+        towers: devices_lib.Towers,
+        layouts: keras.distribution.LayoutMap | None,
+    ):
+        self._layouts = layouts
+        if layouts is None:
+            self._devices = devices_lib.share_machine(place, towers)
+            return
+        if towers != 1:
+            raise TowerError(
+                f"layouts contradict towers={towers!r}: the rows of their mesh "
+                "are the towers of this process. Leave towers out."
+            )
+        names = [str(name) for name in np.ravel(layouts.device_mesh.devices)]
+        counts = all("gpu" in name.lower() for name in names)
+        share = devices_lib.share_machine(
+            place, len(names) if counts else names
         )
-    names = _names_in(layouts)
-    counts = all("gpu" in name.lower() for name in names)
-    claimed = devices_lib.share_machine(place, len(names) if counts else names)
-    return names if isinstance(claimed, int) else claimed
+        own = names if isinstance(share, int) else share
+        self._devices = [*own]
+        self._by_name = dict(zip(names, own, strict=True))
 
+    @property
+    def first_gpu(self) -> str | None:
+        """The first device, once TensorFlow has started; None: the host."""
+        first, *_ = devices_lib.devices_of(self._devices)
+        return None if devices_lib.all_on_host([first]) else first
 
-def towers_on(claimed: devices_lib.Towers, layouts: Any) -> list[str] | Mesh:
-    """Return the towers on claimed devices: these, or the rows of a mesh."""
-    if layouts is None:
-        return devices_lib.devices_of(claimed)
-    assert not isinstance(claimed, int)
-    by_name = dict(zip(_names_in(layouts), claimed, strict=True))
-    return Mesh.of(
-        layouts,
-        devices_of=lambda names: devices_lib.devices_of(
-            [by_name[name] for name in names]
-        ),
-    )
-
-
-def _names_in(layouts: Any) -> list[str]:
-    return [str(name) for name in np.ravel(layouts.device_mesh.devices)]
+    def towers(self) -> list[str] | Mesh:
+        """Return the devices of towers, or the mesh whose rows they are."""
+        if self._layouts is None:
+            return devices_lib.devices_of(self._devices)
+        return Mesh.of(
+            self._layouts,
+            devices_of=lambda names: devices_lib.devices_of(
+                [self._by_name[name] for name in names]
+            ),
+        )
 
 
 def rows_of(

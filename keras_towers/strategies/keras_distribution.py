@@ -26,8 +26,7 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.weights.adoption import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.rendezvous import launchers
-from keras_towers.rendezvous.separate_training import check_permitted
+from keras_towers.rendezvous import launchers, separate_training
 from keras_towers.strategies.device_mesh import rows_of
 from keras_towers.transport import SingleProcess, Transport
 
@@ -56,7 +55,7 @@ def _initialize(
             raise TowerError(
                 f"keras.distribution.initialize() got num_processes="
                 f"{num_processes}, but no launcher started this process. On "
-                f"TensorFlow the launcher connects them: `{_LAUNCH}`."
+                f"TensorFlow, the launcher connects processes: `{_LAUNCH}`."
             )
         logger.warning(
             "keras.distribution.initialize() found a single process, because "
@@ -124,7 +123,11 @@ def _strategy_of(distribution: Any) -> BaseStrategy:
 def _create_strategy(distribution: Any, batches: Batches) -> BaseStrategy:
     names = [str(name) for name in distribution.device_mesh.devices.flatten()]
     if _job.size == 1:
-        _require_initialized()
+        member = separate_training.member_of_job(certainly=True)
+        if member is not None and isinstance(_job, SingleProcess):
+            cause = "the processes are not connected"
+            advice = "Call keras.distribution.initialize() first."
+            raise TowerError(separate_training.describe(member, cause, advice))
         from keras_towers.strategies.model_parallel import ModelParallelStrategy
         from keras_towers.strategies.tower import TowerStrategy
 
@@ -217,20 +220,6 @@ def _per_rank(kind: str) -> int:
     return max(1, len(tf.config.list_logical_devices(kind.upper())))
 
 
-def _require_initialized() -> None:
-    """Prevent each process of a job from training a separate model."""
-    member = launchers.detect()
-    # In a job of unknown size, separate training may be intended.
-    joined = not isinstance(_job, SingleProcess)
-    if member is None or member.size in (None, 1) or joined:
-        return
-    raise TowerError(
-        f"a launcher started this process as one of several ({member}), which "
-        "would each train a separate model: call "
-        f"keras.distribution.initialize() first. {launchers.HOW_TO_TRAIN_ALONE}"
-    )
-
-
 _connected: contextlib.ExitStack | None = None
 _strategies: weakref.WeakKeyDictionary[Any, BaseStrategy] = (
     weakref.WeakKeyDictionary()
@@ -280,7 +269,7 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
             known_engines.refuse_own_optimizer(optimizer)
         if not placed and not distribution:
             modules = [e.module for e in known_engines.ENGINES.values()]
-            check_permitted(kind, model.name, modules)
+            separate_training.check_permitted(kind, model.name, modules)
     # A nested call, such as evaluate() inside fit().
     if _thread.running:
         yield

@@ -33,9 +33,9 @@ class NoOpStrategy(BaseStrategy):
     Use it to test callbacks, schedules and scripts without waiting for a model.
     Only callbacks change weights and moving averages. ``fit`` needs no data
     (``fit(steps_per_epoch=100)``). If the length of the data is unknown,
-    ``fit`` reads it to find its end; from a ``PyDataset``, which does not
-    declare its shapes, Keras reads a batch or two. An unbuilt model is built
-    from its data.
+    ``fit`` reads the data to find its end. From a ``PyDataset``, which does not
+    declare its shapes, Keras reads a batch or two. If the model is not built,
+    ``fit`` builds it from its data.
 
     Validation inside ``fit`` also computes nothing, and runs its callbacks. If
     you call ``evaluate`` or ``predict``, for example from a callback, they

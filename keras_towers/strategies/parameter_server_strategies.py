@@ -225,16 +225,16 @@ class _WorkerStrategy(BaseStrategy):
 class DistributedParameterServerStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers.
 
-    One server, the one with the fewest bytes, holds each trained weight and the
-    optimizer's state for it. A worker sums the gradients of its towers and
-    sends them to the servers. Then it reads all weights into one local copy,
-    which its towers share.
+    Each trained weight and the optimizer's state for it are on one server: the
+    server with the fewest bytes. A worker sums the gradients of its towers and
+    sends the sums to the servers. Then it reads all weights into one local
+    copy, which its towers share.
 
-    All processes run the same script with ``TF_CONFIG``. ``keras-towers run
-    --ps 1 --workers 3 script.py`` starts them, or you do. Parameter servers end
-    with the training. ``fit`` reports a worker's own metrics. Afterwards all
-    workers have the same model, with the chief's moving statistics. Only the
-    chief writes files.
+    All processes run the same script with ``TF_CONFIG``. Start them with
+    ``keras-towers run --ps 1 --workers 3 script.py``, or yourself. Parameter
+    servers end when training does. On each worker, ``fit`` reports the metrics
+    of the worker's own examples. Afterwards, all workers have the same model,
+    with the chief's moving statistics. Only the chief writes files.
 
     The servers average the gradients of all workers and apply them once, as one
     device applies the gradient of the whole batch.

@@ -54,10 +54,10 @@ class AsyncTowerStrategy(BaseStrategy):
     no update is lost, and ``optimizer.iterations`` counts them. Additions to a
     variable are not lost either, so metrics are exact. Batch callbacks run when
     a tower takes a batch, up to two batches per tower ahead of its step. They
-    get the logs of the step that ended last (until a step of this epoch has
-    ended, of the previous epoch). Epoch-end callbacks run after all steps of
-    the epoch; if the length of the data is known, so do the callbacks of the
-    last batch. ``fit`` raises errors that occur on a tower.
+    get the logs of the step that ended last, at first one of the previous
+    epoch. Epoch-end callbacks run after all steps of the epoch. If the length
+    of the data is known, so do the callbacks of the last batch. ``fit`` raises
+    errors that occur on a tower.
 
     A single tower is plain training. ``train_on_batch``, ``evaluate``,
     ``predict`` and custom training loops run as with ``TowerStrategy``. Eager
@@ -130,20 +130,20 @@ class SyncReplicasStrategy(BaseStrategy):
     Each of T replicas takes the next whole batch and computes its gradients.
     When R gradients have arrived, the strategy applies their average once, as
     one device would apply the gradient of these R batches together. Every
-    replica then continues with the new weights. A gradient older than the
-    weights is dropped, and counted.
+    replica then continues with the new weights. The strategy drops gradients
+    that are older than the weights, and counts them.
 
-    With T > R there are T - R backup replicas: a slow or stopped replica does
-    not delay the others. With T = R nothing is dropped: up to float rounding,
-    the weights equal those of one device that trains on R batches at a time.
-    With T < R replicas compute several gradients for each update, for batches
-    that do not fit into the devices' memory.
+    With T > R, there are T - R backup replicas: a slow or stopped replica does
+    not delay the others. With T = R, no gradient is dropped: up to float
+    rounding, the weights equal those of one device that trains on R batches at
+    a time. With T < R, replicas compute several gradients for each update, for
+    batches that do not fit into the devices' memory.
 
-    A gradient belongs to the mean loss of one batch. All gradients count
-    equally in an average, whatever the size of their batches. Statistics of a
-    batch, as in BatchNormalization, also cover one replica's batch. If the
-    number of batches is not a multiple of R, the last update of an epoch
-    averages fewer gradients. ``optimizer.iterations`` counts updates.
+    Each gradient is that of the mean loss of one batch. All gradients count
+    equally in an average, whatever the size of their batches.
+    BatchNormalization uses the statistics of one replica's batch. If the number
+    of batches is not a multiple of R, the last update of an epoch averages
+    fewer gradients. ``optimizer.iterations`` counts updates.
 
     If gradients can be dropped, the logs of an epoch contain their number as
     ``"dropped_gradients"``. A ``TensorBoard`` callback also writes the number

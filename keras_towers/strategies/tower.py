@@ -12,15 +12,14 @@ from keras_towers.strategies.base import BaseStrategy
 class TowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several devices of one machine.
 
-    Towers divide the step of one device: each computes the part that belongs to
-    its share of the batch. The gradients are all-reduced, and the optimizer
-    then runs as on one device. Weights, losses and metrics equal those of one
-    device, up to float rounding, for any model, including BatchNormalization,
-    random layers and losses over the whole batch. After the first step,
-    ``describe`` lists what towers exchange, and what one device computes for
-    all.
+    Towers divide the step of one device: each computes its share of the batch.
+    They sum their gradients, and the optimizer then runs as on one device.
+    Weights, losses and metrics equal those of one device, up to float rounding,
+    for any model, including BatchNormalization, random layers and losses over
+    the whole batch. After the first step, ``describe`` lists what towers
+    exchange, and what one device computes for all.
 
-    This is a real ``tf.distribute.Strategy``. It also works as ``with
+    This is a ``tf.distribute.Strategy``, which also works as ``with
     strategy.scope():`` and in custom training loops.
 
     Ports tensorpack's ``SyncMultiGPUTrainerReplicated``, with its modes.

@@ -65,14 +65,15 @@ class Timeline(ObservesFit):
     The callback prints a table of the phases, with means and medians. (If a
     mean is far above the median, a few steps were long.) If a phase stands out,
     it also prints advice on what to change first. Work between epochs, such as
-    a validation, has a row of its own. Calls in which TensorFlow traced the
-    step are left out. The callback keeps the times of the last 10,000 steps, or
-    of ``steps`` if that is more, so memory does not grow.
+    a validation, has a row of its own. The table leaves out calls in which
+    TensorFlow traced the step. The callback keeps the times of the last 10,000
+    steps, or of ``steps`` if that is more, so memory does not grow.
 
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
-    step: each has its own steps in its row. ``fit`` traces its step again, and
-    so does the next ``fit``. Operations that draw without an explicit seed,
-    such as ``tf.random.normal``, then restart their streams.
+    step: the row of each shows its own steps. With this callback, ``fit``
+    traces its step again, and so does the next ``fit`` without it. Operations
+    that draw without an explicit seed, such as ``tf.random.normal``, then
+    restart their streams.
 
     On accelerators, TensorFlow only queues work. A phase ends when a value that
     was queued after it has reached the host. Measuring does not change the
@@ -121,8 +122,9 @@ class Timeline(ObservesFit):
         """Measure the ``fit`` in this block, and write the measurements."""
         if compat.is_op_determinism_enabled():
             raise TowerError(
-                "Timeline reads the clock within a step, which TensorFlow "
-                "refuses after enable_op_determinism(): measure without it."
+                "Timeline reads the clock within a step, and TensorFlow "
+                "refuses that after enable_op_determinism(): measure without "
+                "it."
             )
         rank = 0 if config is None else config.job.rank
         make_writable(absolute(self.path).parent, "give Timeline another path.")
@@ -220,8 +222,8 @@ class Timeline(ObservesFit):
         """Refuse a call that is not measured."""
         if self._recorder is None:
             raise TowerError(
-                "Timeline measures what a strategy does, but this fit has "
-                "none: call it inside a block, such as `with "
+                "Timeline measures the work of a strategy, but this fit "
+                "has none: call it inside a block, such as `with "
                 "kt.TowerStrategy():`."
             )
 

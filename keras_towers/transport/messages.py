@@ -36,8 +36,8 @@ def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
     """Return the bytes of each element; if several, as a last dimension."""
     if tensor.dtype == tf.string:
         raise TowerError(
-            "tensors of dtype string cannot be sent to other ranks like this: "
-            "send numbers or truth values."
+            "tensors of dtype string cannot be sent to other ranks: send "
+            "numbers or truth values."
         )
     if tensor.dtype == tf.bool:
         return tf.cast(tensor, tf.uint8)

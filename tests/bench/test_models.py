@@ -99,7 +99,7 @@ ONES = np.ones((5, 4))
         (lambda: keras.Sequential(), "not compiled: call model.compile"),
         (
             any_length,
-            "no examples can be made for it: it has no inputs of known",
+            "examples cannot be made for it: its inputs have no known shape",
         ),
         (lambda: (perceptron(), ONES, [object()]), "arrays of examples"),
         (lambda: (perceptron(), ONES, ONES[:4]), "returned 4 and 5 examples"),

@@ -57,7 +57,7 @@ NO_SERVERS = 'MyStrategy .* names none: add "ps" .* `keras-towers run'
     ("roles", "started", "said"),
     [
         ({"worker": "a:1"}, False, NO_SERVERS),
-        (EVALUATOR, False, "nothing to do in the task evaluator"),
+        (EVALUATOR, False, "no use for the task evaluator"),
         (SERVES, True, "before the process was made ps 0"),
         (SERVES, False, ", .* in use"),
         (TRAINS, False, ", .* in use"),

@@ -155,7 +155,7 @@ def test_workers_end_if_the_chief_fails_or_dies(job):
     chief, worker = of(job(2), 0, 1, stall_timeout_s=60)
     ended = soon(worker.wait_for_chief)
     chief.fail(Boom("full disk"))
-    ends_with(ended, "the chief's fit has failed, and with it this one: Boom")
+    ends_with(ended, "fit has failed on the chief, and so on this worker: Boom")
     it = job(2)
     _, worker = of(it, 0, 1, stall_timeout_s=60)
     it.kill(0)

@@ -1,10 +1,14 @@
 """``Lifetimes``: the bytes that a tower has at a time."""
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition import partition_graph
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.lifetimes import AssumedBatch, Lifetimes
+from keras_towers.partition.local_step import to_local_step
+from tests.partition.kit import replicated, sharded, trace
 
 
 def lifetimes(step, layouts, specs, towers=2, rows=8):
@@ -43,3 +47,49 @@ def test_what_is_used_later_lives_longer():
     # Two of them at the product, which takes the memory of one, as the second
     # ``exp`` has; then neither the batch nor the weight is.
     assert 2 * hidden <= most < 2 * hidden + weight
+
+
+def laid_out(function, *given):
+    graph = trace(function, *given)
+    layouts = [g.layout for g in given]
+    program = partition_graph(
+        graph, layouts, graph.outputs, options=LayoutOptions(xla=True)
+    )
+    return program, graph
+
+
+def test_rows_of_a_tower_and_of_all_towers_belong_together():
+    def products(x):
+        z = tf.tanh(x)
+        return tf.linalg.band_part(tf.matmul(z, z, transpose_b=True), 0, -1)
+
+    program, _ = laid_out(products, sharded(-1, 3))
+    assumed = AssumedBatch(program, 4, 8)
+    (own,) = [t for t in program.inputs.of_graph if t.on_towers]
+    gathered = [e.result for e in program.exchanges if e.kind == "gather"]
+    first, *others = assumed.inputs_of([own, *gathered])
+    assert first.shape == [8, 3]
+    assert [32, 3] in [spec.shape.as_list() for spec in others]
+
+
+def test_sizes_are_entries():
+    program, _ = laid_out(
+        lambda x, y: tf.reduce_sum(x) + y, sharded(-1, 3), replicated(2)
+    )
+    total, given = program.inputs.total, program.inputs.of_graph[1]
+    entries, spec = AssumedBatch(program, 3, 8).inputs_of([total, given])
+    np.testing.assert_array_equal(entries, 24)
+    assert spec == tf.TensorSpec([2], tf.float32)
+
+
+def test_the_step_of_one_process_also_counts_the_rows_of_all():
+    def checked(x):
+        count = tf.shape(x)[0]
+        assertion = tf.debugging.Assert(count < 99, [count])
+        with tf.control_dependencies([assertion]):
+            return tf.tanh(x)
+
+    program, _ = laid_out(checked, sharded(-1, 3))
+    local = to_local_step(program, {}).program
+    (rows,) = AssumedBatch(local, 2, 8).inputs_of([local.results[0]])
+    assert rows.shape[1] == 3

@@ -269,7 +269,7 @@ def gradients_that_are_not_scaled_are_summed():
 @check
 def other_usage_is_refused():
     mine, strategy = s.model(), s.Strategy()
-    with s.refused("trains by fit() only"), strategy:
+    with s.refused("trains only with fit()"), strategy:
         mine.train_on_batch(s.X, s.Y)
     assert_ordinary(mine)
     with s.refused("needs compiled steps"), strategy:

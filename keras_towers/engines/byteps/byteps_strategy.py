@@ -9,7 +9,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.device_mesh import claim_devices, towers_on
+from keras_towers.strategies.device_mesh import ClaimedDevices
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -18,8 +18,8 @@ class BytePSStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over BytePS.
 
     Servers sum the gradients. They run beside the processes that train, or on
-    spare machines without GPUs. All processes run the same script; start them
-    by ``keras-towers run -np 4 --strategy byteps script.py``. Each takes its
+    spare machines without GPUs. All processes run the same script. Start them
+    with ``keras-towers run -np 4 --strategy byteps script.py``. Each takes its
     share of every global batch. Results equal those of one process, as with
     ``HorovodStrategy``. With ``compression=None``, servers sum gradients
     without loss, as with ``compression="none"``.
@@ -66,7 +66,6 @@ class BytePSStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 --strategy "
                 "byteps script.py` starts two."
             )
-        claimed = claim_devices(transport, towers, checked.layouts)
-        towers_here = towers_on(claimed, checked.layouts)
-        super().__init__(towers_here, checked, transport=transport)
+        claimed = ClaimedDevices(transport, towers, checked.layouts)
+        super().__init__(claimed.towers(), checked, transport=transport)
         self._compose()

@@ -47,8 +47,8 @@ from keras_towers.rendezvous import (
     failed_calls,
     launchers,
     rank_checks,
+    separate_training,
     store,
-    tf_config,
     watch,
 )
 from keras_towers.rendezvous.rank_environment import seconds
@@ -70,18 +70,14 @@ def connect(bps: ModuleType) -> None:
     if _connected:
         return
     _worker = dmlc.check_worker()
-    member = launchers.detect()
-    if _worker is None and member and not member.is_single_process:
-        raise TowerError(
-            f"this process is {member}, but nothing has started BytePS's "
-            "scheduler and servers, so that each process would train a model "
-            "of its own: use `keras-towers run -np 2 --strategy byteps "
-            "script.py`, or, if the script enters the strategy itself, "
-            f"`keras-towers run -np 2 --servers 1`. "
-            f"{launchers.HOW_TO_TRAIN_ALONE}"
+    if _worker is None:
+        separate_training.refuse(
+            "BytePS",
+            "nothing has started BytePS's scheduler and servers",
+            "Use `keras-towers run -np 2 --strategy byteps script.py`, or, if "
+            "the script enters the strategy itself, `keras-towers run -np 2 "
+            "--servers 1`.",
         )
-    if _worker is None and member is None:
-        tf_config.refuse_unread("BytePS")
     rank_checks.compare_with_first_rank("BytePS")
     dmlc.set_defaults(_worker)
     with _limit_start(_worker), _coarse_timers():

@@ -28,7 +28,7 @@ def connection() -> Transport:
     """Return the connection to the other ranks."""
     if _connect is None:
         raise TowerError(
-            "the ranks are not connected: call init() of keras_towers.horovod "
-            "or keras_towers.byteps first."
+            "the ranks are not connected: first call init() of "
+            "keras_towers.horovod or keras_towers.byteps."
         )
     return _connect()

@@ -166,8 +166,8 @@ class _SameStart(BroadcastGlobalVariablesCallback):
         if transport.rank == 0:
             logger.warning(
                 f"the ranks begin with different weights of model "
-                f"{model.name!r}, and take those of rank 0: give fit "
-                "BroadcastGlobalVariablesCallback(0), or seed all alike."
+                f"{model.name!r}, and use those of rank 0: give fit "
+                "BroadcastGlobalVariablesCallback(0), or seed all ranks alike."
             )
         super()._broadcast()
 
@@ -292,7 +292,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     ):
         if initial_lr is None and not self._rate_is_optional:
             raise TowerError(
-                "initial_lr is None: give the learning rate to be multiplied."
+                "initial_lr is None: give the learning rate that the callback "
+                "multiplies."
             )
         super().__init__()
         self.multiplier: Callable[[float], float] = (

@@ -10,7 +10,7 @@ from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.device_mesh import claim_devices, towers_on
+from keras_towers.strategies.device_mesh import ClaimedDevices
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -18,7 +18,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 class HorovodStrategy(BaseStrategy):
     """Trains an existing Keras model in several processes, over Horovod.
 
-    All processes run the same script. Start them by ``keras-towers run -np 4
+    All processes run the same script. Start them with ``keras-towers run -np 4
     script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of
     every global batch. The weights equal those of one process, up to float
     rounding, and are bit-identical on every rank. On every rank, metrics and
@@ -32,9 +32,10 @@ class HorovodStrategy(BaseStrategy):
     all are on one machine without GPUs, else by Horovod.
 
     Args:
-        towers: devices of this process: a number, GPU ids or device names. On a
-            machine with GPUs, a number of GPUs is assigned by local rank,
-            unless the launcher (such as Ray) has assigned some.
+        towers: devices of this process: a number, GPU ids or device names. If
+            you give a number on a machine with GPUs, a process takes the GPUs
+            of its local rank, unless the launcher (such as Ray) has assigned
+            some.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, instead of ``towers``. All processes have such a mesh.
         shard_over: ``"process"``: divide weights in shards within each process,
@@ -68,12 +69,9 @@ class HorovodStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 script.py` "
                 "starts two."
             )
-        claimed = claim_devices(self._horovod, towers, checked.layouts)
-        towers_here = towers_on(claimed, checked.layouts)
-        first = devices_lib.devices_of(claimed)[0]
-        on_host = devices_lib.all_on_host([first])
-        self._horovod.try_nccl(None if on_host else first)
-        super().__init__(towers_here, checked, transport=self._horovod)
+        claimed = ClaimedDevices(self._horovod, towers, checked.layouts)
+        self._horovod.try_nccl(claimed.first_gpu)
+        super().__init__(claimed.towers(), checked, transport=self._horovod)
         self._compose()
 
     def mpi_enabled(self) -> bool:

@@ -32,8 +32,8 @@ from keras_towers.rendezvous import (
     meet,
     network,
     rank_checks,
+    separate_training,
     store,
-    tf_config,
     watch,
 )
 from keras_towers.transport import messages
@@ -58,7 +58,7 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             rank_checks.compare_with_first_rank("Horovod")
         # Without a rendezvous, Horovod's C++ code would wait and then abort.
         if not (hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)):
-            _check_alone(member)
+            _refuse_alone()
         if (
             not hvd.mpi_built()
             or os.environ.get("HOROVOD_CONTROLLER") == "gloo"
@@ -70,10 +70,8 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     _connected = True
     # A list of ranks may name only one.
     may_be_one = args or kwargs.get("comm")
-    if hvd.size() == 1 and member is None:
-        tf_config.refuse_unread("Horovod")
-    elif hvd.size() == 1 and not may_be_one:
-        _check_alone(member)
+    if hvd.size() == 1 and not (member and may_be_one):
+        _refuse_alone()
 
 
 def _check_name() -> None:
@@ -92,10 +90,10 @@ def _check_name() -> None:
     else:
         return
     raise TowerError(
-        f"the name of this machine, {name}, {what}, and Horovod exchanges "
-        "through the address of its name. Give the name the machine's address "
-        f"in /etc/hosts, before any other line with it, such as: 10.0.0.1 "
-        f"{name}"
+        f"the name of this machine, {name}, {what}, and Horovod connects "
+        "ranks through the address of this name. Give the name the machine's "
+        "real address in /etc/hosts, before any other line with it, such as: "
+        f"10.0.0.1 {name}"
     )
 
 
@@ -115,20 +113,13 @@ def _watch_start() -> Iterator[None]:
         activity.mark("")
 
 
-def _check_alone(member: launchers.ClusterEnvironment | None) -> None:
-    """Raise an error if a launcher has started other processes, too."""
-    if member is None or member.is_single_process:
-        return
-    advice = (
-        "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
-        if member.horovod_reads_variables
-        else launchers.HOW_TO_TRAIN_ALONE
-    )
-    raise TowerError(
-        f"this process is {member}, but Horovod knows of no other, so that "
-        "each would train a model of its own: start the script with "
-        "`keras-towers run`, and do not call Horovod's own init() before. "
-        f"{advice}"
+def _refuse_alone() -> None:
+    """Raise an error if this process is one of several."""
+    separate_training.refuse(
+        "Horovod",
+        "Horovod knows of no other",
+        "Start the script with `keras-towers run`, and do not call Horovod's "
+        "own init() before.",
     )
 
 

@@ -18,7 +18,7 @@ from keras_towers.fit.options import RankKeywords, check_seconds, options_of
 from keras_towers.rendezvous import store, tf_config
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.device_mesh import claim_devices, towers_on
+from keras_towers.strategies.device_mesh import ClaimedDevices
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -27,10 +27,10 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 class MultiWorkerTowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several machines, over TensorFlow.
 
-    Needs only TensorFlow. All tasks in ``TF_CONFIG`` run the same script, and
-    exchange tensors by TensorFlow's own collective operations and gRPC servers.
-    Each takes its share of every global batch. Results equal those of one
-    process, as with ``HorovodStrategy``.
+    This strategy needs only TensorFlow. All tasks in ``TF_CONFIG`` run the same
+    script, and exchange tensors with TensorFlow's own collective operations and
+    gRPC servers. Each takes its share of every global batch. Results equal
+    those of one process, as with ``HorovodStrategy``.
 
     The chief, or else the first worker, is rank 0. Import ``keras_towers``
     before you make the first tensor or model, so that TensorFlow starts as one
@@ -47,10 +47,11 @@ class MultiWorkerTowerStrategy(BaseStrategy):
     Args:
         towers: as for ``HorovodStrategy``; a machine's GPUs are assigned to its
             tasks in turn.
-        heartbeat_timeout_s: if a task gives no sign of life for so many
+        heartbeat_timeout_s: if a task gives no sign of life for this many
             seconds, all other tasks get a ``tf.errors.UnavailableError``. Then
-            start all tasks again: with ``keras.callbacks.BackupAndRestore`` or
-            ``kt.Backup``, training resumes from the last backup.
+            start all tasks again: with ``kt.Backup`` or
+            ``keras.callbacks.BackupAndRestore``, training resumes from the last
+            backup.
         start_timeout_s: seconds to wait for the other tasks to start.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, instead of ``towers``. All processes have such a mesh.
@@ -101,12 +102,11 @@ class MultiWorkerTowerStrategy(BaseStrategy):
                 "MultiWorkerTowerStrategy is for tasks that train: the chief "
                 f"and the workers. {advice}"
             )
-        claimed = claim_devices(cluster, towers, checked.layouts)
+        claimed = ClaimedDevices(cluster, towers, checked.layouts)
         transport = _connect(
             cluster, claimed, heartbeat_timeout_s, start_timeout_s
         )
-        towers_here = towers_on(claimed, checked.layouts)
-        super().__init__(towers_here, checked, transport=transport)
+        super().__init__(claimed.towers(), checked, transport=transport)
         self._compose()
 
     def __exit__(self, *error: Any) -> None:
@@ -125,7 +125,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
 
 def _connect(
     cluster: Cluster,
-    towers: devices_lib.Towers,
+    claimed: ClaimedDevices,
     timeout_s: float,
     start_timeout_s: float,
 ) -> Transport:
@@ -138,9 +138,7 @@ def _connect(
         return SingleProcess()
     store.report_connected(cluster.rank)
     task = tensorflow_task.join(cluster, timeout_s, start_timeout_s)
-    first = devices_lib.devices_of(towers)[0]
-    on_host = devices_lib.all_on_host([first])
     transport = CollectiveTransport(task)
     transport.compare_once()
-    transport.try_nccl(None if on_host else first)
+    transport.try_nccl(claimed.first_gpu)
     return transport

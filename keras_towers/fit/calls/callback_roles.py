@@ -236,8 +236,8 @@ def warn_of_counters(arguments: dict[str, Any]) -> None:
     ]
     if names:
         logger.warning(
-            "fit resumes in the middle, but %s starts afresh: its counts and "
-            "its best value so far are not kept.",
+            "fit resumes, but %s starts afresh: a backup does not keep its "
+            "counts and its best value.",
             ", ".join(names),
         )
 

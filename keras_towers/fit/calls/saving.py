@@ -82,8 +82,8 @@ _job: _RanksOfStore | None = None
 def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
-    Otherwise, if Keras saves a file, only rank 0 of a job writes it, and the
-    other ranks wait until rank 0 has written the same path.
+    Without this block, only rank 0 of a job writes the files that Keras saves,
+    and the other ranks wait until rank 0 has written the same path.
 
     Example:
         >>> with kt.save_on_every_rank():

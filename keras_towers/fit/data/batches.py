@@ -202,8 +202,8 @@ class Batch:
                 raise TowerError(f"part {name} of a batch has no rows. {EACH}")
             if has_rows(leaf) and not can_be_divided(leaf):
                 raise TowerError(
-                    f"part {name} of a batch is ragged in several axes, and "
-                    f"cannot be divided. {EACH}"
+                    f"part {name} of a batch is ragged in several axes, so "
+                    f"towers cannot divide it. {EACH}"
                 )
 
 

@@ -164,8 +164,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         strategy = self._config.strategy
         if idles and first_time(strategy, ("idle towers", size)):
             logger.warning(
-                "a batch of %d cannot occupy %d towers: in every step some "
-                "towers are idle. Use a batch_size of %d or more.",
+                "a batch of %d cannot occupy %d towers, so some towers are "
+                "idle in every step. Use a batch_size of %d or more.",
                 size,
                 replicas,
                 replicas,

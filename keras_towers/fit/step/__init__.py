@@ -14,7 +14,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
    (``program_exchanges.py``, ``exchange_kinds.py``).
 
 ``adaptive_function``
-  Train, test and predict functions that learn how to divide batches.
+  Keras's step functions: which inputs have rows, how many parts fit.
 ``device_memory``
   Whether a model fits into the memory of its devices, before its first step.
 ``divided_batch``
@@ -27,8 +27,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   A traced function, called as one operation or inlined into its caller.
 ``own_batch_step``
   A step that XLA compiles for a tower with a batch of its own.
-``pace``
-  Gathered weights exist for two levels at a time, not for a whole step.
 ``placed_tensors``
   The tensors of a step, each with a value at every place where it differs.
 ``planned_step``
@@ -37,8 +35,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   What towers, their columns and processes exchange in a program.
 ``program_inputs``
   What the inputs of a program get that no batch has: variables, and shares.
-``program_text``
-  A step over towers as text: a line for each operation and exchange.
 ``stacked_lists``
   Lists of tensors that functions take or return which XLA compiles.
 ``step_costs``

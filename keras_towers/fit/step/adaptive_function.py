@@ -1,4 +1,4 @@
-"""Train, test and predict functions that learn how to divide batches."""
+"""Keras's step functions: which inputs have rows, how many parts fit."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ class _Planner:
                         return self._name(options, times, number), needed
             if tries == _MOST_TRIES:
                 break
-        raise TowerError("no option is known with which it fits")
+        raise TowerError("no known option makes it fit")
 
     def _choices(self) -> Iterator[tuple[Mapping[str, Any], int]]:
         """Yield options, and how many times as many devices they are for."""
@@ -371,14 +371,14 @@ def _describe(planner: _Planner, needs: Needs, limit: Limit) -> str:
     except Exception as error:
         # What it needs as it is, is known all the same.
         logger.debug("no option is known: %s", shorten(error))
-        text += " No option is known with which it fits: take a smaller batch"
+        text += " No known option makes it fit: use a smaller batch"
     else:
         size = format_bytes(then.total or then.held)
-        beside = "" if then.total else ", without what a step needs"
+        beside = "" if then.total else ", without the step"
         text += f" It fits with {option}: {size}{beside}"
     return (
-        f"{text}. If devices have more, set {ENV_DEVICE_MEMORY}; 0 skips this "
-        "check."
+        f"{text}. If devices have more memory, set {ENV_DEVICE_MEMORY}; 0 "
+        "skips this check."
     )
 
 

@@ -304,8 +304,8 @@ class GlobalStep:
         if first_time(model, ("runs eagerly", config.name)):
             logger.warning(
                 "model %r runs eagerly, so its steps are not divided: they run "
-                "as on one device under %s. Leave out %s to train on all "
-                "towers.",
+                "as on one device under %s. To train on all towers, leave "
+                "out %s.",
                 model.name,
                 config.name,
                 eager_cause(model),

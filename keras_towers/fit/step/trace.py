@@ -308,8 +308,9 @@ def trace(
     draw_counts[outer] = draw_counts.get(graph, 0)
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
-            "the step captures a value that is known only when it is called, "
-            "which towers cannot divide: pass it as part of the batch."
+            "the step uses a value that is known only when it runs, and that "
+            "is not part of the batch: towers cannot divide it. Pass it as "
+            "part of the batch."
         )
     captures = [outside for outside, _ in graph.captures]
     output = graph.structured_outputs

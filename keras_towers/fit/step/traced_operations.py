@@ -24,13 +24,19 @@ from keras_towers.fit.weights.model_state import ModelState, collect
 # What only names or counts objects of a process; the numbers of draws without a
 # seed, which rank 0 makes; and what the inputs of a call tell.
 _IGNORED = frozenset(
-    (
-        *("container", "shared_name", "token", "message"),
-        *("seed", "seed2", "config", "config_proto", "executor_type"),
+    [
+        "container",
+        "shared_name",
+        "token",
+        "message",
+        "seed",
+        "seed2",
+        "config",
+        "config_proto",
+        "executor_type",
         "Tin",
-    )
+    ]
 )
-
 
 # Tells the inputs of an operation apart.
 _PLACES = 0x9E3779B97F4A7C15

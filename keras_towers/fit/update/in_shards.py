@@ -295,8 +295,9 @@ class UpdateInShards(WeightUpdate):
                 del known[variable]
         if lost:
             logger.warning(
-                "training failed while each rank had its part of %d variables, "
-                "which have no value now: load the model from a checkpoint",
+                "training failed while each rank had only its part of %d "
+                "variables. They have no value now: load the model from a "
+                "checkpoint",
                 len(lost),
             )
 

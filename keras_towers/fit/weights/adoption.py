@@ -211,8 +211,8 @@ class Adoption:
                 raise TowerError(
                     f"model {model.name!r} lives on another "
                     f"{words_for_another(owner, self._config.strategy)}. A "
-                    "model can be on one strategy at a time: leave the other "
-                    "one's `with` block first, or build the model outside "
+                    "model can be on one strategy at a time: first leave the "
+                    "other one's `with` block, or build the model outside "
                     "of any scope."
                 )
 

@@ -150,9 +150,11 @@ class JointAccess:
         self.known.register(variable)
 
     def serve_at_exit(self) -> None:
-        """Serve the others at the end of the script, too, if it ends well."""
-        # Before the engine, which may have connected again, is shut down; and
-        # once, for the variables of all strategies.
+        """Serve the others at the end of the script, too, if it ends well.
+
+        It happens once, for the variables of all strategies, and before the
+        engine, which may have connected again, is shut down.
+        """
         atexit.unregister(_serve_at_exit)
         atexit.register(_serve_at_exit, self)
 
@@ -270,7 +272,7 @@ class JointAccess:
                 raise TowerError(
                     f"the ranks do different things: {describe_each(points)}. "
                     "Every rank has to read and write the same variables in "
-                    "the same order, since each has its part of them."
+                    "the same order, since each has only a part of them."
                 )
             return [each and Action(*each) for _, each in ranks]
         raise NoValueError(

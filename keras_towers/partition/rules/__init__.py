@@ -60,7 +60,7 @@ The file of an operation's rule, with some of TensorFlow's names:
 ``slices``
   Slices, splits and padding.
 ``variables``
-  Reads and writes of variables.
+  Reads, writes and lookups of variables, such as tables of embeddings.
 ``mesh_columns``
   Exchanges with the other columns of a mesh, in the graph of one column.
 """

@@ -1,4 +1,4 @@
-"""Reads and writes of variables.
+"""Reads, writes and lookups of variables, such as tables of embeddings.
 
 What a variable holds is a value like any other: the towers' functions take it,
 and return new ones. Of a variable in shards each tower has its own rows.

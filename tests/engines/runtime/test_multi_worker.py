@@ -11,7 +11,7 @@ import keras_towers as kt
 from keras_towers import TowerError
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
-from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous import separate_training, tf_config
 from keras_towers.strategies import base
 from tests.kit.clusters import local_cluster
 
@@ -92,7 +92,7 @@ def test_engines_that_would_train_separately_are_refused(
     place(role, 0, **jobs)
     alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
     tasks = ", ".join(f"{name} 0" for name in jobs)
-    said = f"{role} 0 at b:1, one of the tasks {tasks},.*{words}"
+    said = f"{role} 0 at b:1, .* names the tasks {tasks}\\. .*{words}"
     with pytest.raises(TowerError, match=said):
         horovod_transport.connect(alone)
     with pytest.raises(TowerError, match=said):
@@ -122,4 +122,4 @@ def test_horovod_needs_the_address_of_the_machine_s_name(
 
 def test_an_engine_of_a_single_task_is_not_refused(place):
     place("chief", 0, chief=["a:1"], evaluator=["b:1"])
-    tf_config.refuse_unread("Horovod")
+    separate_training.refuse("Horovod", "", "")

@@ -66,7 +66,7 @@ def test_eager_steps_run_as_on_one_device_and_warn_once(logged, cause):
         tf.config.run_functions_eagerly(False)
     assert [rows for _, rows, _ in model.asked] == [12] * 4
     ((level, said),) = logged("runs eagerly")
-    assert level == "WARNING" and f"Leave out {cause} to" in said
+    assert level == "WARNING" and f"leave out {cause}" in said
 
 
 class Generating(keras.Sequential):

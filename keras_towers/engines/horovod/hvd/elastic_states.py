@@ -129,7 +129,7 @@ class VariablesState(ObjectState):
         shapes = [list(v.shape) for v in variables]
         if shapes != [list(v.shape) for v in values]:
             raise TowerError(
-                "the last commit of this job is of other variables: a script "
+                "the last commit of this job has other variables: a script "
                 "that starts again has to make the same model."
             )
         for variable, value in zip(variables, values, strict=True):
