@@ -332,6 +332,9 @@ class LaunchPlan:
 def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
     """Return what connects the processes, by the strategy or the options."""
     known = STRATEGIES.get(strategy or "")
+    if strategy and not (known or ps or workers or servers):
+        # The strategy of another package connects its processes by itself.
+        return Engine(strategy, strategy, strategy, strategy)
     engine = known.engine if known else None
     tasks = given.ps or given.workers
     if tasks and known and not (engine and engine.roles):

@@ -260,7 +260,7 @@ def a_model_that_one_rank_compiles_again_fails_on_all():
 @check
 def ranks_that_all_wait_hear_so_and_those_that_compute_do_not():
     transport = s.Strategy()._config.transport
-    exact = transport._sum
+    exact = transport.engine_sum
 
     def computes(value):
         assert wait_until(lambda: not known._progress.waits)
@@ -286,7 +286,7 @@ def ranks_that_all_wait_hear_so_and_those_that_compute_do_not():
     with hearing_soon() as known, pytest.MonkeyPatch.context() as patch:
         transport.note_wait("step 1 of a test")
         transport.gather_objects(None)
-        patch.setattr(transport, "_sum", never_ends)
+        patch.setattr(transport, "engine_sum", never_ends)
         step(tf.constant(1.0))
         transport.note_wait("")
 
@@ -346,7 +346,7 @@ def assert_sums_on_host(transport, patches, sum_of_rank_1, why):
         patch.setattr(EngineTransport, "_nccl_failure", None)
         patch.setattr(system, "limit_teardown", lambda: None)
         if s.RANK == 1 and sum_of_rank_1 is not None:
-            patch.setattr(transport, "_sum", sum_of_rank_1)
+            patch.setattr(transport, "engine_sum", sum_of_rank_1)
         # Not that of an engine which was built without it.
         EngineTransport.try_nccl(transport, "/device:CPU:0")
         assert re.search(why, transport.describe_nccl())
@@ -358,7 +358,7 @@ def assert_sums_on_host(transport, patches, sum_of_rank_1, why):
 @check
 def ranks_that_cannot_sum_over_nccl_sum_on_the_host():
     transport = s.Strategy()._config.transport
-    exact = transport._sum
+    exact = transport.engine_sum
 
     def adds_wrongly(tensors, key):
         return [total + 1 for total in exact(tensors, key)]
