@@ -249,6 +249,12 @@ class HorovodTransport(EngineTransport):
         options = self._options
         return _send_bits(tensor, self.engine.allgather, name=key, **options)
 
+    def _gather_known(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        shape = tf.concat([[sum(counts)], tf.shape(tensor)[1:]], 0)
+        return self._gather(_if_there_is_room(tensor, shape), key)
+
     def _scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
@@ -265,6 +271,7 @@ class HorovodTransport(EngineTransport):
 
     def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         options = self._options
+        tensor = _if_there_is_room(tensor, tf.shape(tensor))
         return _send_bits(tensor, self.engine.alltoall, name=key, **options)
 
     def _broadcast(
@@ -281,6 +288,21 @@ class HorovodTransport(EngineTransport):
             )
             for index, tensor in enumerate(tensors)
         ]
+
+
+def _if_there_is_room(tensor: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """Return a tensor to send; fail without memory for what is received.
+
+    Horovod takes that memory once all ranks have begun. If there is none then,
+    the others wait for this rank until their limit.
+
+    Args:
+        tensor: the tensor.
+        shape: the shape of what is received.
+    """
+    room = tf.raw_ops.Empty(shape=shape, dtype=tensor.dtype)
+    with tf.control_dependencies([room]):
+        return tf.identity(tensor)
 
 
 _SENT_AS_THEY_ARE = (
