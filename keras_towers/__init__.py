@@ -16,7 +16,7 @@ from keras_towers import _imports, known_engines
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
-    from keras_towers import elastic
+    from keras_towers import elastic, extending
     from keras_towers.backup import Backup, load_backup
     from keras_towers.devices import virtual_towers
     from keras_towers.engines.byteps import bps as byteps  # noqa: F401
@@ -77,6 +77,7 @@ __all__ = [
     "current_tower",
     "elastic",
     "explain",
+    "extending",
     "launch",
     "load_backup",
     "run_on_each_tower",
@@ -119,6 +120,7 @@ _MODULES = {
     "horovod.callbacks": "engines.dropin.horovod_callbacks",
     "horovod.elastic": "engines.horovod.hvd.elastic_states",
 }
+_ROOMS = ("elastic", "extending")
 
 
 if not TYPE_CHECKING:  # Checkers know the names from the imports above.
@@ -127,7 +129,7 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
         if home := _home_of(name):
             globals()[name] = value = getattr(_import(home), name)
             return value
-        if name in (*_MODULES, "elastic"):  # The import puts it here.
+        if name in (*_MODULES, *_ROOMS):  # The import puts it here.
             return _import(name)
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}"

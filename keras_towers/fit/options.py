@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from keras_towers.reduction import (
         CommunicationHook,
         GradientPacker,
+        Reduction,
         StatefulHook,
     )
 
@@ -110,7 +111,8 @@ class StrategyOptions:
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
             towers), ``"towers"`` (on each in turn), ``"host"``, or None to
             choose automatically. If a mode cannot run, another replaces it, and
-            the log says why.
+            the log says why. Or a ``keras_towers.extending.Reduction``, a
+            function of your own.
         updates: ``"once"``: tower 0 updates the weights and distributes them.
             ``"each"``: every tower updates its own copy. ``"sharded"``: every
             tower of all processes updates its rows of each large weight, and
@@ -173,7 +175,7 @@ class StrategyOptions:
     sync_every_epoch: bool = True
     batch_norm: Extent = "global"
     micro_batches: MicroBatches = 1
-    mode: ModeName | None = None
+    mode: ModeName | Reduction | None = None
     updates: Updates | None = None
     weights: Weights | None = None
     gather_bytes: Bytes = 2**29
@@ -310,7 +312,7 @@ class StepKeywords(TypedDict, total=False):
 class AllReduceKeywords(StepKeywords, total=False):
     """The ``StrategyOptions`` of towers that all-reduce their gradients."""
 
-    mode: ModeName | None
+    mode: ModeName | Reduction | None
     updates: Updates | None
     weights: Weights | None
     gather_bytes: Bytes
@@ -437,7 +439,8 @@ def _hints() -> dict[str, Any]:
 
 @functools.cache
 def _resolved_hints(loaded: tuple[str, ...]) -> dict[str, Any]:
-    names: dict[str, Any] = {"CommunicationHook": Callable[..., object]}
+    functions = ("CommunicationHook", "Reduction")
+    names: dict[str, Any] = dict.fromkeys(functions, Callable[..., object])
     for name, module in _OF_TENSORFLOW.items():
         if module in loaded:
             names[name] = getattr(sys.modules[module], name)

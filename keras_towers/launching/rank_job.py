@@ -25,7 +25,8 @@ from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 def run_job(job: Job) -> outcome.Outcome:
     """Run a job whose processes are ranks until it ends."""
     engine = job.engine
-    engine.check_installed()
+    if not job.no_strategy:
+        engine.check_installed()
     slots = sum(job.hosts.values())
     if job.elastic is None and slots < job.ranks:
         raise TowerError(

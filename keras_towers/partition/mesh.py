@@ -99,7 +99,8 @@ def partition_over_mesh(
             ),
         ],
         column.graph.outputs,
-        gradients={column.names[k]: of for k, of in over_towers.items()},
+        # Where columns update all weights, an operation returns none.
+        gradients={column.names[k]: of for k, of in over_towers.items() if of},
         of_columns=column.inputs,
         options=options,
     )

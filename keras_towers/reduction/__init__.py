@@ -53,7 +53,9 @@ from keras_towers.reduction.gradients import (
     Gradient as Gradient,
     Gradients as Gradients,
     Reduction as Reduction,
+    checked as checked,
     divide as divide,
+    on_values as on_values,
     scaled as scaled,
 )
 from keras_towers.reduction.rank_sum import (

@@ -113,30 +113,75 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
 
 
 def check_sums(
-    sums: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
-) -> None:
-    """Refuse what a communication hook cannot have summed."""
-    pairs = itertools.zip_longest(sums, gradients)
-    for index, (total, gradient) in enumerate(pairs):
+    sums: Any, gradients: Sequence[Gradient], source: str
+) -> Sequence[Any]:
+    """Return sums; refuse what cannot be the sums of gradients.
+
+    Args:
+        sums: what was returned as these.
+        gradients: the gradients.
+        source: what returned them, in a message.
+    """
+    advice = (
+        "It has to return a list with one sum for each gradient, with its "
+        "shape and dtype."
+    )
+    if not isinstance(sums, (list, tuple)) or len(sums) != len(gradients):
+        found = type(sums).__name__
+        if isinstance(sums, (list, tuple)):
+            found = f"{len(sums)} sums"
+        raise TowerError(
+            f"{source} returned {found} for {len(gradients)} gradients. "
+            f"{advice}"
+        )
+    for index, (total, gradient) in enumerate(
+        zip(sums, gradients, strict=True)
+    ):
         if not _match(total, gradient):
             raise TowerError(
-                f"Gradient {index} is {_describe(gradient)}, but the "
-                f"communication hook's sum of it is {_describe(total)}. A hook "
-                "has to return one sum for each gradient, with its shape and "
-                "dtype."
+                f"{source} returned {_describe(total)} as the sum of gradient "
+                f"{index}, which is {_describe(gradient)}. {advice}"
             )
+    return sums
 
 
-def _match(gradient: Gradient | None, first: Gradient | None) -> bool:
+def checked(reduction: Reduction, source: str) -> Reduction:
+    """Return a reduction that refuses wrong results of another one.
+
+    Args:
+        reduction: the other one.
+        source: what it is, in a message.
+    """
+
+    def reduce(
+        grads: Gradients, devices: Sequence[str]
+    ) -> list[list[Gradient]]:
+        rows: Any = reduction(grads, devices)
+        if not isinstance(rows, (list, tuple)) or len(rows) != len(grads):
+            raise TowerError(
+                f"the reduction {source} has to return {len(grads)} lists of "
+                f"sums, one for each tower, not {rows!r}."
+            )
+        for row, gradients in zip(rows, grads, strict=True):
+            check_sums(row, gradients, f"the reduction {source}")
+        return [list(row) for row in rows]
+
+    return reduce
+
+
+def _match(gradient: Any, first: Any) -> bool:
     """Whether the gradients of two towers can be added."""
-    if gradient is None or first is None:
+    kinds = tf.Tensor, tf.IndexedSlices
+    if not isinstance(gradient, kinds) or not isinstance(first, kinds):
         return False
     (kind, shape), (wanted, known) = _form(gradient), _form(first)
     return kind == wanted and shape.is_compatible_with(known)
 
 
-def _describe(gradient: Gradient | None) -> str:
-    return "None" if gradient is None else " ".join(map(str, _form(gradient)))
+def _describe(gradient: Any) -> str:
+    if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
+        return repr(gradient)
+    return " ".join(map(str, _form(gradient)))
 
 
 def _form(gradient: Gradient) -> tuple[str, tf.TensorShape]:

@@ -14,13 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._incomplete import name_of
 from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     all_reduce,
     sum_over_ranks,
 )
-from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.gradients import Gradient, check_sums
 from keras_towers.reduction.stateful_hooks import (
     HookState,
     StatefulHook,
@@ -95,6 +96,7 @@ class RankSum:
     ):
         self._transport = transport
         self._hook = as_stateful(hook)
+        self._name: str = f"the communication hook {name_of(hook)}"
         self._states: weakref.WeakKeyDictionary[
             Any, dict[tuple[Any, ...], _KeptState]
         ] = weakref.WeakKeyDictionary()
@@ -128,17 +130,17 @@ class RankSum:
         variables = self._variables(optimizer, weights, specs)
         before = tf.nest.map_structure(lambda v: v.read_value(), variables)
         result = self._hook.sum(transport, tensors, before, key)
-        name = type(self._hook).__name__
         if not (
             isinstance(result, tuple)
             and len(result) == 2
             and isinstance(result[1], HookState)
         ):
             raise TowerError(
-                f"{name}.sum has to return the sums and the next HookState, "
-                f"not {result!r}."
+                f"sum of {self._name} has to return the sums and the next "
+                f"HookState, not {result!r}."
             )
         sums, after = result
+        check_sums(sums, tensors, self._name)
         try:
             stored = tf.nest.map_structure(
                 lambda variable, value: variable.assign(
@@ -149,8 +151,8 @@ class RankSum:
             )
         except (TypeError, ValueError) as error:
             raise TowerError(
-                f"The next state of {name} needs the structure, shapes and "
-                f"dtypes of that of init: {error}"
+                f"the next state of {self._name} needs the structure, shapes "
+                f"and dtypes of that of init: {error}"
             ) from error
         # Nothing else in the graph depends on the assignments.
         with tf.control_dependencies(tf.nest.flatten(stored)):
@@ -166,9 +168,14 @@ class RankSum:
         key = (*map(id, weights), *specs)
         if key not in states:
             with tf.init_scope(), compat.single_device_mode():
+                first = self._hook.init(specs)
+                if not isinstance(first, HookState):
+                    raise TowerError(
+                        f"init of {self._name} has to return a HookState, not "
+                        f"{first!r}."
+                    )
                 variables = tf.nest.map_structure(
-                    lambda value: tf.Variable(value, trainable=False),
-                    self._hook.init(specs),
+                    lambda value: tf.Variable(value, trainable=False), first
                 )
                 states[key] = _KeptState(list(weights), variables)
                 restored = self._restored.get(optimizer)

@@ -7,11 +7,13 @@ in every step, and returns the next. ``RankSum`` keeps it in variables.
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_towers._incomplete import Extensible
 from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
@@ -36,7 +38,7 @@ class HookState(NamedTuple):
     common: Any = ()
 
 
-class StatefulHook:
+class StatefulHook(Extensible):
     """The base class of communication hooks with a state.
 
     An optimizer has a state for each list of weights that it updates, in
@@ -64,6 +66,7 @@ class StatefulHook:
         >>> keras_towers.HorovodStrategy(compression=Signs())
     """
 
+    @abstractmethod
     def init(self, specs: Sequence[tf.TensorSpec]) -> HookState:
         """Return this rank's state before the first step.
 
@@ -71,8 +74,8 @@ class StatefulHook:
             specs: shapes and dtypes of N dense gradients. A dimension may be
                 unknown.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def sum(
         self,
         transport: Transport,
@@ -90,7 +93,6 @@ class StatefulHook:
             key: a prefix for the keys of the collectives, the same on all
                 ranks.
         """
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

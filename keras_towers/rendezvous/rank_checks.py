@@ -42,8 +42,8 @@ _MUST_MATCH = {"keras_towers", "Horovod", "BytePS"}
 _MINOR_MUST_MATCH = {"TensorFlow", "Keras"}
 
 
-class Peers(Protocol):
-    """Connected ranks that exchange values."""
+class Ranked(Protocol):
+    """The place of this process among the ranks of a job."""
 
     @property
     def rank(self) -> int: ...
@@ -56,6 +56,10 @@ class Peers(Protocol):
 
     @property
     def local_size(self) -> int: ...
+
+
+class Peers(Ranked, Protocol):
+    """Connected ranks that exchange values."""
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Gather values from all ranks on all ranks. Eager; no pickles."""

@@ -77,7 +77,13 @@ class _StrategyClass(type):
                     f"It is {cls.__name__}{form}, and you have to name its "
                     "options."
                 ) from None
-            return super().__call__(*arguments, **options)
+            strategy = super().__call__(*arguments, **options)
+            if "_config" not in vars(strategy):
+                raise TowerError(
+                    f"{cls.__module__}.{cls.__name__} is not complete: its "
+                    "constructor has to call super().__init__()."
+                )
+            return strategy
 
     @property
     def __signature__(cls) -> inspect.Signature:

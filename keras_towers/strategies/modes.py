@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
+from keras_towers._incomplete import name_of
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.in_shards import UpdateInShards
@@ -51,7 +52,7 @@ def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
 class Mode:
     """A reduction that can run here, its name and why it was chosen."""
 
-    name: ModeName
+    name: str
     reason: str
     reduce: reduction.Reduction
 
@@ -59,6 +60,9 @@ class Mode:
 def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     """Choose the reduction for devices; warn if it is not the wanted one."""
     wanted = options.mode
+    if callable(wanted):
+        own = reduction.checked(wanted, name_of(wanted))
+        return _mode(name_of(wanted), "requested", own, devices, options)
     on_host = devices_lib.all_on_host(devices)
     name: ModeName = "host" if on_host else "towers"
     obstacle = _obstacle(wanted or "nccl", devices)
@@ -76,18 +80,18 @@ def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     else:
         name = "nccl"
         reason = "several GPUs, whose links NCCL detects"
-    return _mode(name, reason, devices, options)
+    return _mode(name, reason, MODES[name](devices), devices, options)
 
 
 def _mode(
-    name: ModeName,
+    name: str,
     reason: str,
+    reduce: reduction.Reduction,
     devices: Sequence[str],
     options: StrategyOptions,
 ) -> Mode:
     """Make the reduction of a mode, which was chosen for a reason."""
     on_host, packer = devices_lib.all_on_host(devices), options.packer
-    reduce = MODES[name](devices)
     if isinstance(reduce, reduction.CollectiveAllReduce):
         reason += f"; {reduce.hint} algorithm"
     if name in ("nccl", "collective") and not on_host:
@@ -120,7 +124,8 @@ def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
         return mode
     reason = f"NCCL does not work here: {failure}"
     logger.warning("using mode 'towers': %s", reason)
-    return _mode("towers", reason, devices, options)
+    reduce = MODES["towers"](devices)
+    return _mode("towers", reason, reduce, devices, options)
 
 
 @functools.cache

@@ -9,9 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers._incomplete import Extensible
 from keras_towers.errors import TowerError, shorten
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
+from keras_towers.rendezvous.rank_checks import Ranked
 from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
 from keras_towers.system import call_within
 from keras_towers.transport import (
@@ -33,16 +35,29 @@ MAYBE_LOST = (
 """Errors of a collective that has lost a rank; they have other causes, too."""
 
 
-class EngineTransport(Transport):
-    """The common part of all engines' transports.
+class EngineTransport(Extensible, Transport):
+    """The common part of all transports: to make one, inherit from this class.
 
-    A subclass has to implement ``_sum`` and ``_gather``; the other collectives
-    are built from these unless it overrides them. Its methods get tensors of
-    all dtypes except strings, and run in a ``tf.function``.
+    A subclass sets ``name``, and defines ``sums_float16``, ``engine_sum`` and
+    ``engine_gather``. The other collectives are built from these. If the engine
+    has its own, the subclass overrides ``engine_gather_known``,
+    ``engine_scatter``, ``engine_exchange`` or ``engine_broadcast``.
 
-    Attributes:
-        engine: a module with the functions ``rank``, ``size``, ``local_rank``
-            and ``local_size``.
+    These methods get N tensors and a key. They run in a ``tf.function``, and
+    add operations to its graph. Operations with one key belong together: all
+    ranks run them equally often, in the same order, but operations with other
+    keys may run in between, in another order on each rank.
+
+    A rank that waits in an operation while another one fails should stop:
+    ``abort`` and ``leave`` are called then, by another thread.
+
+    Args:
+        place: the place of this process among the ranks, such as what
+            ``join_job`` returns. A subclass that overrides ``rank``, ``size``,
+            ``local_rank`` and ``local_size`` needs none.
+
+    Raises:
+        TowerError: the class does not define these methods.
     """
 
     # Compared only once: later, only some ranks may create a strategy.
@@ -52,55 +67,82 @@ class EngineTransport(Transport):
     # Why ranks do not sum over NCCL; empty: they do; None: it was not tried.
     _nccl_failure: str | None = None
 
-    def __init__(self, engine: Any):
-        self.engine = engine
+    def __init__(self, place: Ranked | None = None):
+        self._place = place
         self._functions: dict[tuple, Callable] = {}
 
     @property
+    def _known_place(self) -> Ranked:
+        if self._place is None:
+            raise TowerError(
+                f"{type(self).__name__} has no rank: its constructor has to "
+                "call super().__init__(keras_towers.extending.join_job(name))."
+            )
+        return self._place
+
+    @property
     def rank(self) -> int:
-        return int(self.engine.rank())
+        return self._known_place.rank
 
     @property
     def size(self) -> int:
-        return int(self.engine.size())
+        return self._known_place.size
 
     @property
     def local_rank(self) -> int:
-        return int(self.engine.local_rank())
+        return self._known_place.local_rank
 
     @property
     def local_size(self) -> int:
-        return int(self.engine.local_size())
+        return self._known_place.local_size
+
+    @property
+    @abstractmethod
+    def sums_float16(self) -> bool: ...
 
     @abstractmethod
-    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
-        """Sum tensors of dtypes that engines can sum."""
+    def engine_sum(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        """Sum each of N tensors over the ranks, with the same bits on all.
+
+        Args:
+            tensors: of float16, float32, float64, int32 or int64, of the same
+                shapes and dtypes on all ranks.
+            key: what these sums have in common on all ranks.
+        """
 
     @abstractmethod
-    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        """Concatenate the rows of all ranks."""
+    def engine_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        """Concatenate the rows of all ranks, in the order of ranks.
 
-    def _gather_known(
+        Args:
+            tensor: of any dtype but strings. Only the number of its rows may
+                differ between ranks, and may be 0.
+            key: what this gather has in common on all ranks.
+        """
+
+    def engine_gather_known(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
         """Concatenate the rows of all ranks, which know how many each has."""
-        return self._gather(tensor, key)
+        return self.engine_gather(tensor, key)
 
-    def _scatter(
+    def engine_scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
         """Sum this rank's rows; by default, those that the ranks send it."""
         padded = messages.with_rows_each(tensor, counts)
-        received = self._exchange(padded, key)
+        received = self.engine_exchange(padded, key)
         own = [
             messages.summable(part[: counts[self.rank]])
             for part in tf.split(received, self.size)
         ]
         return messages.summed(tf.add_n(own), tensor.dtype)
 
-    def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def engine_exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         """Send part r of the rows to rank r; by default, by a gather."""
-        everything = self._gather(tensor, key)
+        everything = self.engine_gather(tensor, key)
         # [from, to, rows, ...]
         inner = tf.shape(tensor)[1:]
         split = tf.reshape(
@@ -108,13 +150,15 @@ class EngineTransport(Transport):
         )
         return tf.reshape(split[:, self.rank], tf.shape(tensor))
 
-    def _broadcast(
+    def engine_broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         """Send the root's tensors; by default, gather only these."""
         words = [messages.words_of(tensor) for tensor in tensors]
         whole = tf.concat(words, 0)
-        sent = self._gather(whole if self.rank == root else whole[:0], key)
+        sent = self.engine_gather(
+            whole if self.rank == root else whole[:0], key
+        )
         parts = tf.split(sent, [tf.size(w) for w in words], num=len(words))
         return [
             messages.from_words(part, tensor.dtype, tf.shape(tensor))
@@ -125,7 +169,10 @@ class EngineTransport(Transport):
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
         def total(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            sums = self._sum([messages.summable(t) for t in tensors], key)
+            sent = [messages.summable(t) for t in tensors]
+            sums = self.engine_sum(sent, key)
+            specs = [tf.TensorSpec(t.shape, t.dtype) for t in sent]
+            self._check_results("engine_sum", sums, specs)
             return [
                 messages.summed(value, tensor.dtype)
                 for value, tensor in zip(sums, tensors, strict=True)
@@ -142,7 +189,7 @@ class EngineTransport(Transport):
             return tensor[:own]
         return self._run(
             f"reduce_scatter.{key}.{list(counts)}",
-            lambda tensors: [self._scatter(tensors[0], counts, key)],
+            lambda tensors: [self.engine_scatter(tensors[0], counts, key)],
             [tensor],
             own,
         )[0]
@@ -156,13 +203,15 @@ class EngineTransport(Transport):
         if counts is not None:
             return self._run(
                 f"all_gather.{key}.{list(counts)}",
-                lambda tensors: [self._gather_known(tensors[0], counts, key)],
+                lambda tensors: [
+                    self.engine_gather_known(tensors[0], counts, key)
+                ],
                 [tensor],
                 sum(counts),
             )[0]
         return self._run(
             f"all_gather.{key}",
-            lambda tensors: [self._gather(tensors[0], key)],
+            lambda tensors: [self.engine_gather(tensors[0], key)],
             [tensor],
             any_rows=True,
         )[0]
@@ -170,7 +219,7 @@ class EngineTransport(Transport):
     def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         return self._run(
             f"all_to_all.{key}",
-            lambda tensors: [self._exchange(tensors[0], key)],
+            lambda tensors: [self.engine_exchange(tensors[0], key)],
             [tensor],
         )[0]
 
@@ -185,7 +234,7 @@ class EngineTransport(Transport):
         key = f"{key}.from{root}"
         return self._run(
             f"broadcast.{key}",
-            lambda tensors: self._broadcast(tensors, key, root),
+            lambda tensors: self.engine_broadcast(tensors, key, root),
             tensors,
         )
 
@@ -342,10 +391,14 @@ class EngineTransport(Transport):
 
         def run(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             results = collective(tensors)
-            shapes = [
-                spec.shape if rows is None else [rows, *spec.shape[1:]]
+            wanted = [
+                spec
+                if rows is None
+                else tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
                 for spec in specs
             ]
+            self._check_results(what, results, wanted)
+            shapes = [spec.shape for spec in wanted]
             return list(map(tf.ensure_shape, results, shapes))
 
         if not tf.executing_eagerly() or self._runs_eagerly(tensors):
@@ -358,6 +411,25 @@ class EngineTransport(Transport):
             function = tf.function(run, autograph=False)
             self._functions[form] = function.get_concrete_function(specs)
         return self._counted(what, self._functions[form], tensors)
+
+    def _check_results(
+        self, what: str, results: Any, wanted: Sequence[tf.TensorSpec]
+    ) -> None:
+        """Refuse what a method of a subclass cannot have computed."""
+        is_list = isinstance(results, (list, tuple))
+        if not is_list or len(results) != len(wanted):
+            raise TowerError(
+                f"{what} of {type(self).__name__} returned {results!r}: it has "
+                f"to return a list of {len(wanted)} tensors."
+            )
+        for found, spec in zip(results, wanted, strict=True):
+            fits = found.shape.is_compatible_with(spec.shape)
+            if found.dtype != spec.dtype or not fits:
+                raise TowerError(
+                    f"{what} of {type(self).__name__} returned a tensor of "
+                    f"{found.dtype.name} and shape {found.shape}: it has to "
+                    f"return {spec.dtype.name} and shape {spec.shape}."
+                )
 
     def _counted(
         self,

@@ -5,15 +5,12 @@ import functools
 from tests.exactness.cases import CASES
 from tests.kit.compare import assert_same, use_model
 
-# Keras logs a metric of each loss in a graph only.
-_IN_GRAPH = ("several-losses",)
-
 
 @functools.cache
 def on_one_device(name):
     """The reference of a case, without a graph where that is the same."""
     case = CASES[name]
-    return use_model(case.build, case.fit, in_graph=name in _IN_GRAPH)
+    return use_model(case.build, case.fit, in_graph=case.in_graph)
 
 
 class _Parts:

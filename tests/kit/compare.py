@@ -1,25 +1,21 @@
 """Does the same on one device and on towers, and compares the results."""
 
-import contextlib
-import dataclasses
 import os
-from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
+from keras_towers.conformance import outcomes
+from keras_towers.conformance.outcomes import (
+    TOLERANCE,
+    assert_close,
+    assert_same,
+    assert_same_values,
+    values_of,
+)
+from keras_towers.conformance.outcomes import (
+    assert_towers_equal as assert_towers_equal,
+)
 from tests.kit import untuned
-from tests.kit.ordinary import Originals, all_variables, assert_ordinary
-
-TOLERANCE = 2e-6
-
-
-def assert_close(found, wanted, tolerance=TOLERANCE, message=""):
-    """Two arrays or numbers differ by no more than the tolerance."""
-    np.testing.assert_allclose(
-        found, wanted, rtol=tolerance, atol=tolerance, err_msg=message
-    )
 
 
 def assert_all_close(found, wanted, tolerance=TOLERANCE):
@@ -46,7 +42,7 @@ def assert_same_model(found, wanted, tolerance=TOLERANCE):
 
     The stream of a random generator goes on as it did.
     """
-    _same_values(_values(found), _values(wanted), tolerance)
+    assert_same_values(values_of(found), values_of(wanted), tolerance)
 
 
 def differences(found, wanted, tolerance=2e-5):
@@ -80,43 +76,8 @@ def weights_of(model):
     }
 
 
-def assert_towers_equal(model, variables=None):
-    """Every tower holds the same trainable weights, to the last bit.
-
-    Args:
-        model: the model.
-        variables: other variables to compare.
-    """
-    for variable in variables or model.trainable_variables:
-        first, *others = getattr(variable._value, "values", [variable._value])
-        for index, other in enumerate(others, 1):
-            np.testing.assert_array_equal(
-                first.numpy(),
-                other.numpy(),
-                err_msg=f"{variable.path} on tower {index}",
-            )
-
-
-@dataclasses.dataclass
-class Outcome:
-    """The result of using a model.
-
-    Attributes:
-        model: the model, off the towers.
-        returned: what was returned; of a ``History`` its dict.
-        values: all variables afterwards, as pairs of path and value.
-    """
-
-    model: keras.Model
-    returned: Any
-    values: list[tuple[str, np.ndarray]]
-
-
 def use_model(make, act, strategy=None, in_graph=True):
     """Use a new model, on one device or on towers.
-
-    On towers, all of them end with the same weights, and the model is an
-    ordinary one afterwards, with the variables that it had.
 
     Args:
         make: gives a compiled model, the same every time.
@@ -125,33 +86,8 @@ def use_model(make, act, strategy=None, in_graph=True):
         in_graph: False to run it eagerly, which takes less than to trace it.
             ``make test-all`` traces it nevertheless.
     """
-    model = make()
-    if not in_graph and untuned.OPTIMIZED not in os.environ:
-        model.run_eagerly = True
-    originals = Originals(model) if model.built else None
-    # The same draws for shuffled data, whatever came before.
-    keras.utils.set_random_seed(11)
-    with strategy or contextlib.nullcontext():
-        returned = act(model)
-        if strategy is not None:
-            assert_towers_equal(model)
-    assert_ordinary(model)
-    if originals is not None:
-        originals.assert_back()
-    returned = getattr(returned, "history", returned)
-    return Outcome(model, returned, _values(model))
-
-
-def assert_same(found, wanted, tolerance=TOLERANCE):
-    """Two uses of a model returned the same and left the same variables."""
-    tf.nest.assert_same_structure(found.returned, wanted.returned)
-    if wanted.returned is not None:
-        tf.nest.map_structure(
-            lambda a, b: assert_close(a, b, tolerance),
-            found.returned,
-            wanted.returned,
-        )
-    _same_values(found.values, wanted.values, tolerance)
+    eagerly = not in_graph and untuned.OPTIMIZED not in os.environ
+    return outcomes.use_model(make, act, strategy, eagerly)
 
 
 def assert_exact(
@@ -175,13 +111,3 @@ def assert_exact(
     found = use_model(make, act, strategy)
     assert_same(found, wanted, tolerance)
     return found
-
-
-def _values(model):
-    return [(v.path, v.numpy()) for v in all_variables(model)]
-
-
-def _same_values(found, wanted, tolerance):
-    # A lazily built model may number its layers differently: by order.
-    for (path, value), (other, reference) in zip(found, wanted, strict=True):
-        assert_close(value, reference, tolerance, f"{path} {other}")

@@ -8,6 +8,7 @@ import keras
 import keras_towers as kt
 from keras_towers.strategies import base
 from tests.exactness import models as m
+from tests.exactness.models import compiled
 
 EXAMPLES = 53
 BATCH = 16
@@ -33,23 +34,6 @@ def linear(*middle, optimizer=m.momentum, cls=keras.Sequential, **kwargs):
     model = cls([keras.Input((6,)), *middle, keras.layers.Dense(3)])
     model.compile(optimizer(), m.cross_entropy(), **kwargs)
     return model
-
-
-def compiled(
-    build=m.mlp,
-    optimizer=m.momentum,
-    loss=m.cross_entropy,
-    metrics=lambda: ["accuracy"],
-    **kwargs,
-):
-    """A function that builds and compiles a model, the same every time."""
-
-    def make():
-        model = build()
-        model.compile(optimizer(), loss(), metrics=metrics(), **kwargs)
-        return model
-
-    return make
 
 
 def stacked(layers, shape=(6,), cls=keras.Sequential, **options):

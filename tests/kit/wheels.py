@@ -10,12 +10,13 @@ from pathlib import Path
 from tests.kit.scripts import ROOT, inherited
 
 
-def build(target: str, folder: Path) -> Path:
+def build(target: str, folder: Path, project: Path = ROOT) -> Path:
     """Build a distribution without a network; where it is.
 
     Args:
         target: ``"wheel"`` or ``"sdist"``.
         folder: where it is to be.
+        project: the folder of its pyproject.toml.
     """
     subprocess.run(
         [
@@ -28,7 +29,7 @@ def build(target: str, folder: Path) -> Path:
             "-d",
             folder,
         ],
-        cwd=ROOT,
+        cwd=project,
         env=inherited(),
         check=True,
         capture_output=True,

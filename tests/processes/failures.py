@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import re
+import resource
 import time
 
 import keras
@@ -164,6 +165,36 @@ def a_call_with_wrong_arguments_on_one_rank_fails_on_all():
     s.assert_same_model(mine)
 
 
+def gather_without_memory(*_):
+    """Gather more than rank 1 has memory for."""
+    transport, rows = s.Strategy()._config.transport, tf.zeros([2**24])
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    if s.RANK == 1:
+        most = system.resident_bytes("VmData") + 2**24
+        resource.setrlimit(resource.RLIMIT_DATA, (most, limits[1]))
+    try:
+        transport.all_gather(rows, "large", [2**24] * transport.size)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+@check
+def a_rank_without_memory_for_an_exchange_is_named():
+    mine = s.eager()
+    began = time.monotonic()
+    with s.Strategy():
+        told, error = FAILED, kt.TowerError
+        if s.RANK == 1:
+            told, error = "OOM when", tf.errors.ResourceExhaustedError
+        callbacks = [s.Does(on_train_batch_end=gather_without_memory)]
+        with pytest.raises(error, match=told):
+            s.fit(mine, callbacks=callbacks)
+        s.fit(mine)
+    # Not after the limit for ranks that wait.
+    assert time.monotonic() - began < 120
+    s.assert_same_model(mine)
+
+
 class Ends(keras.Sequential):
     """A step on rank 1 ends as the data do."""
 
@@ -260,7 +291,7 @@ def a_model_that_one_rank_compiles_again_fails_on_all():
 @check
 def ranks_that_all_wait_hear_so_and_those_that_compute_do_not():
     transport = s.Strategy()._config.transport
-    exact = transport._sum
+    exact = transport.engine_sum
 
     def computes(value):
         assert wait_until(lambda: not known._progress.waits)
@@ -286,7 +317,7 @@ def ranks_that_all_wait_hear_so_and_those_that_compute_do_not():
     with hearing_soon() as known, pytest.MonkeyPatch.context() as patch:
         transport.note_wait("step 1 of a test")
         transport.gather_objects(None)
-        patch.setattr(transport, "_sum", never_ends)
+        patch.setattr(transport, "engine_sum", never_ends)
         step(tf.constant(1.0))
         transport.note_wait("")
 
@@ -346,7 +377,7 @@ def assert_sums_on_host(transport, patches, sum_of_rank_1, why):
         patch.setattr(EngineTransport, "_nccl_failure", None)
         patch.setattr(system, "limit_teardown", lambda: None)
         if s.RANK == 1 and sum_of_rank_1 is not None:
-            patch.setattr(transport, "_sum", sum_of_rank_1)
+            patch.setattr(transport, "engine_sum", sum_of_rank_1)
         # Not that of an engine which was built without it.
         EngineTransport.try_nccl(transport, "/device:CPU:0")
         assert re.search(why, transport.describe_nccl())
@@ -358,7 +389,7 @@ def assert_sums_on_host(transport, patches, sum_of_rank_1, why):
 @check
 def ranks_that_cannot_sum_over_nccl_sum_on_the_host():
     transport = s.Strategy()._config.transport
-    exact = transport._sum
+    exact = transport.engine_sum
 
     def adds_wrongly(tensors, key):
         return [total + 1 for total in exact(tensors, key)]

@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.conformance.models import ByHand
 from keras_towers.fit.step import adaptive_function
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport.engine_transport import EngineTransport
-from tests.kit.by_hand import ByHand
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s

@@ -5,16 +5,16 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.reduction import RankSum
 from keras_towers.reduction.communication_hooks import (
     all_reduce,
     bf16_shards,
     fp16,
     fp16_shards,
-    sum_over_ranks,
 )
 from keras_towers.transport import SingleProcess
 from tests.reduction.cases import assert_sums
-from tests.reduction.ranks import alone, random_rows, summed
+from tests.reduction.ranks import Owner, alone, random_rows, summed
 
 SHAPES = [(7, 3), (), (5,), (0, 4), (1, 1), (1000,)]
 FORMS = [
@@ -95,13 +95,15 @@ def test_nothing_to_sum_and_shapes_that_are_not_known():
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
-        (lambda t, tensors, key: tensors[:1], "sum of it is None"),
-        (lambda t, tensors, key: [*tensors] * 2, "Gradient 2 is None"),
+        (lambda t, tensors, key: None, "NoneType for 2 gradients"),
+        (lambda t, tensors, key: tensors[:1], "1 sums for 2 gradients"),
+        (lambda t, tensors, key: [*tensors] * 2, "4 sums for 2 gradients"),
         (lambda t, tensors, key: [x[:1] for x in tensors], r"float32 \(1,\)"),
         (lambda t, tensors, key: [tf.cast(x, "int32") for x in tensors], "32"),
     ],
 )
 def test_sums_of_other_gradients_are_refused(hook, said):
     """Fewer would end the input, and other shapes may be broadcast."""
-    with pytest.raises(TowerError, match=said):
-        sum_over_ranks(SingleProcess(), [tf.ones(2), tf.ones(3)], hook)
+    rank_sum, owner = RankSum(SingleProcess(), hook), Owner()
+    with pytest.raises(TowerError, match=f"hook {__name__}.*{said}"):
+        rank_sum.sum(owner, [owner], [tf.ones(2), tf.ones(3)])

@@ -401,10 +401,26 @@ def test_callbacks_see_every_step_and_the_last_exactly():
     )
 
 
+class OwnLog(m.OwnStep):
+    """A log of the step's own under the name of a metric without a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = keras.metrics.Mean(name="this_batch")
+
+    @property
+    def metrics(self):
+        return [self.mean_loss, self.unused]
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "double": 2 * logs["this_batch"]}
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_logs_that_are_no_metrics(eagerly):
     """Neither is one under the name of a metric that counts nothing."""
-    model = m.OwnLog()
+    model = OwnLog()
     model.compile("sgd", run_eagerly=eagerly)
     with kt.AsyncTowerStrategy(2) as strategy:
         history = fit(model, epochs=2)

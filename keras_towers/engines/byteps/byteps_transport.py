@@ -184,7 +184,8 @@ class BytePSTransport(EngineTransport):
     name = "BytePS"
 
     def __init__(self):
-        super().__init__(BYTEPS.import_module())
+        super().__init__()
+        self.engine: Any = BYTEPS.import_module()
         connect(self.engine)
         self._library: Any = self.engine.ops.TF_LIB_CTYPES
         self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
@@ -219,20 +220,32 @@ class BytePSTransport(EngineTransport):
         """Whether something has started this process as a worker."""
         return _worker is not None or launchers.detect() is not None
 
+    @property
+    def rank(self) -> int:
+        return int(self.engine.rank())
+
+    @property
+    def size(self) -> int:
+        return int(self.engine.size())
+
     # Without GPUs, BytePS counts each process as a machine with one local rank.
     # The launcher sets Horovod's variables for all engines.
     @property
     def local_rank(self) -> int:
-        return int(os.environ.get("HOROVOD_LOCAL_RANK") or super().local_rank)
+        return int(
+            os.environ.get("HOROVOD_LOCAL_RANK") or self.engine.local_rank()
+        )
 
     @property
     def local_size(self) -> int:
-        return int(os.environ.get("HOROVOD_LOCAL_SIZE") or super().local_size)
+        return int(
+            os.environ.get("HOROVOD_LOCAL_SIZE") or self.engine.local_size()
+        )
 
-    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def engine_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
         mine = mine[:, tf.newaxis] * messages.header(tensor, key)
-        (headers,) = self._sum([mine], f"{key}.headers")
+        (headers,) = self.engine_sum([mine], f"{key}.headers")
         shapes = messages.shapes_of_ranks(headers, tensor, key)
         sizes = messages.number_of_words(tensor.dtype, shapes)
         # The length stays unknown to TensorFlow: a name for each length would
@@ -240,7 +253,7 @@ class BytePSTransport(EngineTransport):
         before = tf.reduce_sum(sizes[: self.rank])
         after = tf.reduce_sum(sizes[self.rank + 1 :])
         padded = tf.pad(messages.words_of(tensor), tf.stack([[before, after]]))
-        (words,) = self._sum([padded], f"{key}.words")
+        (words,) = self.engine_sum([padded], f"{key}.words")
         gathered = [
             messages.from_words(words_of_rank, tensor.dtype, shape)
             for words_of_rank, shape in zip(
@@ -251,15 +264,17 @@ class BytePSTransport(EngineTransport):
         ]
         return tf.concat(gathered, 0)
 
-    def _scatter(
+    def engine_scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
         # Servers send every worker the whole sum; a gather would send more.
-        (total,) = self._sum([messages.summable(tensor)], key)
+        (total,) = self.engine_sum([messages.summable(tensor)], key)
         rows = tf.split(total, counts)[self.rank]
         return messages.summed(rows, tensor.dtype)
 
-    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+    def engine_sum(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
         return messages.send_packed(
             tensors, lambda vectors: self._sum_each(vectors, key)
         )

@@ -133,7 +133,8 @@ class HorovodTransport(EngineTransport):
     name = "Horovod"
 
     def __init__(self, process_set: Any = None):
-        super().__init__(HOROVOD.import_module())
+        super().__init__()
+        self.engine: Any = HOROVOD.import_module()
         connect(self.engine)
         if process_set is self.engine.global_process_set:
             process_set = None
@@ -225,7 +226,9 @@ class HorovodTransport(EngineTransport):
         # Horovod's.
         return len(tensors) == 1
 
-    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+    def engine_sum(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
         return [
             self.engine.mpi_ops._allreduce(
                 compat.unknown(tensor),
@@ -236,15 +239,21 @@ class HorovodTransport(EngineTransport):
             for index, tensor in enumerate(tensors)
         ]
 
-    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def engine_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         options = self._options
         return _send_bits(tensor, self.engine.allgather, name=key, **options)
 
-    def _scatter(
+    def engine_gather_known(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        shape = tf.concat([[sum(counts)], tf.shape(tensor)[1:]], 0)
+        return self.engine_gather(_if_there_is_room(tensor, shape), key)
+
+    def engine_scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
         if self._from_host or not self.engine.nccl_built():
-            return super()._scatter(tensor, counts, key)
+            return super().engine_scatter(tensor, counts, key)
         padded = messages.with_rows_each(messages.summable(tensor), counts)
         part = self.engine.mpi_ops._reducescatter(
             compat.unknown(padded),
@@ -254,11 +263,12 @@ class HorovodTransport(EngineTransport):
         )
         return messages.summed(part[: counts[self.rank]], tensor.dtype)
 
-    def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def engine_exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         options = self._options
+        tensor = _if_there_is_room(tensor, tf.shape(tensor))
         return _send_bits(tensor, self.engine.alltoall, name=key, **options)
 
-    def _broadcast(
+    def engine_broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         ranks = self._process_set
@@ -272,6 +282,21 @@ class HorovodTransport(EngineTransport):
             )
             for index, tensor in enumerate(tensors)
         ]
+
+
+def _if_there_is_room(tensor: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """Return a tensor to send; fail without memory for what is received.
+
+    Horovod takes that memory once all ranks have begun. If there is none then,
+    the others wait for this rank until their limit.
+
+    Args:
+        tensor: the tensor.
+        shape: the shape of what is received.
+    """
+    room = tf.raw_ops.Empty(shape=shape, dtype=tensor.dtype)
+    with tf.control_dependencies([room]):
+        return tf.identity(tensor)
 
 
 _SENT_AS_THEY_ARE = (

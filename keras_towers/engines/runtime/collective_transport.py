@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
 import tensorflow as tf
@@ -95,15 +94,7 @@ class CollectiveTransport(EngineTransport):
     name = "TensorFlow"
 
     def __init__(self, task: Task):
-        cluster = task.cluster
-        super().__init__(
-            SimpleNamespace(
-                rank=lambda: cluster.rank,
-                size=lambda: cluster.size,
-                local_rank=lambda: cluster.local_rank,
-                local_size=lambda: cluster.local_size,
-            )
-        )
+        super().__init__(task.cluster)
         self.task: Task = task
         self._gpu: str | None = None
         self._tokens: dict[str, tf.Tensor] = {}
@@ -138,7 +129,9 @@ class CollectiveTransport(EngineTransport):
     def ended_ranks(self) -> str:
         return super().ended_ranks() or tensorflow_task.unreachable(self.task)
 
-    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+    def engine_sum(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
         # Packed, because each collective takes at least one small message.
         return messages.send_packed(
             tensors,
@@ -165,7 +158,7 @@ class CollectiveTransport(EngineTransport):
     def _sum_on_host(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if not tensor.shape.is_fully_defined():
             # A gather exchanges the sizes first.
-            gathered = self._gather(tensor[tf.newaxis], f"{key}.any")
+            gathered = self.engine_gather(tensor[tf.newaxis], f"{key}.any")
             return tf.reduce_sum(gathered, 0)
         if tensor.shape.num_elements() * tensor.dtype.size > _SMALL_BYTES:
             return self._reduce(tensor, key)
@@ -185,7 +178,7 @@ class CollectiveTransport(EngineTransport):
         )
 
     @_on_host
-    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def engine_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         words = messages.words_of(tensor)
         first = words[:_HEADER_WORDS]
         first = tf.pad(first, [[0, _HEADER_WORDS - tf.size(first)]])
@@ -215,14 +208,14 @@ class CollectiveTransport(EngineTransport):
         ]
         return tf.concat(gathered, 0)
 
-    def _scatter(
+    def engine_scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
         sent = messages.summable(tensor)
         # Only GPUs have the operation.
         on_gpu = self._gpu is not None and "GPU" in self._gpu
         if not on_gpu or not self._goes_over_nccl(sent):
-            return super()._scatter(tensor, counts, key)
+            return super().engine_scatter(tensor, counts, key)
         with tf.device(self._gpu):
             padded = messages.with_rows_each(sent, counts)
             instance = instance_key(key, "part", _signature(padded))
@@ -234,7 +227,7 @@ class CollectiveTransport(EngineTransport):
             )
             return messages.summed(part[: counts[self.rank]], tensor.dtype)
 
-    def _gather_known(
+    def engine_gather_known(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
         # Its bits travel as those of another one.
@@ -262,7 +255,7 @@ class CollectiveTransport(EngineTransport):
     ) -> tf.Tensor:
         inner = tensor.shape[1:]
         if not inner.is_fully_defined():
-            return self._gather(tensor, key)
+            return self.engine_gather(tensor, key)
         padded = messages.with_rows(tensor, max(counts))
         instance = instance_key(key, "rows", _signature(padded))
         rows = self._gather_rows(messages.words_of(padded), instance)
@@ -273,9 +266,9 @@ class CollectiveTransport(EngineTransport):
         return tf.concat(gathered, 0)
 
     @_on_host
-    def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def engine_exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if not tensor.shape.is_fully_defined():
-            return super()._exchange(tensor, key)
+            return super().engine_exchange(tensor, key)
         pieces = tf.split(tensor, self.size)
         rows = tf.stack([messages.words_of(piece) for piece in pieces])
         instance = instance_key(key, "swap", _signature(tensor))
@@ -288,7 +281,7 @@ class CollectiveTransport(EngineTransport):
         ]
         return tf.concat(received, 0)
 
-    def _broadcast(
+    def engine_broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         # A sum with zeros, because a gather would send every rank's tensors.
@@ -298,7 +291,7 @@ class CollectiveTransport(EngineTransport):
         return [
             messages.from_words(vector, tensor.dtype, tf.shape(tensor))
             for vector, tensor in zip(
-                self._sum(words, key), tensors, strict=True
+                self.engine_sum(words, key), tensors, strict=True
             )
         ]
 

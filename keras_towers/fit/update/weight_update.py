@@ -11,13 +11,14 @@ special handling.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._incomplete import name_of
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import (
@@ -33,6 +34,7 @@ from keras_towers.fit.weights.copies import (
     copy_to_towers,
     native,
 )
+from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.fit.weights.model_state import (
     build_optimizer,
     slots_of,
@@ -93,7 +95,7 @@ class WeightUpdate:
         config: TowerConfig,
         reduction: Reduction | None = None,
         each: bool = False,
-        device_for: Callable[[keras.Variable], str] | None = None,
+        device_for: Placement | None = None,
         local_sgd: LocalSGD | None = None,
         rank_sum: RankSum | None = None,
     ):
@@ -140,8 +142,23 @@ class WeightUpdate:
         moved = self.variables.hold_once(variable)
         if not variable.trainable:
             return moved
-        self.variables.move(variable, self._device_for(variable))
+        self.variables.move(variable, self._chosen_device(variable))
         return True
+
+    def _chosen_device(self, variable: keras.Variable) -> str:
+        """Return the device that the placement chooses, if there is one."""
+        place = self._device_for
+        assert place is not None
+        chosen = place(variable)
+        known = [d.name for d in tf.config.list_logical_devices()]
+        if not isinstance(chosen, str) or not any(
+            devices.same_device(chosen, name) for name in known
+        ):
+            raise TowerError(
+                f"the placement {name_of(place)} puts {variable.path} on "
+                f"{chosen!r}: it has to return one of {', '.join(known)}."
+            )
+        return chosen
 
     def place_created(self, variable: keras.Variable) -> None:
         """Place a weight that was created in the block, maybe of no model."""

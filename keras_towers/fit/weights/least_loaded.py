@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
+
+Placement: TypeAlias = Callable[[keras.Variable], str]
+"""Returns the name of the device that holds a trained weight and its slots.
+
+It is called once for each weight of a model, in the order of the layers. In a
+job of several processes, each has the same weights on its own devices.
+"""
 
 
 class LeastLoadedPlacement:

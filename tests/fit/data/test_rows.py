@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance.models import ByHand
 from keras_towers.fit.data import batches
 from tests.exactness import models as m
 from tests.fit.step.acts import sparse
-from tests.kit.by_hand import ByHand
 from tests.kit.compare import (
     assert_all_close,
     assert_close,

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tests.kit.by_hand import ByHand as ByHand
-from tests.kit.by_hand import apply as apply
+from keras_towers.conformance.models import ByHand as ByHand
+from keras_towers.conformance.models import apply as apply
 
 # Two whole batches, which four towers share unevenly, and a last one of a
 # single example.

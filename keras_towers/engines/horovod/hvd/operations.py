@@ -20,8 +20,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.engines import dropin
-from keras_towers.engines.dropin import distributed_models
-from keras_towers.engines.dropin.connection import use_connection
+from keras_towers.engines.dropin import distributed_models, use_connection
 from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
     connect,

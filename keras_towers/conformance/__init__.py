@@ -1,0 +1,13 @@
+"""The exactness contract as cases that any strategy can run.
+
+``models``
+  Small data and models of the cases.
+``cases``
+  The cases of the exactness contract: a compiled model and its ``fit``.
+``ordinary``
+  Whether a model is an ordinary Keras model.
+``outcomes``
+  Uses a model on one device or on towers, and compares what came of it.
+``strategy_check``
+  Checks that a strategy trains as one device does, case by case.
+"""

@@ -1,0 +1,75 @@
+"""What you build on: reductions, hooks, transports, placements, strategies.
+
+=====================  ========================================================
+``Reduction``          a function that sums gradients of a process's towers
+``CommunicationHook``  a function that sums gradients of processes
+``StatefulHook``       likewise, with a state from one step to the next
+``EngineTransport``    the base class of transports, which connect processes
+``join_job``           gives a transport the rank of its process
+``Transport``          what a hook sees of any transport
+``Placement``          a function that chooses the device of a weight
+``ComposedStrategy``   a strategy of such parts, and a base class for yours
+``ClusterEnvironment`` the base class of launchers, which start processes
+``check_strategy``     trains small models on a strategy and on one device
+``CASES``              the names of these trainings
+=====================  ========================================================
+
+All of these are public. Other modules of the package are not, unless the API
+reference lists them.
+"""
+
+from __future__ import annotations
+
+from keras_towers.conformance import cases
+from keras_towers.conformance.strategy_check import (
+    check_strategy as check_strategy,
+)
+from keras_towers.fit.weights.least_loaded import (
+    LeastLoadedPlacement as LeastLoadedPlacement,
+)
+from keras_towers.fit.weights.least_loaded import (
+    Placement as Placement,
+)
+from keras_towers.reduction import (
+    CommunicationHook as CommunicationHook,
+)
+from keras_towers.reduction import (
+    Gradient as Gradient,
+)
+from keras_towers.reduction import (
+    Gradients as Gradients,
+)
+from keras_towers.reduction import (
+    HookState as HookState,
+)
+from keras_towers.reduction import (
+    Reduction as Reduction,
+)
+from keras_towers.reduction import (
+    StatefulHook as StatefulHook,
+)
+from keras_towers.reduction import (
+    on_values as on_values,
+)
+from keras_towers.reduction import (
+    sum_on_host as sum_on_host,
+)
+from keras_towers.rendezvous.joined_job import (
+    JoinedJob as JoinedJob,
+)
+from keras_towers.rendezvous.joined_job import (
+    join_job as join_job,
+)
+from keras_towers.rendezvous.launchers import (
+    ClusterEnvironment as ClusterEnvironment,
+)
+from keras_towers.strategies.composed import (
+    ComposedStrategy as ComposedStrategy,
+)
+from keras_towers.transport import Transport as Transport
+from keras_towers.transport.engine_transport import (
+    EngineTransport as EngineTransport,
+)
+
+CASES: tuple[str, ...] = tuple(cases.CASES)
+"""The names of the cases of ``check_strategy``."""

@@ -1,0 +1,116 @@
+"""The job of this process, for transports that other packages add."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import time
+import urllib.parse
+from typing import Any
+
+from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import (
+    launchers,
+    meet,
+    rank_checks,
+    separate_training,
+    store,
+    watch,
+)
+from keras_towers.rendezvous.store import StoreClient
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedJob:
+    """The place of this process in its job, and a store that all ranks share.
+
+    Attributes:
+        rank: the rank of this process, from 0.
+        size: the number of ranks.
+        local_rank: its rank among those on its host.
+        local_size: their number.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    _store: StoreClient | None = None
+    _prefix: str = ""
+
+    def put(self, key: str, value: Any) -> None:
+        """Write a value of JSON, such as this rank's address, for all ranks.
+
+        Another call of ``join_job`` does not see it.
+        """
+        self._opened().put(self._name_of(key), value)
+
+    def get(self, key: str, timeout_s: float) -> Any:
+        """Wait for the value that a rank writes under a key.
+
+        Raises:
+            TimeoutError: none has done so in this time.
+        """
+        until = time.monotonic() + timeout_s
+        value = None
+        while value is None:
+            left_s = max(0.0, until - time.monotonic())
+            hold_s = min(left_s, settings.HOLD_S)
+            value = self._opened().get(self._name_of(key), hold_s)
+            if value is None and not left_s:
+                raise TimeoutError(f"no rank wrote {key!r} in {timeout_s} s")
+        return value
+
+    def _opened(self) -> StoreClient:
+        if self._store is None:
+            raise TowerError("a job of one process has no store to share.")
+        return self._store
+
+    def _name_of(self, key: str) -> str:
+        return urllib.parse.quote(f"{self._prefix}-{key}", safe="")
+
+
+# How often each engine has joined its job: all ranks make their strategies in
+# one order, and what one of them writes is not for the next.
+_joined: collections.Counter[str] = collections.Counter()
+
+
+def join_job(engine: str) -> JoinedJob:
+    """Join the job that a launcher has started this process for.
+
+    ``keras-towers run``, Slurm, ``torchrun`` and other launchers are
+    recognized. A process that none has started is a job of its own. Ranks
+    compare their versions. From now on the job names ranks that are late or
+    gone.
+
+    Args:
+        engine: what will connect the ranks, for messages.
+
+    Raises:
+        TowerError: the variables of a launcher contradict one another, or ranks
+            have other versions.
+    """
+    member, opened = launchers.detect(), None
+    if member is not None and not member.is_single_process:
+        meet.join_job()
+        opened = store.store_of_job()
+    if opened is None:
+        separate_training.refuse(
+            engine,
+            "there is no store in which ranks could meet",
+            "Start the script with `keras-towers run`.",
+        )
+        return JoinedJob()
+    rank, size, local_rank, local_size = (
+        int(os.environ[f"HOROVOD_{name}"])
+        for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    )
+    _joined[engine] += 1
+    prefix = f"extension-{engine}-{_joined[engine]}"
+    job = JoinedJob(rank, size, local_rank, local_size, opened, prefix)
+    rank_checks.compare_with_first_rank(engine)
+    watch.start_watch(job.rank, job.size)
+    store.report_connected(job.rank)
+    return job

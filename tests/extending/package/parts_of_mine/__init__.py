@@ -1,0 +1,1 @@
+"""A package that has one of each part of a strategy."""

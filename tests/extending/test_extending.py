@@ -1,0 +1,234 @@
+"""Parts that others write: how they are checked, and what is refused."""
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.conformance import strategy_check
+from keras_towers.extending import (
+    CASES,
+    ComposedStrategy,
+    EngineTransport,
+    HookState,
+    StatefulHook,
+    check_strategy,
+    join_job,
+)
+from tests.kit.training import fit, linear
+
+
+def test_all_that_is_listed_is_public():
+    listed = kt.extending.__doc__.split("``")[1::2]
+    assert "EngineTransport" in listed
+    assert all(hasattr(kt.extending, name) for name in listed)
+
+
+@pytest.mark.core
+def test_a_strategy_that_differs_from_one_device_is_told_so():
+    make = functools.partial(kt.TowerStrategy, 2, average=False)
+    with pytest.raises(AssertionError, match="TowerStrategy.*case 'uneven'"):
+        check_strategy(make, ["uneven"])
+    check_strategy(make, ["uneven"], tolerance=9.0)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("make", "cases", "said"),
+    [
+        (kt.TowerStrategy, ["unevn"], "no case 'unevn'. Did you mean 'uneven'"),
+        (lambda: 3, ["uneven"], "got 3: give a function that makes a strat"),
+        ("tower", ["uneven"], "got 'tower': give a function"),
+    ],
+)
+def test_what_is_no_strategy_and_no_case_is_refused(make, cases, said):
+    with pytest.raises(kt.TowerError, match=said):
+        check_strategy(make, cases)
+
+
+def test_ranks_whose_weights_differ_are_named():
+    """In a job of two, of which the other has trained something else."""
+    ranks = SimpleNamespace(
+        gather_objects=lambda value: [value, (*value[:2], [b"other"])]
+    )
+    with pytest.raises(AssertionError, match="rank 1 differs from rank 0"):
+        strategy_check.compare_ranks(ranks, "uneven", [b"weights"])
+
+
+class Alone(EngineTransport):
+    """A transport of one process, in a job that it takes for one of two."""
+
+    name = "mine"
+    sums_float16 = True
+
+    def __init__(self, size=2):
+        place = SimpleNamespace(rank=0, size=size, local_rank=0, local_size=1)
+        super().__init__(place)
+
+    def engine_sum(self, tensors, key):
+        return [2 * tensor for tensor in tensors]
+
+    def engine_gather(self, tensor, key):
+        return tf.concat([tensor, tensor], 0)
+
+
+def test_a_transport_has_its_sum_and_its_gather():
+    transport = Alone()
+    (total,) = transport.all_reduce([tf.constant([1, 2], tf.uint8)], "sum")
+    assert total.dtype == tf.uint8 and total.numpy().tolist() == [2, 4]
+    rows = tf.constant([[1.0], [2.0]])
+    assert transport.all_gather(rows, "rows").shape == (4, 1)
+    part = transport.reduce_scatter(rows, [1, 1], "part")
+    assert part.numpy().tolist() == [[2.0]]
+    names = transport.all_gather(tf.constant(["a", "bc"]), "names")
+    assert names.numpy().tolist() == [b"a", b"bc"] * 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda t: t[:0], "engine_sum of Wrong returned .*list of 1 tensors"),
+        (lambda t: None, "engine_sum of Wrong returned None"),
+        (lambda t: [t[0][:1]], r"float32 and shape \(1,\): .*shape \(3,\)"),
+        (lambda t: [tf.cast(t[0], "int32")], "tensor of int32"),
+    ],
+)
+def test_wrong_sums_of_a_transport_name_it(returned, said):
+    class Wrong(Alone):
+        def engine_sum(self, tensors, key):
+            return returned(tensors)
+
+    with pytest.raises(kt.TowerError, match=said):
+        Wrong().all_reduce([tf.ones(3)], "sum")
+
+
+def test_wrong_rows_of_a_transport_name_it():
+    class Wrong(Alone):
+        def engine_gather(self, tensor, key):
+            return tensor[0]
+
+    with pytest.raises(kt.TowerError, match=r"of Wrong returned .*shape \(2,"):
+        Wrong().all_gather(tf.ones([3, 2]), "rows")
+
+
+def test_a_process_that_nobody_has_started_is_a_job():
+    job = join_job("mine")
+    assert (job.rank, job.size, job.local_rank, job.local_size) == (0, 1, 0, 1)
+    for access in (lambda: job.put("key", 1), lambda: job.get("key", 1)):
+        with pytest.raises(kt.TowerError, match="job of one process"):
+            access()
+
+
+class NoSum(StatefulHook):
+    def init(self, specs):
+        return HookState()
+
+
+class NoGather(EngineTransport):
+    name = "mine"
+    sums_float16 = False
+
+    def engine_sum(self, tensors, key):
+        return tensors
+
+
+class NoPlace(Alone):
+    def __init__(self):
+        EngineTransport.__init__(self)
+
+
+class NoParts(ComposedStrategy):
+    def __init__(self):
+        self.parts = 3
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (NoSum, r"\.NoSum is not complete: it does not define sum\."),
+        (NoGather, r"\.NoGather .* not define engine_gather\."),
+        (NoPlace, "NoPlace has no rank: its constructor has to call"),
+        (NoParts, r"\.NoParts is not complete: its constructor has to call s"),
+        (int, "builtins.int is not complete: .*all_reduce.*EngineTransport"),
+    ],
+)
+def test_incomplete_parts_are_refused(make, said):
+    def use():
+        if make is not NoParts:
+            return ComposedStrategy(2, transport=make())
+        return make()
+
+    with pytest.raises(kt.TowerError, match=said):
+        use()
+
+
+def first_device(weight):
+    return "/device:CPU:0"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"placement": "CPU:0"}, "placement='CPU:0' is not allowed: give a f"),
+        *(
+            (
+                {"placement": first_device, name: value},
+                f"placement contradicts {name}={value!r}",
+            )
+            for name, value in (
+                ("weights", "sharded"),
+                ("updates", "each"),
+                ("mode", "host"),
+                ("packer", True),
+            )
+        ),
+        ({"mode": 3}, "mode=3 is not allowed: give .*a function"),
+        ({"speed": 3}, "ComposedStrategy has no option 'speed'"),
+    ],
+)
+def test_options_that_parts_contradict_are_refused(options, said):
+    with pytest.raises(kt.TowerError, match=said):
+        ComposedStrategy(2, **options)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (
+            {"placement": lambda weight: "/device:TPU:0"},
+            r"placement .*<lambda> puts .*kernel on '/device:TPU:0': .*CPU:0",
+        ),
+        (
+            {"placement": lambda weight: None},
+            "puts .*kernel on None: it has to return one of",
+        ),
+        ({"mode": lambda grads, devices: None}, "<lambda> has to return 2 l"),
+        (
+            {"mode": lambda grads, devices: [row[:1] for row in grads]},
+            "reduction .*<lambda> returned 1 sums for 2 gradients",
+        ),
+        (
+            {
+                "mode": lambda grads, devices: [
+                    [g[:1] for g in row] for row in grads
+                ]
+            },
+            "returned a tf.Tensor of float32 .* as the sum of gradient 0",
+        ),
+    ],
+)
+def test_what_a_part_returns_is_checked(part, said):
+    model = linear()
+    before = model.get_weights()
+    with pytest.raises(kt.TowerError, match=said), ComposedStrategy(2, **part):
+        fit(model)
+    for weight, old in zip(model.get_weights(), before, strict=True):
+        assert (weight == old).all()
+
+
+def test_all_cases_have_names():
+    assert {"uneven", "gan", "eager"} < set(CASES)
