@@ -171,7 +171,7 @@ class UpdateInShards(WeightUpdate):
 
     def _layout_of(self, variable: Any) -> MeshLayout | None:
         """Return how a weight and its slots are divided; None: they are not."""
-        value = copy_on_tower(native(variable))
+        value: Any = copy_on_tower(native(variable))
         if isinstance(value, ShardedVariable) and variable in self._divided:
             return value.layout
         if type(value) is compat.UninitializedVariable:
