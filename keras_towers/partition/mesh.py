@@ -40,10 +40,10 @@ from keras_towers.partition.rules.mesh_columns import as_operation
 
 
 def partition_over_mesh(
-    graph: Any,
+    graph: tf.Graph,
     layouts: Sequence[InputLayout],
     in_columns: Mapping[int, InShards],
-    wanted: Sequence[Any],
+    wanted: Sequence[tf.Tensor],
     gradients: Mapping[str, Sequence[GradientLayout]],
     updates: Mapping[str, str],
     columns: int,
@@ -99,7 +99,8 @@ def partition_over_mesh(
             ),
         ],
         column.graph.outputs,
-        gradients={column.names[k]: of for k, of in over_towers.items()},
+        # Where columns update all weights, an operation returns none.
+        gradients={column.names[k]: of for k, of in over_towers.items() if of},
         of_columns=column.inputs,
         options=options,
     )

@@ -25,6 +25,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     BelowLimit,
     Partial,
+    RowSplits,
     Sharded,
 )
 from keras_towers.partition.sizes import UNKNOWN, Size
@@ -120,6 +121,38 @@ def replicated(*shape, **options):
 def partial_sum(*shape, **options):
     """An input of which each tower has one term of a sum."""
     return Input(PARTIAL, shape, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RaggedPart(Input):
+    """The values or the splits of ragged rows; both draw the same rows."""
+
+    width: int = 1
+
+    def draw(self, count, generator):
+        drawn = np.random.default_rng([count, 5])
+        lengths = drawn.integers(0, 4, count)
+        lengths[-1] = 0 if count > 2 else lengths[-1]
+        return [drawn.uniform(-1, 1, (k, self.width)) for k in lengths]
+
+    def for_one_device(self, whole):
+        if self.layout == RowSplits("r"):
+            lengths = [len(row) for row in whole]
+            return np.cumsum([0, *lengths]).astype("int64")
+        none = np.zeros((0, self.width))
+        return np.concatenate([none, *whole]).astype("float32")
+
+    def split(self, whole, counts):
+        ends = itertools.pairwise(np.cumsum([0, *counts]))
+        return [self.for_one_device(whole[a:b]) for a, b in ends]
+
+
+def ragged(width):
+    """The values and the splits of ragged rows, one for each example."""
+    return (
+        _RaggedPart(Sharded(0, "r"), (-1, width), width=width),
+        _RaggedPart(RowSplits("r"), (-1,), "int64", width=width),
+    )
 
 
 def draw_entries(generator, shape, dtype, low, high):

@@ -11,6 +11,7 @@ from keras import layers
 
 import keras_towers as kt
 from keras_towers import _notices
+from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.fit.update import in_shards
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.fit.weights.shards import ShardedVariable
@@ -25,7 +26,6 @@ from tests.kit.compare import (
     use_model,
 )
 from tests.kit.meshes import mesh_of
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.alternate
@@ -134,7 +134,17 @@ def rows_of_a_table():
     return keras.Model(words, layers.Dense(4)(layers.Flatten()(x)))
 
 
-@pytest.mark.parametrize("build", sample_of([Logged, rows_of_a_table]))
+def all_in_columns():
+    """Columns update all weights, so that towers exchange no gradient."""
+    words = keras.Input((3,), dtype="int32")
+    x = layers.Embedding(20, 4, name="table")(words)
+    return keras.Model(words, layers.GlobalAveragePooling1D()(x))
+
+
+_STEPS = [Logged, rows_of_a_table, all_in_columns]
+
+
+@pytest.mark.parametrize("build", sample_of(_STEPS))
 def test_what_steps_of_users_do(build):
     x = RNG.integers(0, 20, (14, 4 if build is Logged else 3))
 

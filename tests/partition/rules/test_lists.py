@@ -34,9 +34,6 @@ def _size(x):
     return tf.shape(x)[0]
 
 
-# ---- divided -----------------------------------------------------------------
-
-
 def _taken_apart(x):
     items = _list(x)
     items, last = _pop(items, -1)
@@ -194,52 +191,3 @@ def test_lists_as_long_as_the_batch(given):
         )
 
     kit.check_on_towers(lists, given, kit.sharded(-1))
-
-
-# ---- computed once -----------------------------------------------------------
-
-
-def _of_unlike_shapes(x):
-    items = _push(_push(_empty(-1), x), tf.concat([x, x], 1))
-    items, wide = _pop(items, -1)
-    # One of the towers cannot say how wide an element is.
-    return tf.sort(wide, 0), tf.sort(_get(items, 0, -1), 0)
-
-
-def _sorted(x):
-    items = _list(x)
-    return tf.map_fn(
-        lambda k: tf.sort(_get(items, k, [-1, 2]), 0),
-        tf.range(2),
-        fn_output_signature=tf.float32,
-    )
-
-
-_EXAMPLES = kit.sharded(-1, 2)
-_ONCE = {
-    "a place by the batch": (
-        lambda x: _get(_list(x), tf.cast(tf.reduce_sum(x) > 0, tf.int32), -1),
-        _STEPS,
-    ),
-    "one example": (lambda x: _get(_list(x), _size(x) - 1, -1), _EXAMPLES),
-    "one that is put": (
-        lambda x: _stack(_set(_list(x), 0, x[-1]), -1),
-        _EXAMPLES,
-    ),
-    "one that is popped": (
-        lambda x: _stack(_pop(_list(x), -1)[0], [2]),
-        _EXAMPLES,
-    ),
-    "examples picked": (
-        lambda x: _picked(_list(x), tf.range(_size(x))[::-1], [-1]),
-        _EXAMPLES,
-    ),
-    "examples joined": (lambda x: _joined(_list(x), [-1, 2]), _STEPS),
-    "unlike shapes": (_of_unlike_shapes, _EXAMPLES),
-    "sorted": (_sorted, _STEPS),
-}
-
-
-@pytest.mark.parametrize("name", _ONCE)
-def test_lists_without_a_rule_are_those_of_one_device(name):
-    kit.check_on_towers(*_ONCE[name])

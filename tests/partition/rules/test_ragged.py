@@ -1,13 +1,8 @@
 """Ragged rows of examples, against one device."""
 
-import dataclasses
-import itertools
-
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.layouts import RowSplits, Sharded
 from tests.kit.sampling import sample_of
 from tests.partition import kit
 
@@ -17,34 +12,6 @@ pytestmark = pytest.mark.alternate
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
 _Y = kit.sharded(-1, 3)
 _LENGTHS = kit.sharded(-1, dtype="int32", low=0, high=3)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Piece(kit.Input):
-    """The values or the splits of ragged rows; both draw the same rows."""
-
-    def draw(self, count, generator):
-        drawn = np.random.default_rng([count, 5])
-        lengths = drawn.integers(0, 4, count)
-        lengths[-1] = 0 if count > 2 else lengths[-1]
-        return [drawn.uniform(-1, 1, (k, 3)) for k in lengths]
-
-    def for_one_device(self, whole):
-        if self.layout == RowSplits("r"):
-            lengths = [len(row) for row in whole]
-            return np.cumsum([0, *lengths]).astype("int64")
-        return np.concatenate([np.zeros((0, 3)), *whole]).astype("float32")
-
-    def split(self, whole, counts):
-        ends = np.cumsum([0, *counts])
-        pairs = itertools.pairwise(ends)
-        return [self.for_one_device(whole[a:b]) for a, b in pairs]
-
-
-_RAGGED = (
-    _Piece(Sharded(0, "r"), (-1, 3)),
-    _Piece(RowSplits("r"), (-1,), "int64"),
-)
 
 
 def _normalized(r, y):
@@ -69,28 +36,6 @@ _FORWARD = {
     "dense": lambda r, y: r.to_tensor(shape=(None, 5, None)) + y[:, None],
     "cut": lambda r, y: r.to_tensor(default_value=2.0, shape=(None, 2, 3)),
 }
-_ONCE = {
-    "longest": lambda r, y: tf.reduce_mean(r.to_tensor(), 1),
-    "splits": lambda r, y: r.row_splits * 2,
-    "bounding": lambda r, y: r.bounding_shape(),
-    "next": lambda r, y: tf.reduce_sum(
-        r.with_values(tf.roll(r.values, 1, 0)), 1
-    ),
-    "lengths of others": lambda r, y: (
-        tf.repeat(y[:, 0], r.row_lengths()) * r.values[:, 0],
-        tf.repeat(y[:, 0], r.row_lengths() + 1),
-        tf.repeat(y[:, 0], r.row_lengths()[::-1]),
-        tf.repeat(y[:, 0], tf.cast(r.row_lengths(), tf.int8)),
-        r.row_splits[1:] - r.row_splits[1:],
-    ),
-    "repeated": lambda r, y: tf.repeat(y, r.row_lengths(), axis=0),
-    "segments in order": lambda r, y: (
-        tf.math.segment_sum(
-            r.values,
-            tf.repeat(tf.range(r.nrows(), dtype=tf.int64), r.row_lengths()),
-        ),
-    ),
-}
 
 
 def _on_ragged(function):
@@ -104,18 +49,13 @@ def _on_ragged(function):
 @pytest.mark.parametrize("name", sample_of(_STEPS, 3))
 def test_ragged_rows(name):
     step = kit.with_gradients(_on_ragged(_STEPS[name]))
-    kit.check_divided(step, *_RAGGED, _Y, towers=TOWERS)
+    kit.check_divided(step, *kit.ragged(3), _Y, towers=TOWERS)
 
 
 @pytest.mark.parametrize("name", _FORWARD)
 def test_ragged_rows_that_are_filled_up(name):
     step = _on_ragged(_FORWARD[name])
-    kit.check_divided(step, *_RAGGED, _Y, towers=TOWERS)
-
-
-@pytest.mark.parametrize("name", _ONCE)
-def test_ragged_rows_without_a_rule(name):
-    kit.check_on_towers(_on_ragged(_ONCE[name]), *_RAGGED, _Y, towers=TOWERS)
+    kit.check_divided(step, *kit.ragged(3), _Y, towers=TOWERS)
 
 
 _REPEATS = {
