@@ -2,7 +2,7 @@
 
 import functools
 
-from tests.exactness.cases import CASES
+from keras_towers.conformance.cases import CASES
 from tests.kit.compare import assert_same, use_model
 
 

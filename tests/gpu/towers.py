@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import reduction
-from tests.exactness.cases import CASES, HARDEST
+from keras_towers.conformance.cases import CASES, HARDEST
 from tests.kit import gpus, sampling
 from tests.kit.compare import assert_same, use_model
 from tests.kit.training import prefetching

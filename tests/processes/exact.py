@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 
+from keras_towers.conformance.cases import CASES
 from keras_towers.fit.weights import shards
-from tests.exactness.cases import CASES
 from tests.exactness.contract import on_one_device
 from tests.kit.compare import assert_same, use_model
 from tests.kit.ranks import CHECKS
