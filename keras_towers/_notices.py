@@ -8,7 +8,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 _logger = logging.getLogger("keras_towers")
 # By the id of an object that lives.
@@ -39,7 +38,7 @@ def is_silent() -> bool:
     return vars(_of_thread).get("is_silent", False)
 
 
-def first_time(owner: Any, key: Hashable) -> bool:
+def first_time(owner: object, key: Hashable) -> bool:
     """Return whether a key is new for an object, and remember it with that.
 
     Args:

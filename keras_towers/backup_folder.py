@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import settings, system
+from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights.checkpoint import Part
@@ -188,7 +189,7 @@ class CallFolder:
             tf.compat.v1.train.NewCheckpointReader(self.prefix(name))
         return name
 
-    def read_notes(self, name: str) -> dict[str, Any]:
+    def read_notes(self, name: str) -> JsonObject:
         """Return the notes of a checkpoint.
 
         Raises:
@@ -227,7 +228,7 @@ class CallFolder:
         return own
 
     def complete(
-        self, name: str, written: Sequence[str], notes: dict[str, Any]
+        self, name: str, written: Sequence[str], notes: JsonObject
     ) -> None:
         """Make a backup the complete one, and delete the one before.
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from keras_towers import settings
+from keras_towers._types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def ask_python(
     arguments: Sequence[str],
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run a fresh Python and return the JSON object that it prints last."""
     result = run_command([sys.executable, *arguments], timeout_s, environment)
     for line in reversed(result.stdout.splitlines()):

@@ -13,12 +13,14 @@ import functools
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from traceback import FrameSummary
 from types import CodeType
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers._imports import minor_version, packages
+from keras_towers._types import Variable
 from keras_towers.errors import CompatibilityError
 
 TESTED_VERSIONS = {"TensorFlow": ("2.16", "2.21"), "Keras": ("3.8", "3.16")}
@@ -76,7 +78,7 @@ def _keras(paths: str, names: str = "", **since: tuple[int, int]) -> Any:
     return value
 
 
-def _assigns(owner: Any, name: str) -> bool:
+def _assigns(owner: object, name: str) -> bool:
     """Whether the code of a class or its bases sets an attribute."""
     codes = [
         getattr(_function(value), "__code__", None)
@@ -418,10 +420,10 @@ def begin_with_epoch(adapter: Any, epoch: int) -> None:
         adapter._epoch = epoch
 
 
-def parts_of_sums(variable: Any) -> contextlib.AbstractContextManager[Any]:
+def parts_of_sums(variable: Variable) -> contextlib.AbstractContextManager[Any]:
     """Let replicas hold parts of a metric's sum, as Keras does since 3.10."""
 
-    def create(next_creator: Any, **kwargs: Any) -> Any:
+    def create(next_creator: Any, **kwargs: object) -> Any:
         kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
         return next_creator(**kwargs)
 
@@ -457,7 +459,7 @@ def memory_of_devices() -> dict[str, int]:
     return {device.name: device.memory_limit for device in listed}
 
 
-def graph_of_function(graph: Any, name: str) -> Any:
+def graph_of_function(graph: tf.Graph, name: str) -> Any:
     """Return the graph of a function that a graph calls; None if unknown."""
     function = graph._get_function(name)
     own = getattr(function, "graph", None)
@@ -468,7 +470,7 @@ def graph_of_function(graph: Any, name: str) -> Any:
         return _graph_of_definition(function.definition)
 
 
-def devices_of_handles(graph: Any) -> dict[int, str]:
+def devices_of_handles(graph: tf.Graph) -> dict[int, str]:
     """Return the devices of variables that a graph captures.
 
     Returns:
@@ -490,13 +492,13 @@ def devices_of_handles(graph: Any) -> dict[int, str]:
     return devices
 
 
-def add_functions(graph: Any, functions: Iterable[Any]) -> None:
+def add_functions(graph: tf.Graph, functions: Iterable[object]) -> None:
     """Add functions, and the functions that they call, to a graph."""
     for function in functions:
         graph._add_function_recursive(function)
 
 
-def definition_of_function(graphs: Iterable[Any], name: str) -> Any:
+def definition_of_function(graphs: Iterable[tf.Graph], name: str) -> Any:
     """Return the definition of a function; None if it is unknown.
 
     Args:
@@ -523,7 +525,7 @@ def never_fold(function: Any) -> None:
     function._call_options = dataclasses.replace(options, is_stateful=True)
 
 
-def type_of_variable(handle: Any) -> Any:
+def type_of_variable(handle: tf.Tensor) -> Any:
     """Return the type of the variable of an eager handle, if any."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
@@ -622,7 +624,9 @@ def single_device_mode() -> Iterator[None]:
         graph._variable_creator_stack = creators
 
 
-def frames_of_gradient(frames: Sequence[Any]) -> Sequence[Any] | None:
+def frames_of_gradient(
+    frames: Sequence[FrameSummary],
+) -> Sequence[FrameSummary] | None:
     """Return the frames of the function of a gradient; None: there is none.
 
     Args:
@@ -634,7 +638,9 @@ def frames_of_gradient(frames: Sequence[Any]) -> Sequence[Any] | None:
     return None
 
 
-def is_gradient_of(operation: Any, frames: Sequence[Any]) -> bool:
+def is_gradient_of(
+    operation: tf.Operation, frames: Sequence[FrameSummary]
+) -> bool:
     """Whether frames are those of the function of an operation's gradient."""
     try:
         function = _gradients.lookup(operation.type)
@@ -651,7 +657,7 @@ def _is_in(frame: Any, function: Any) -> bool:
     )
 
 
-def value_outside(tensor: Any) -> Any:
+def value_outside(tensor: tf.Tensor) -> tf.Tensor:
     """Compute a tensor of another graph in a ``tf.init_scope``.
 
     As a ``tf.function`` does for the first value of a variable that it makes.
@@ -699,7 +705,9 @@ def outside(device: str) -> Iterator[None]:
         yield
 
 
-def hidden_variable(value: Any, dtype: Any = None, device: str = HOST) -> Any:
+def hidden_variable(
+    value: Any, dtype: Any = None, device: str = HOST
+) -> tf.Variable:
     """Create a plain variable that no strategy sees."""
     with outside(device):
         return tf.Variable(value, dtype=dtype, trainable=False)
@@ -775,7 +783,7 @@ def trace_context(xla: bool) -> Iterator[None]:
         context.Exit()
 
 
-def constant_value(tensor: Any) -> Any:
+def constant_value(tensor: tf.Tensor) -> Any:
     """Return the entries of a tensor of a graph; None: they are not known."""
     # It is meant for predicates, and evaluates any constant.
     return _entries_of(tensor)
@@ -817,7 +825,7 @@ def _register_xla_kernels() -> None:
     )
 
 
-def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
+def shared_variable(name: str, shape: Any, dtype: Any) -> tf.Variable:
     """Return the variable with a name on the current device; it may be unset.
 
     TensorFlow refuses names in ``tf.Variable``, whose handles are private to a
@@ -836,7 +844,7 @@ def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
     )
 
 
-def run_independently(operation: Any) -> None:
+def run_independently(operation: tf.Operation) -> None:
     """Order an operation in a ``tf.function`` by its control inputs alone."""
     # Otherwise TensorFlow runs all operations with effects one after another.
     manager = operation.graph.experimental_acd_manager
@@ -865,8 +873,8 @@ def enable_collectives_again(server: bytes) -> None:
 
 
 def call_cancellable(
-    function: Any, arguments: Sequence[Any], manager: Any
-) -> list[Any]:
+    function: Any, arguments: Sequence[object], manager: Any
+) -> list[tf.Tensor]:
     """Call a concrete function; another thread may cancel it.
 
     ``CancellationManager.get_cancelable_function`` would let the manager cancel

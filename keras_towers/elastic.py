@@ -33,6 +33,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 
+from keras_towers._types import Logs
 from keras_towers.backup import END_SIGNALS, Backup
 from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.fit.options import check_arguments
@@ -353,7 +354,7 @@ class Commit(Backup):
         self._resume_by(state._backup, every, False, asynchronous)
         self._state = state
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102
+    def on_train_begin(self, logs: Logs = None) -> None:  # noqa: D102
         if self.model is not self._state.model:
             raise TowerError(
                 f"kt.elastic.Commit has the state of model "

@@ -301,7 +301,7 @@ class _Text:
         return "" if source is None else self._cause_of(source)
 
     @functools.cached_property
-    def _traced_operations(self) -> Mapping[str, Any]:
+    def _traced_operations(self) -> Mapping[str, object]:
         operations = self._traced.graph.get_operations()
         return {operation.name: operation for operation in operations}
 

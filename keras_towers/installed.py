@@ -11,9 +11,9 @@ import ctypes
 import json
 import os
 import platform
-from typing import Any
 
 from keras_towers import _imports, settings
+from keras_towers._types import JsonObject
 from keras_towers.commands import NoAnswer, ask_python
 from keras_towers.errors import TowerError
 from keras_towers.system import cpu, usable_cores
@@ -45,7 +45,7 @@ def _nccl_version() -> str:
     return ".".join(map(str, (major, *divmod(rest, 100))))
 
 
-def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
+def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> JsonObject:
     """Run this module in a fresh process; return facts, or an ``"error"``."""
     environment = {
         "KERAS_BACKEND": "tensorflow",
@@ -59,7 +59,7 @@ def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def machine_facts(timeout_s: float) -> dict[str, Any]:
+def machine_facts(timeout_s: float) -> JsonObject:
     """Return the facts that put measurements in context, or raise an error."""
     _imports.check_tensorflow()
     state = tensorflow_state(timeout_s)
@@ -82,7 +82,7 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
     }
 
 
-def describe_machine(facts: dict[str, Any]) -> str:
+def describe_machine(facts: JsonObject) -> str:
     """Describe the machine of a measurement, for a caption."""
     versions = ", ".join(
         f"{name} {facts[name.lower()]}"
@@ -94,9 +94,9 @@ def describe_machine(facts: dict[str, Any]) -> str:
     return f"{cores}, {devices}; {versions}"
 
 
-def _collect_facts() -> dict[str, Any]:
+def _collect_facts() -> JsonObject:
     """Import TensorFlow, Keras and this package; say what works, or why not."""
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "packages": {
             "TensorFlow": _imports.packages("tensorflow"),
             "Keras": _imports.packages("keras"),

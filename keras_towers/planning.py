@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.estimated_times import work_of
 from keras_towers.fit.data.batches import has_rows, of_any_size
@@ -320,7 +321,7 @@ def _plan_on(
 
 def _model_and_batch(
     built: Any, examples: int | None
-) -> tuple[keras.Model, Any]:
+) -> tuple[keras.Model, Structure]:
     """Return a model, and the specs of a batch of a number of examples."""
     model, *data = built if isinstance(built, tuple) else (built,)
     if not isinstance(model, keras.Model) or len(data) > 3:
@@ -369,7 +370,7 @@ def _spec(leaf: Any) -> Any:
     return tf.TensorSpec(leaf.shape, dtype)
 
 
-def _with_rows(spec: Any, examples: int | None) -> Any:
+def _with_rows(spec: object, examples: int | None) -> Structure:
     """Return the spec of a part of a batch for a number of examples."""
     if isinstance(spec, tf.TensorSpec) and has_rows(spec):
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)

@@ -93,7 +93,7 @@ def current_tower() -> CurrentTower:
 
 
 def run_on_each_tower(
-    fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    fn: Callable[..., object], /, *args: object, **kwargs: object
 ) -> list[Any]:
     """Run a function on every tower of the current strategy.
 
@@ -181,7 +181,7 @@ class _TowerResults:
         self._created: dict[int, list[_RequestedVariable]] = {}
 
     def run_on_tower(
-        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+        self, fn: Callable[..., object], /, *args: object, **kwargs: object
     ) -> None:
         """Run the function on a tower, and compare what it creates."""
         index = compat.current_replica_id()
@@ -193,7 +193,7 @@ class _TowerResults:
                 fn(*args, **kwargs),
             )
 
-    def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
+    def _create(self, next_creator: Callable, **kwargs: object) -> Any:
         index = compat.current_replica_id()
         if index in self._created:
             self._created[index].append(_requested(kwargs))
@@ -252,7 +252,7 @@ def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
     )
 
 
-def _pairs(result: Any) -> list[tuple[Any, Any]]:
+def _pairs(result: object) -> list[tuple[Any, Any]]:
     """The ``(gradient, variable)`` pairs in a tower's result."""
     kinds = (tf.Variable, keras.Variable)
     return [

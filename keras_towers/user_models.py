@@ -43,7 +43,7 @@ def check_named(target: str) -> None:
         raise TowerError(f"{target} cannot be imported: {error}") from None
 
 
-def find_named(target: str, *takes: str) -> Callable[..., Any]:
+def find_named(target: str, *takes: str) -> Callable[..., object]:
     """Import MODULE:FUNCTION, also from the current folder.
 
     Args:
@@ -72,7 +72,7 @@ def find_named(target: str, *takes: str) -> Callable[..., Any]:
     except ValueError:  # Not all that can be called has a signature.
         pass
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         with _naming(target, "failed"):
             return function(*args)
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._types import Logs, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
@@ -131,7 +132,7 @@ def verify(
 
 
 def checked_strategy(
-    caller: str, model: Any, x: Any, strategy: Any
+    caller: str, model: keras.Model, x: Any, strategy: Any
 ) -> BaseStrategy:
     """Check what a function is given that tries a model on towers.
 
@@ -191,7 +192,7 @@ def _run_fit(
     """
     results: dict[tuple[str, int], np.ndarray] = {}
 
-    def record_logs(batch: int, logs: Any = None) -> None:
+    def record_logs(batch: int, logs: Logs = None) -> None:
         for path, value in keras.tree.flatten_with_path(logs or {}):
             name = "/".join(map(str, path))
             name = f"the log {name!r} of step {batch + 1}"
@@ -243,13 +244,13 @@ def restored_values(model: keras.Model) -> Iterator[None]:
 
     Variables that are created in the block return to their initial values.
     """
-    variables: list[Any] = model_state.collect(model).everything()
+    variables: list[Variable] = model_state.collect(model).everything()
     for layer in model._flatten_layers():
         plain = (v for v in vars(layer).values() if isinstance(v, tf.Variable))
         variables.extend(plain)
     values = [(variable, variable.numpy()) for variable in variables]
 
-    def record(original: Any, variable: Any, value: Any) -> None:
+    def record(original: Any, variable: Variable, value: object) -> None:
         # A step may create variables while it is traced.
         with tf.init_scope():
             original(variable, value)

@@ -12,25 +12,28 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_towers.errors import TowerError
 from keras_towers.user_models import call_named, random_examples
 
+if TYPE_CHECKING:
+    import keras
+
 _WEIGHTS, _DATA = "weights.npz", "data.npz"
 
 
-def small() -> Any:
+def small() -> keras.Model:
     """Build a 4-layer perceptron with 4 thousand parameters."""
     return _perceptron(48, 32, 3)
 
 
-def large() -> Any:
+def large() -> keras.Model:
     """Build a 9-layer perceptron with 8.4 million parameters."""
     return _perceptron(1024, 1024, 8)
 
 
-def _perceptron(features: int, width: int, hidden: int) -> Any:
+def _perceptron(features: int, width: int, hidden: int) -> keras.Model:
     import keras
     from keras import layers
 
@@ -38,7 +41,7 @@ def _perceptron(features: int, width: int, hidden: int) -> Any:
     return classifier([keras.Input((features,)), *body])
 
 
-def classifier(layers: list[Any]) -> Any:
+def classifier(layers: list[Any]) -> keras.Model:
     """Compile layers and ten logits, to be trained by SGD with momentum."""
     import keras
 
@@ -91,7 +94,7 @@ class Stored:
         np.savez(self.folder / _WEIGHTS, *model.get_weights())
         return f"{self.source}, {model.count_params():,} parameters{kind}"
 
-    def build(self) -> Any:
+    def build(self) -> keras.Model:
         """Build and compile the model with the stored weights."""
         model = self._make()[0]
         self._build_variables(model)
@@ -185,7 +188,7 @@ def _load(path: Path) -> list[Any]:
     return [*_values(path)]
 
 
-def _values(path: Path) -> Iterator[Any]:
+def _values(path: Path) -> Iterator[object]:
     """Yield stored arrays, one at a time."""
     import numpy as np
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias
 
+from keras_towers._types import JsonObject, Logs
 from keras_towers.bench.models import Workload
 from keras_towers.errors import TowerError
 from keras_towers.known_engines import ENGINES, SERVED
@@ -100,7 +101,7 @@ def _recorder(times: Times, waits: bool) -> Any:
     total = 0.0
 
     # Measured from start to start, to include input and metrics.
-    def begin_batch(batch: int, logs: Any) -> None:
+    def begin_batch(batch: int, logs: Logs) -> None:
         times.batches.append(time.perf_counter())
 
     def end_batch(batch: int, logs: Any) -> None:
@@ -131,7 +132,7 @@ def keras_alone(work: Workload) -> Iterator[Train]:
 
 @contextlib.contextmanager
 def in_strategy(
-    work: Workload, name: str, options: dict[str, Any]
+    work: Workload, name: str, options: JsonObject
 ) -> Iterator[Train]:
     """Use one of this package's strategies, by name."""
     import keras_towers as kt

@@ -12,12 +12,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from keras_towers import commands, settings
+from keras_towers._types import JsonObject
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
@@ -98,7 +98,7 @@ class Sample:
     """The outcome of one cell: its measurements, or an error."""
 
     cell: Cell
-    result: dict[str, Any] = field(default_factory=dict)
+    result: JsonObject = field(default_factory=dict)
     error: str = ""
 
 
@@ -281,7 +281,7 @@ def run_cell(row: Row, cell: Cell, setting: Setting, stored: Path) -> Sample:
 
 def run_workers(
     row: Row, cell: Cell, setting: Setting, stored: Path
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Run the processes of a cell; return the measurements of each."""
     ranks, launcher = 1, list[str]()
     if row.runs is Runs.RANKS:
@@ -334,7 +334,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def combine(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def combine(ranks: Sequence[JsonObject]) -> JsonObject:
     """Combine the measurements of the processes of a cell.
 
     Times are means over the processes, and memory is their total; relative to

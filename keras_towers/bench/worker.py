@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from keras_towers._types import JsonObject
 from keras_towers.bench.models import Stored, Workload
 from keras_towers.bench.rows import Row, Runs, Train, find_row
 from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
@@ -106,7 +106,7 @@ def _megabytes(field: str) -> float:
 
 def measure(
     train: Train, work: Workload, setting: Setting, window: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Train, and measure the first step and later steps.
 
     Args:

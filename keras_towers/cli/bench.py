@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_towers import installed
+from keras_towers._types import JsonObject
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.rows import Row, Runs, find_row
 from keras_towers.bench.runner import (
@@ -248,7 +249,7 @@ def compare(
 
 
 def _resolve(
-    setting: Setting, numbers: Mapping[Runs, list[int]], facts: dict[str, Any]
+    setting: Setting, numbers: Mapping[Runs, list[int]], facts: JsonObject
 ) -> Setting:
     """Choose the device, and the numbers that are not given."""
     gpus = len(facts["gpus"])

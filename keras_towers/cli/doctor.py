@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from keras_towers import __version__, _imports, settings
+from keras_towers._types import JsonObject
 from keras_towers.bench.rows import ROWS, Runs
 from keras_towers.bench.runner import Setting, measure_all, plan_cells
 from keras_towers.building.recipe import InstalledEngine, Recipe
@@ -143,7 +144,7 @@ def check_all() -> dict[str, list[Finding]]:
     }
 
 
-def _versions(facts: dict[str, Any]) -> Iterator[Finding]:
+def _versions(facts: JsonObject) -> Iterator[Finding]:
     """Check whether Python, TensorFlow and Keras are compatible."""
     # pip has already compared Python's version with the requirement.
     yield Finding("Python", platform.python_version())
@@ -185,7 +186,7 @@ def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
     return Finding(f"{name}, twice", value, Status.WARNING, advice)
 
 
-def _library(name: str, facts: dict[str, Any]) -> Finding:
+def _library(name: str, facts: JsonObject) -> Finding:
     """Compare a library's version with the tested ones."""
     version = facts[name.lower()]
     packages = ", ".join(facts.get("packages", {}).get(name, ()))
@@ -199,7 +200,7 @@ def _library(name: str, facts: dict[str, Any]) -> Finding:
     return Finding(name, shown, Status.WARNING, advice)
 
 
-def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
+def _devices(facts: JsonObject) -> Iterator[Finding]:
     """Check which devices are available for training."""
     yield Finding("CPU cores", str(usable_cores()))
     if "gpus" not in facts:
@@ -230,7 +231,7 @@ def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _judge_engine(
-    recipe: Recipe, engine: InstalledEngine | None, facts: dict[str, Any]
+    recipe: Recipe, engine: InstalledEngine | None, facts: JsonObject
 ) -> Finding:
     """Judge an engine: what is installed, and whether it works here."""
     name, install = recipe.title, f"keras-towers install {recipe.name}"

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_towers._bytes import format_bytes, parse_bytes
+from keras_towers._types import JsonObject
 from keras_towers.cli import plan_hosts
 from keras_towers.errors import TowerError
 from keras_towers.user_models import check_named, find_named
@@ -191,7 +192,7 @@ def _naming(function: str) -> Iterator[None]:
         raise TowerError(f"{function} cannot be planned: {what}") from error
 
 
-def _as_json(plan: Plan, memory: int | None) -> dict[str, Any]:
+def _as_json(plan: Plan, memory: int | None) -> JsonObject:
     """Return a plan in bytes, for other programs."""
     costs = plan.costs
     return {

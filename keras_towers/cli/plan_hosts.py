@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 from keras_towers._bytes import format_bytes, parse_rate
+from keras_towers._types import JsonObject
 from keras_towers.cli.bench_plot import check_plot
 from keras_towers.errors import TowerError
 
@@ -55,7 +56,7 @@ class OnHosts:
             return None
         return self.plan.examples / self.time.seconds
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Return it for other programs."""
         return {
             "hosts": self.plan.hosts,

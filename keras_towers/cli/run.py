@@ -332,7 +332,8 @@ class LaunchPlan:
 def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
     """Return what connects the processes, by the strategy or the options."""
     known = STRATEGIES.get(strategy or "")
-    if strategy and not (known or ps or workers or servers):
+    roles = given.ps or given.workers or given.servers
+    if strategy and not (known or roles):
         # The strategy of another package connects its processes by itself.
         return Engine(strategy, strategy, strategy, strategy)
     engine = known.engine if known else None

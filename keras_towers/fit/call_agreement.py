@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import plain_settings
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
@@ -306,7 +307,7 @@ def _listed(variables: Sequence[str]) -> str:
 
 def broadcast(
     transport: Transport,
-    variables: Sequence[Any],
+    variables: Sequence[Variable],
     root: int = 0,
     given: Callable[[int], tf.Tensor] | None = None,
 ) -> None:

@@ -23,6 +23,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._strategy import Strategy
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.places import ALONE, Places, Ranks
@@ -140,7 +141,7 @@ class NamedGradients:
         return lines
 
 
-def name_of(variable: Any) -> str:
+def name_of(variable: Variable) -> str:
     """Return the Keras path of a variable if it has one, else its name."""
     return getattr(variable, "path", variable.name)
 
@@ -220,9 +221,9 @@ class KerasCall:
     def of(
         cls,
         kind: str,
-        original: Callable[..., Any],
+        original: Callable[..., object],
         model: keras.Model,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
     ) -> KerasCall:
         """Bind the user's arguments to their names."""
@@ -279,7 +280,9 @@ class KerasStrategy:
         """Make the strategy TensorFlow's current one inside a block."""
         raise NotImplementedError
 
-    def _planned(self, transport: Transport, **options: Any) -> KerasStrategy:
+    def _planned(
+        self, transport: Transport, **options: object
+    ) -> KerasStrategy:
         """Return a strategy on such devices, to plan with; it never runs.
 
         Args:
@@ -296,14 +299,14 @@ def active_strategy() -> KerasStrategy | None:
     return strategy if isinstance(strategy, KerasStrategy) else None
 
 
-def strategy_of(model: Any) -> Any:
+def strategy_of(model: keras.Model) -> Any:
     """Return the strategy of any kind that a model is placed on, or None."""
     placed_on = getattr(model, "_distribute_strategy", None)
     # During a call the attribute holds a StrategyProxy.
     return getattr(placed_on, "strategy", placed_on)
 
 
-def tower_strategy_of(model: Any) -> KerasStrategy | None:
+def tower_strategy_of(model: keras.Model) -> KerasStrategy | None:
     """Return the ``KerasStrategy`` that a model is placed on, or None."""
     strategy = strategy_of(model)
     return strategy if isinstance(strategy, KerasStrategy) else None

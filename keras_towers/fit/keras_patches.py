@@ -55,6 +55,7 @@ import keras_towers
 from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers._strategy import Strategy
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls import saving, tower_call
@@ -77,7 +78,7 @@ def installed() -> contextlib.AbstractContextManager[None]:
     return patches.patched_while_used(_PATCHES)
 
 
-def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
+def _scaled_loss(original: Callable[[Any], Any], value: object) -> Any:
     # Only in a custom loop does a replica see just its part of the batch.
     across = tf.distribute.in_cross_replica_context()
     if across and contract.active_strategy() is not None:
@@ -85,7 +86,7 @@ def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
     return original(value)
 
 
-def _proxy_for_keras(original: Callable[[Any], Any], model: Any) -> Any:
+def _proxy_for_keras(original: Callable[[Any], Any], model: keras.Model) -> Any:
     """Return a proxy that fails if Keras's method was called directly."""
     seen: StrategyProxy | Strategy = original(model)
     if isinstance(seen, StrategyProxy) or not isinstance(
@@ -98,13 +99,13 @@ def _proxy_for_keras(original: Callable[[Any], Any], model: Any) -> Any:
 class _NoCall:
     """Placeholder for a missing call; rejects every use."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: keras.Model):
         self._model = model
 
     def is_step(self, fn: Any) -> bool:
         return True
 
-    def iterator(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def iterator(self, *args: object, **kwargs: object) -> NoReturn:
         raise TowerError(
             f"a method of model {self._model.name!r} was called without "
             "keras_towers: your code stored it before it imported "
@@ -117,10 +118,10 @@ class _NoCall:
 
 
 def _epoch_iterator(
-    original: Callable[..., Any],
-    *args: Any,
+    original: Callable[..., object],
+    *args: object,
     distribute_strategy: StrategyProxy | Strategy | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     if isinstance(distribute_strategy, StrategyProxy):
         return distribute_strategy.call.iterator(*args, **kwargs)
@@ -130,9 +131,9 @@ def _epoch_iterator(
 def _notify(
     event: Callable[[adoption.Adoption, Any], None],
     original: Callable[..., None],
-    model: Any,
-    *args: Any,
-    **kwargs: Any,
+    model: keras.Model,
+    *args: object,
+    **kwargs: object,
 ) -> None:
     """Notify the current strategy that a model was created or compiled."""
     original(model, *args, **kwargs)
@@ -142,7 +143,10 @@ def _notify(
 
 
 def _create_optimizer(
-    original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
+    original: Callable[..., None],
+    optimizer: keras.Optimizer,
+    *args: object,
+    **kwargs: object,
 ) -> None:
     """Create an optimizer as one device does; its update runs on one tower.
 
@@ -163,7 +167,7 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 
 
 def _call_loaded(
-    original: Callable[..., Any], function: Any, args: Any, captured: Any
+    original: Callable[..., object], function: Any, args: Any, captured: Any
 ) -> Any:
     """Call a function of a loaded model.
 
@@ -186,7 +190,7 @@ def _call_loaded(
 def _create_variable(
     outside: Callable[[Any], contextlib.AbstractContextManager[None]],
     original: Callable[[Any, Any], None],
-    variable: Any,
+    variable: Variable,
     value: Any,
 ) -> None:
     strategy, call = contract.active_strategy(), tower_call.current()
@@ -207,7 +211,9 @@ def _create_variable(
 
 
 def _create_by_initializer(
-    original: Callable[[Any, Any], None], variable: Any, initializer: Any
+    original: Callable[[Any, Any], None],
+    variable: Variable,
+    initializer: object,
 ) -> None:
     """Create a variable; of a large one, ranks may make only their rows."""
     strategy, deferred = contract.active_strategy(), None
@@ -219,7 +225,9 @@ def _create_by_initializer(
         variable._initialize(deferred)
 
 
-def _export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _export(
+    original: Callable[..., object], *args: object, **kwargs: object
+) -> Any:
     """Export a model with whole variables."""
     with (
         contextlib.ExitStack() as wholes,
@@ -248,7 +256,7 @@ def _share_rendezvous(original: Callable[..., Any], *arguments: Any) -> Any:
     return original(name, graph, attributes, *rest)
 
 
-def _devices(graph: Any) -> set[str]:
+def _devices(graph: tf.Graph) -> set[str]:
     """The devices named in a function and in the functions it calls."""
     inputs = {tensor.op.name for tensor in graph.inputs}
     operations = graph.get_operations()
@@ -300,7 +308,7 @@ def patch_until_closed(
     around_call: Callable[[str, Any], contextlib.AbstractContextManager[None]],
     around_creation: Callable[[Any], contextlib.AbstractContextManager[None]],
     set_distribution: Callable[[Callable[[], None], Any], None],
-    backend: Mapping[str, Callable[..., Any]],
+    backend: Mapping[str, Callable[..., object]],
 ) -> contextlib.ExitStack:
     """Patch Keras until the stack is closed, also outside of scopes.
 
@@ -320,10 +328,10 @@ def patch_until_closed(
 
     def method(
         kind: str,
-        original: Callable[..., Any],
-        model: Any,
-        *args: Any,
-        **kwargs: Any,
+        original: Callable[..., object],
+        model: keras.Model,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         with around_call(kind, model):
             return _run(kind, original, model, *args, **kwargs)
@@ -370,10 +378,10 @@ def patch_until_closed(
 
 def _run(
     kind: str,
-    original: Callable[..., Any],
-    model: Any,
-    *args: Any,
-    **kwargs: Any,
+    original: Callable[..., object],
+    model: keras.Model,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Run a method of Keras on the towers of its strategy, if it has one."""
     in_block = tf.distribute.has_strategy()
@@ -419,7 +427,7 @@ def _run(
         return original(model, *args, **kwargs)
 
 
-def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
+def _resolve_auto(original: Callable[[Any], bool], model: keras.Model) -> bool:
     """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
 
     Under a strategy of TensorFlow's own, XLA cannot compile a step; on towers

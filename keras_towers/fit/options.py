@@ -414,7 +414,7 @@ def current_name(name: Any) -> Any:
     return _OF_TENSORPACK.get(name, name) if is_text else name
 
 
-def check_arguments(kind: type, **arguments: Any) -> None:
+def check_arguments(kind: type, **arguments: object) -> None:
     """Refuse arguments that do not match a constructor's annotations."""
     constructor = kind.__init__  # type: ignore[misc]
     parameters = inspect.signature(constructor, eval_str=True).parameters
@@ -440,7 +440,7 @@ def _hints() -> dict[str, Any]:
 @functools.cache
 def _resolved_hints(loaded: tuple[str, ...]) -> dict[str, Any]:
     functions = ("CommunicationHook", "Reduction")
-    names: dict[str, Any] = dict.fromkeys(functions, Callable[..., Any])
+    names: dict[str, Any] = dict.fromkeys(functions, Callable[..., object])
     for name, module in _OF_TENSORFLOW.items():
         if module in loaded:
             names[name] = getattr(sys.modules[module], name)
@@ -449,7 +449,7 @@ def _resolved_hints(loaded: tuple[str, ...]) -> dict[str, Any]:
     return typing.get_type_hints(StrategyOptions, localns=names)
 
 
-def _check(name: str, value: Any, hint: Any) -> None:
+def _check(name: str, value: object, hint: Any) -> None:
     """Refuse a value that does not match its annotation."""
     if hint is float and name.endswith("_s"):
         return check_seconds(name, value)
@@ -462,14 +462,14 @@ def _check(name: str, value: Any, hint: Any) -> None:
         raise TowerError(f"{name}={value!r} is not allowed: give {text}.")
 
 
-def _allowed_values(part: Any) -> tuple[Any, ...]:
+def _allowed_values(part: Any) -> tuple[object, ...]:
     """The values of a type that lists them; empty for other types."""
     if typing.get_origin(part) is Literal:
         return typing.get_args(part)
     return {bool: (True, False), types.NoneType: (None,)}.get(part, ())
 
 
-def _matches(value: Any, part: Any) -> bool:
+def _matches(value: object, part: Any) -> bool:
     if values := _allowed_values(part):
         return any(isinstance(value, type(v)) and value == v for v in values)
     if part in _NUMBERS:

@@ -113,7 +113,7 @@ def _objects_of(layer: keras.layers.Layer) -> dict[str, Any]:
     return objects
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, str | bool | int | float)

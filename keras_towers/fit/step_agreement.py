@@ -161,8 +161,8 @@ class StepAgreement:
         self._traced: dict[tuple[int, ...], ComparedStep] = {}
 
     def assert_same(
-        self, step: ComparedStep, after: Sequence[Any], key: str
-    ) -> list[Any]:
+        self, step: ComparedStep, after: Sequence[object], key: str
+    ) -> list[tf.Operation]:
         """Compare the ranks' steps; return assertions that fail if they differ.
 
         Ranks trace at different times, so a mismatch is found at run time. The
@@ -205,7 +205,7 @@ class StepAgreement:
             )
 
     def all_end(
-        self, batches: Any, after: Sequence[Any], in_rounds: bool = False
+        self, batches: Any, after: Sequence[object], in_rounds: bool = False
     ) -> tf.Tensor:
         """Whether the data of all ranks has ended after so many batches.
 

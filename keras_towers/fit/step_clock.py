@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers import devices as devices_lib
+from keras_towers._types import Structure
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.batches import tensors_in
 
@@ -94,7 +95,7 @@ class StepMarks:
         # By tower: the number of operations before its updates.
         self._updates_after: dict[int, int] = {}
 
-    def add(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
+    def add(self, tower: int, point: Point, ends: Sequence[object]) -> None:
         """Note a mark of a tower, and the operations that it waits for."""
         if compat.get_default_graph() is self._graph:
             self._marks[tower].append((point, list(ends)))
@@ -123,7 +124,9 @@ class StepMarks:
             _, first = marks[0]
             self._begin_after(times[0].op, first)
 
-    def _begin_after(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
+    def _begin_after(
+        self, mark: tf.Operation, pieces: Sequence[tf.Tensor]
+    ) -> None:
         """Make a tower that calls its step as a function begin after a mark.
 
         Single operations get no control dependency: TensorFlow does not fuse
@@ -148,7 +151,7 @@ class StepMarks:
         return times
 
 
-def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
+def _time_of(ends: Sequence[object], device: str) -> tf.Tensor:
     """Return the time at which the host sees that operations have ended."""
     if device != _host_of(device):
         # TensorFlow regards an accelerator's operation as ended once its work
@@ -180,7 +183,7 @@ def recorder_of(model: Any) -> StepRecorder | None:
 
 @contextlib.contextmanager
 def marked(
-    model: Any, devices: Sequence[str], pieces: Sequence[Any]
+    model: Any, devices: Sequence[str], pieces: Sequence[Structure]
 ) -> Iterator[None]:
     """Mark the step that is traced in this block, if it is recorded."""
     recorder = recorder_of(model)

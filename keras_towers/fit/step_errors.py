@@ -21,7 +21,7 @@ _BEGIN, _END = "keras_towers: ", " (keras_towers)"
 
 def assert_for_user(
     condition: tf.Tensor, text: str, values: Sequence[Any]
-) -> list[Any]:
+) -> list[tf.Operation]:
     """Fail a step unless a condition holds; for ``control_dependencies``.
 
     ``text`` is the error message, with ``{}`` for each of the values.

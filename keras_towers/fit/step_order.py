@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.fit.data.batches import TowerBatch, identity_of, tensors_in
 from keras_towers.fit.data.same_data import (
     check_batch,
@@ -47,7 +48,7 @@ class StepOrder:
         self._is_first = compat.hidden_variable(False)
         self._results_are_first = False
         self._begun = 0
-        self.gate: list[Any] = []
+        self.gate: list[tf.Tensor] = []
         self._batch: list[Any] = []
         # The assertions that this step matches the steps of the other ranks.
         self._same_step: list[Any] | None = None
@@ -88,7 +89,7 @@ class StepOrder:
         self.gate = [self._turn.read_value()]
         return self._gate_batch(batch)
 
-    def _gate_batch(self, batch: Any) -> Any:
+    def _gate_batch(self, batch: Structure) -> Any:
         with tf.control_dependencies(self.gate):
             batch = identity_of(batch)
         self._batch = tensors_in(batch)
@@ -104,7 +105,7 @@ class StepOrder:
         finally:
             self._same_step, self._batch = None, []
 
-    def begin_checked(self, data: Any, batch: Any) -> Any:
+    def begin_checked(self, data: Any, batch: Structure) -> Any:
         """Return the batch of a step, once its data is checked."""
         # Once inlined, functions that get this batch wait only for the batch.
         with tf.control_dependencies(self.gate):
@@ -129,7 +130,7 @@ class StepOrder:
     def compare(
         self,
         step: ComparedStep,
-        others: Sequence[Sequence[Any]] = (),
+        others: Sequence[Sequence[object]] = (),
         devices: Sequence[str] = (),
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
@@ -153,7 +154,7 @@ class StepOrder:
             with tf.control_dependencies(self._same_step):
                 self.in_first_step(take_over)
 
-    def assert_first(self, checks: Sequence[Any]) -> None:
+    def assert_first(self, checks: Sequence[object]) -> None:
         """Let later operations with effects wait for assertions."""
         if checks:
             with tf.control_dependencies(checks):
@@ -161,9 +162,9 @@ class StepOrder:
 
     def exchange(
         self,
-        tensors: Sequence[Any],
-        exchange: Callable[[Sequence[Any]], list[Any]],
-    ) -> list[Any]:
+        tensors: Sequence[tf.Tensor],
+        exchange: Callable[[Sequence[object]], list[Any]],
+    ) -> list[tf.Tensor]:
         """Exchange tensors, after a check that all ranks do the same."""
         # In a step that involves no other rank, all exchanges are local.
         if not self._same_step:
@@ -174,7 +175,7 @@ class StepOrder:
         self._exchanged += tensors_in(results)
         return results
 
-    def end_step(self, result: Any) -> Any:
+    def end_step(self, result: object) -> Structure:
         """Allow the next step to begin, and return the result of this step."""
         if self._transport.size == 1:
             return result
@@ -244,7 +245,7 @@ def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
     )
 
 
-def done_by_all(tensors: Sequence[Any]) -> list[Any]:
+def done_by_all(tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
     """Return a tensor that depends on all exchanges of a rank.
 
     The rank may not use their results, and TensorFlow would prune exchanges

@@ -63,7 +63,7 @@ class KeyValueStore:
         both = zip(ranks, values, strict=True)
         return {rank: value for rank, value in both if value is not None}
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Write a value."""
         _, write = _functions(self._device)
         text = tf.constant([json.dumps(value)])
@@ -75,7 +75,7 @@ class KeyValueStore:
         (texts,) = self._request(read, _numbers(keys))
         return [json.loads(text) if text else None for text in texts.numpy()]
 
-    def _request(self, function: Any, *arguments: tf.Tensor) -> list[Any]:
+    def _request(self, function: Any, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Run a function that returns at once."""
         try:
             with self._around():
@@ -143,7 +143,7 @@ def _write(device: str, numbers: tf.Tensor, texts: tf.Tensor) -> tf.Operation:
         )
 
 
-def _table() -> Any:
+def _table() -> tf.Tensor:
     return tf.raw_ops.MutableHashTableV2(
         key_dtype=tf.int64, value_dtype=tf.string, shared_name=_NAME
     )

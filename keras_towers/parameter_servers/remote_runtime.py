@@ -78,7 +78,7 @@ class RunningFunction:
         self,
         timeout_s: float = math.inf,
         poll: Callable[[], None] = lambda: None,
-    ) -> list[Any]:
+    ) -> list[tf.Tensor]:
         """Wait for the function's outputs, and cancel it if that fails.
 
         Args:

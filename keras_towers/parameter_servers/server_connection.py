@@ -243,7 +243,7 @@ class ServerPeers:
         finally:
             self._poll = before
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: object) -> list[Any]:
         """Return the values of all workers, by rank.
 
         The chief collects the values and removes duplicates. If every worker

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, settings
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
@@ -116,7 +117,7 @@ class ServerVariables:
         self._check([local])
         return self._copies[local]
 
-    def _check(self, variables: Sequence[Any]) -> None:
+    def _check(self, variables: Sequence[Variable]) -> None:
         unknown = [v for v in variables if v not in self]
         if unknown:
             names = ", ".join(getattr(v, "path", str(v)) for v in unknown)
@@ -127,7 +128,7 @@ class ServerVariables:
                 "model.evaluate on a batch."
             )
 
-    def refuse_writes(self, graph: Any) -> None:
+    def refuse_writes(self, graph: tf.Graph) -> None:
         """Refuse a traced step that writes trained weights itself.
 
         The servers' weights replace the written values after the step. A call
@@ -258,14 +259,14 @@ class ServerVariables:
         return self._replaced(self._of_optimizers)
 
     def _replaced(
-        self, variables: Sequence[Any]
+        self, variables: Sequence[Variable]
     ) -> contextlib.AbstractContextManager[None]:
         own = self._held(variables)
         return with_values((v, self._copies[v]) for v in own)
 
     @contextlib.contextmanager
     def on_servers(
-        self, optimizer: Any, variables: Sequence[Any]
+        self, optimizer: keras.Optimizer, variables: Sequence[Variable]
     ) -> Iterator[None]:
         """Make model and optimizers use the copies in the block."""
         self._check(variables)

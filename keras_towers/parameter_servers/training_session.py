@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, settings
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.step_agreement import ComparedStep
@@ -91,7 +92,7 @@ class Session:
         self._seeds = [f"{self.name}/seeds_{self.rank}_{i}" for i in range(2)]
         self.connection.dropped.drop_with(self, self.name)
 
-    def _run_in_step(self, function: Any) -> list[Any]:
+    def _run_in_step(self, function: Any) -> list[tf.Tensor]:
         """Run a concrete function, unless the chief ends the ``fit``."""
         return self.workers.wait_for(RunningFunction(function), in_step=True)
 
@@ -205,7 +206,7 @@ class Session:
         """
         raise NotImplementedError
 
-    def trace_step(self, step: Callable[[], Any]) -> Any:
+    def trace_step(self, step: Callable[[], Any]) -> Structure:
         """Trace a step, and the operations that count it."""
         self._begin_step()
         result = step()
@@ -307,7 +308,7 @@ class AsyncSession(Session):
         # The step has done so.
         return True, self.last_stopped()
 
-    def trace_step(self, step: Callable[[], Any]) -> Any:
+    def trace_step(self, step: Callable[[], Any]) -> Structure:
         result = super().trace_step(step)
         # Each weight is read after its update, and then written when the step
         # has read the local one.
@@ -352,7 +353,9 @@ class AveragedSession(Session):
         number: int,
         splits_batches: bool,
         quorum: Quorum,
-        after_update: Callable[[Sequence[Any]], Any] = lambda variables: None,
+        after_update: Callable[[Sequence[object]], Any] = lambda variables: (
+            None
+        ),
     ):
         super().__init__(peers, number, splits_batches)
         self.quorum = quorum
@@ -531,11 +534,11 @@ class AveragedSession(Session):
         coordinator.start()
         return coordinator
 
-    def _run_in_coordinator(self, function: Any) -> list[Any]:
+    def _run_in_coordinator(self, function: Any) -> list[tf.Tensor]:
         """Run a concrete function that may wait for a long time."""
         return self._wait_in_coordinator(RunningFunction(function))
 
-    def _wait_in_coordinator(self, running: RunningFunction) -> list[Any]:
+    def _wait_in_coordinator(self, running: RunningFunction) -> list[tf.Tensor]:
         with self.connection.naming_lost_servers():
             return running.wait(poll=self._poll)
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Logs, Step, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.tower_call import TowerCall
@@ -134,7 +135,7 @@ class WorkerFit(ReplicaCall):
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
 
-    def _refuse_swaps(self, callbacks: list[Any]) -> None:
+    def _refuse_swaps(self, callbacks: list[keras.callbacks.Callback]) -> None:
         """Refuse a swap of weights that other workers may update meanwhile."""
         swaps = keras.callbacks.SwapEMAWeights
         if not self.session.needs_all and any(
@@ -148,16 +149,16 @@ class WorkerFit(ReplicaCall):
                 "worker (replicas_to_aggregate=None), or leave it out."
             )
 
-    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+    def run_step(self, step: Step, batch: Structure) -> Structure:
         run = functools.partial(super().run_step, step, batch)
         return self.session.trace_step(run)
 
-    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+    def _make_iterator(self, kind: str, **kwargs: object) -> TowerEpochIterator:
         if kind == "fit":
             kwargs["on_next_step"] = self._workers.beat
         return super()._make_iterator(kind, **kwargs)
 
-    def build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def build(self, iterator: Any = None, data_batch: Structure = None) -> None:
         super().build(iterator, data_batch)
         # The fit begins with an exchange of all weights.
         self.prepare()
@@ -172,7 +173,7 @@ class WorkerFit(ReplicaCall):
         optimizers = state_lib.collect(self.model).optimizers
         self.session.check_optimizers(optimizers)
 
-    def _on_train_begin(self, logs: Any = None) -> None:
+    def _on_train_begin(self, logs: Logs = None) -> None:
         """Start at the chief's epoch, after all callbacks have begun."""
         session, model = self.session, self.model
         arguments = self.keras_call.arguments
@@ -229,7 +230,7 @@ class WorkerFit(ReplicaCall):
         self._has_left = True
         workers.steps_done = workers.status(0).steps or 0
 
-    def train(self, steps: Any, iterator: Any) -> Any:
+    def train(self, steps: Any, iterator: Any) -> Logs:
         logs = None
         for _ in range(self.model.steps_per_execution):
             if self._skipped:
@@ -266,7 +267,7 @@ class WorkerFit(ReplicaCall):
             self._workers.check_failed()
         return has_weights and stopped < self.session.fits
 
-    def _on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def _on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Begin with the weights that the chief's callbacks have left."""
         if not self.session.epochs_together:
             return
@@ -278,13 +279,13 @@ class WorkerFit(ReplicaCall):
             # The chief's next callback may write, too.
             self._workers.wait_until_begun(epoch)
 
-    def _on_batch_end(self, batch: int, logs: Any = None) -> None:
+    def _on_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Go on if only a callback of this worker stops, after all of them."""
         # No other worker would train on this one's rows of the next batches.
         if not self._is_chief and self.session.splits_batches:
             self.model.stop_training = self._is_over
 
-    def _on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def _on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Stop if the chief stops, after all callbacks."""
         session = self.session
         self._on_batch_end(0)
@@ -301,7 +302,10 @@ class WorkerFit(ReplicaCall):
             self.model.stop_training = session.last_stopped() >= session.fits
 
     def _finalize(
-        self, optimizer: Any, original: Callable[[Any], None], variables: Any
+        self,
+        optimizer: keras.Optimizer,
+        original: Callable[[Any], None],
+        variables: Any,
     ) -> None:
         begun = self.session.trains
         if begun:
@@ -330,7 +334,7 @@ class WorkerFit(ReplicaCall):
             self._optimizers.close()
             session.variables.download()
 
-    def finish_steps(self, logs: Any) -> Any:
+    def finish_steps(self, logs: Logs) -> Logs:
         self.session.upload(self.session.variables.others)
         return logs
 
@@ -363,7 +367,9 @@ class WorkerFit(ReplicaCall):
         self.session.connection.finished = True
 
 
-def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+def _assign(
+    original: Callable[..., object], variable: Variable, value: object
+) -> Any:
     """Assign a value; on the chief, callbacks also write to the servers."""
     result = original(variable, value)
     session = current_session.get()
@@ -373,8 +379,11 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 
 
 def _next_seed(
-    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
-) -> Any:
+    original: Callable[..., object],
+    generator: Any,
+    *args: object,
+    **kwargs: object,
+) -> tf.Tensor:
     """Make workers that read different data draw different numbers."""
     seed = original(generator, *args, **kwargs)
     session = current_session.get()

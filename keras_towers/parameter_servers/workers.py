@@ -390,7 +390,7 @@ class Workers:
 
     def wait_for(
         self, running: RunningFunction, in_step: bool = False
-    ) -> list[Any]:
+    ) -> list[tf.Tensor]:
         """Wait for a running function; fail if it takes too long."""
         watch = self._new_watch()
         poll = self.poller(in_step, watch=watch)

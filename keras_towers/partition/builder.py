@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.program import (
+    Attributes,
     Axis,
     Exchange,
     ExchangeKind,
@@ -18,6 +19,7 @@ from keras_towers.partition.program import (
     Tensor,
 )
 from keras_towers.partition.reasons import EXCHANGE, NotDivided
+from keras_towers.partition.sizes import Dimension
 
 AttrValue = tf.compat.v1.AttrValue
 # The axes of all places that may have a value of their own.
@@ -67,7 +69,7 @@ class Builder:
         source: Any,
         inputs: Sequence[Tensor],
         shapes: Sequence[tf.TensorShape] | None = None,
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Attributes | None = None,
         **options: Any,
     ) -> list[Tensor]:
         """Add a traced operation with other inputs; return its outputs.
@@ -144,7 +146,7 @@ class Builder:
         )
         return tensor
 
-    def constant(self, value: Any, dtype: Any) -> Tensor:
+    def constant(self, value: object, dtype: tf.DType) -> Tensor:
         """Return a constant."""
         array = np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)
         key = array.tobytes(), array.shape, tf.as_dtype(dtype)
@@ -163,7 +165,7 @@ class Builder:
         kind: ExchangeKind,
         tensor: Tensor,
         axis: int = 0,
-        sizes: Sequence[Any] | None = None,
+        sizes: Sequence[Dimension] | None = None,
         rows: tuple[Tensor, Tensor] | None = None,
         on_towers: bool = False,
         local_size: int | None = None,
@@ -243,7 +245,7 @@ class Builder:
         tensor: Tensor,
         axis: int,
         shape: tf.TensorShape,
-        sizes: Sequence[Any] | None,
+        sizes: Sequence[Dimension] | None,
         is_own: bool,
     ) -> Tensor:
         """Add an exchange among the columns of each tower; return its result.
@@ -273,7 +275,7 @@ class Builder:
         self,
         type_: str,
         inputs: Sequence[Tensor],
-        attributes: Mapping[str, Any],
+        attributes: Attributes,
         outputs: Iterable[Output],
         least: int = 0,
         source: Any = None,
@@ -363,7 +365,7 @@ class Builder:
         return self.op("Shape", [tensor], is_repeated=True, out_type=SIZE_DTYPE)
 
     def size_vector(
-        self, entries: Sequence[Tensor | int], dtype: Any
+        self, entries: Sequence[Tensor | int], dtype: tf.DType
     ) -> Tensor:
         """Pack sizes into a vector."""
         if not any(isinstance(entry, Tensor) for entry in entries):
@@ -410,7 +412,7 @@ class Builder:
         return self.op("Slice", [tensor, begin, size], known)
 
     def cast(
-        self, tensor: Tensor, dtype: Any, is_repeated: bool = True
+        self, tensor: Tensor, dtype: tf.DType, is_repeated: bool = True
     ) -> Tensor:
         """Cast a tensor, unless it has the dtype."""
         if tensor.dtype == dtype:

@@ -40,6 +40,7 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
 
 
@@ -176,7 +177,7 @@ class Converter:
         self,
         layout: Sharded,
         local: Tensor,
-        shape: Sequence[Any] | None,
+        shape: Sequence[Dimension] | None,
         on_towers: bool = False,
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
@@ -215,7 +216,7 @@ class Converter:
         return self._reshape(tensor, sizes, axis, 1)
 
     def _reshape(
-        self, tensor: Tensor, sizes: Sequence[Any], axis: int, shift: int
+        self, tensor: Tensor, sizes: Sequence[Dimension], axis: int, shift: int
     ) -> Tensor:
         """Reshape a tensor.
 
@@ -397,7 +398,7 @@ class Converter:
         return self.builder.size_vector(sizes, like.dtype)
 
     def local_target(
-        self, target: Value, sizes: Sequence[Any], layout: Sharded
+        self, target: Value, sizes: Sequence[Dimension], layout: Sharded
     ) -> Tensor:
         """Return the local shape for an operation that takes a global one.
 
@@ -500,7 +501,7 @@ class Converter:
 
     def _stacked(
         self,
-        handle: Any,
+        handle: Tensor | None,
         elements: Elements,
         layout: Any = REPLICATED,
     ) -> Value:
@@ -517,7 +518,7 @@ class Converter:
         return Value(rows, stacked, shape=shape)
 
     def element_shape(
-        self, shape: Sequence[Any] | None, layout: Any = None
+        self, shape: Sequence[Dimension] | None, layout: Any = None
     ) -> Tensor:
         """Return the local shape of the elements of a list.
 

@@ -28,10 +28,11 @@ from keras_towers.partition.layouts import (
     WholeFrom,
 )
 from keras_towers.partition.nodes import Node
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Attributes, Tensor
 from keras_towers.partition.reasons import require
 from keras_towers.partition.sizes import (
     UNKNOWN,
+    Dimension,
     Size,
     broadcast_size,
     is_data_dependent,
@@ -46,7 +47,7 @@ Labels: TypeAlias = "Sequence[Hashable | None]"
 class NewAxis:
     """The label of an axis of this size, which cannot be divided."""
 
-    size: Any
+    size: Dimension
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Factors:
     linear: Sequence[Collection[int]] = ()
     summed: Collection[Hashable] = ()
     needs_rows: bool = False
-    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    attributes: Attributes = dataclasses.field(default_factory=dict)
     entries: Mapping[int, Sequence[int | None]] = dataclasses.field(
         default_factory=dict
     )
@@ -105,7 +106,7 @@ class Factors:
             )
         return labels_of_inputs
 
-    def shapes(self, inputs: Values) -> list[tuple[Any, ...] | None]:
+    def shapes(self, inputs: Values) -> list[tuple[object, ...] | None]:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
@@ -120,7 +121,7 @@ class Factors:
             for labels in self.outputs
         ]
 
-    def _sizes(self, inputs: Values) -> dict[Hashable, Any]:
+    def _sizes(self, inputs: Values) -> dict[Hashable, Dimension]:
         sizes: dict[Hashable, Any] = {}
         for value, labels in zip(inputs, self.inputs, strict=True):
             for label, size in zip(
@@ -377,7 +378,7 @@ def _may_be_zero(number: Any) -> bool:
     return number is UNKNOWN or is_data_dependent(number) or number == 0
 
 
-def _may_be_infinite(tensor: Any) -> bool:
+def _may_be_infinite(tensor: tf.Tensor) -> bool:
     """Whether a traced tensor may have an infinite entry."""
     waiting, seen = [tensor], set()
     while waiting:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Any
 
 import tensorflow as tf
 
@@ -41,7 +40,7 @@ class Effect(enum.IntEnum):
     EXTERNAL = 2
 
 
-def effect_of(operation: Any) -> Effect:
+def effect_of(operation: tf.Operation) -> Effect:
     """Return the effect of an operation, including the functions it calls."""
     if not operation.op_def.is_stateful or operation.type in _READS.split():
         return Effect.NONE
@@ -60,7 +59,7 @@ def effect_of(operation: Any) -> Effect:
     return Effect.PER_PROCESS if only_variables else Effect.EXTERNAL
 
 
-def is_check(operation: Any) -> bool:
+def is_check(operation: tf.Operation) -> bool:
     """Whether an operation with an effect either fails or does nothing."""
     graphs = called_graphs(operation)
     if not graphs or None in graphs:
@@ -81,13 +80,13 @@ def is_draw(type_: str) -> bool:
     return any(a.name in _RANDOM_STATES for a in definition.input_arg)
 
 
-def is_variable(handle: Any) -> bool:
+def is_variable(handle: tf.Tensor) -> bool:
     """Whether a tensor is the handle of a variable."""
     data = compat.get_resource_handle_data(handle)
     return data is not None and data.is_set
 
 
-def written(operation: Any) -> list[int]:
+def written(operation: tf.Operation) -> list[int]:
     """Return the indices of inputs that are variables it may write."""
     _, writes = compat.resources_of(operation)
     return [
@@ -99,7 +98,7 @@ def written(operation: Any) -> list[int]:
     ]
 
 
-def called_graphs(operation: Any) -> list[Any]:
+def called_graphs(operation: tf.Operation) -> list[tf.Graph]:
     """The graphs of called functions; None for one that is unknown."""
     names = []
     if compat.op_definition(operation.type) is None:

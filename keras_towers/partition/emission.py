@@ -21,12 +21,12 @@ def emit(
     operations: Sequence[Operation],
     given: Mapping[Tensor, Any],
     wanted: Sequence[Tensor],
-    graphs: Iterable[Any] = (),
-    after: Sequence[Any] = (),
+    graphs: Iterable[tf.Graph] = (),
+    after: Sequence[object] = (),
     checks: list[Any] | None = None,
     names: dict[int, str] | None = None,
     kernels: Kernels | None = None,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Add operations to the current graph; return the tensors wanted.
 
     Operations keep their traced names, with a suffix if a name is taken.
@@ -89,8 +89,8 @@ class _Nodes:
     def __init__(
         self,
         given: Mapping[Tensor, Any],
-        graphs: Iterable[Any],
-        gates: Mapping[str, Any],
+        graphs: Iterable[tf.Graph],
+        gates: Mapping[str, object],
         names: dict[int, str],
         kernels: Kernels | None,
     ):
@@ -155,7 +155,7 @@ class _Nodes:
         compat.add_functions(self._here, [atomic])
         return tf.compat.as_str(atomic.name)
 
-    def add_to_graph(self, wanted: Sequence[str]) -> Sequence[Any]:
+    def add_to_graph(self, wanted: Sequence[str]) -> Sequence[object]:
         """Add all nodes; return the tensors and operations of some names."""
         # TensorFlow cannot import a graph inside of control dependencies.
         with tf.control_dependencies(None):
@@ -168,12 +168,12 @@ class _Nodes:
         return made or ()
 
 
-def value_of(tensor: Tensor, given: Mapping[Tensor, Any]) -> Any:
+def value_of(tensor: Tensor, given: Mapping[Tensor, Any]) -> tf.Tensor:
     """Return the graph tensor of a tensor that is given, or repeated here."""
     return emit([], given, [tensor])[0]
 
 
-def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
+def graph_of(function: Function, graphs: Iterable[tf.Graph] = ()) -> tf.Graph:
     """Return the graph of a function.
 
     Args:
@@ -190,7 +190,7 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
 
 def graph_of_inputs(
     inputs: Sequence[Tensor], add: Callable[[dict[Tensor, Any]], list[Any]]
-) -> Any:
+) -> tf.Graph:
     """Return the graph of a function of tensors.
 
     Args:
@@ -210,7 +210,7 @@ def graph_of_inputs(
     return graph
 
 
-def placeholder_of(tensor: Tensor, shape: Any = None) -> Any:
+def placeholder_of(tensor: Tensor, shape: Any = None) -> tf.Tensor:
     """Return a placeholder for a tensor, whose shape may be known better."""
     result = tf.compat.v1.placeholder(tensor.dtype, shape or tensor.shape)
     if tensor.handle is not None:

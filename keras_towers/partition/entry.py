@@ -68,9 +68,9 @@ _SCALES = frozenset(("Mul", "RealDiv"))
 
 
 def partition_graph(
-    graph: Any,
+    graph: tf.Graph,
     layouts: Sequence[InputLayout],
-    wanted: Sequence[Any],
+    wanted: Sequence[tf.Tensor],
     gradients: Mapping[str, Sequence[InputLayout]] = MappingProxyType({}),
     updates: Mapping[str, str] = MappingProxyType({}),
     of_columns: Sequence[ColumnInput] = (),
@@ -118,7 +118,7 @@ def partition_graph(
 
 
 def _inputs(
-    graph: Any,
+    graph: tf.Graph,
     layouts: Sequence[InputLayout],
     of_columns: Sequence[ColumnInput],
 ) -> Inputs:
@@ -142,7 +142,7 @@ def _inputs(
 
 
 def _units(
-    graph: Any,
+    graph: tf.Graph,
     layouts: Sequence[InputLayout],
     inputs: Inputs,
     options: LayoutOptions,
@@ -182,7 +182,7 @@ def _program(
     )
 
 
-def _terms_of(graph: Any, gradients: Iterable[str]) -> dict[str, str]:
+def _terms_of(graph: tf.Graph, gradients: Iterable[str]) -> dict[str, str]:
     """Return which gradient an operation is for, if it adds up terms of one.
 
     Args:
@@ -267,7 +267,10 @@ def _number_of_units(
 
 
 def _values(
-    graph: Any, layouts: Sequence[InputLayout], inputs: Inputs, units: Units
+    graph: tf.Graph,
+    layouts: Sequence[InputLayout],
+    inputs: Inputs,
+    units: Units,
 ) -> tuple[list[Value], dict[str, Tensor]]:
     """Return the values of inputs, and the sizes that their shapes name."""
     sizes: dict[str, Tensor] = {}

@@ -17,10 +17,12 @@ from keras_towers.partition.spans import spans, split_sizes
 # Larger constants are not folded.
 LARGEST = 512
 
-Fold: TypeAlias = Callable[..., Any]
+Array: TypeAlias = Any
+"""A NumPy array of numbers and sizes, some of them unknown, or an entry."""
+Fold: TypeAlias = Callable[..., Array]
 
 
-def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
+def folded(node: Node, inputs: Sequence[object]) -> list[Array] | None:
     """Return the known entries of an operation's outputs, or None.
 
     Integers and truth values are folded, and floats that are cast from them.
@@ -70,11 +72,11 @@ def _widens(node: Node) -> bool:
     return not dtype.is_integer or dtype.size > node.dtype(0).size
 
 
-def _if_exact(entry: Any) -> Any:
+def _if_exact(entry: object) -> Array:
     return UNKNOWN if _may_overflow(entry) else entry
 
 
-def _fits(entries: Any, dtype: tf.DType) -> bool:
+def _fits(entries: Array, dtype: tf.DType) -> bool:
     """Whether a dtype can represent entries.
 
     A multiple of a symbol is the size of an array or of a part of it.
@@ -96,7 +98,7 @@ def _fits(entries: Any, dtype: tf.DType) -> bool:
     return all(dtype.min <= number <= dtype.max for number in numbers)
 
 
-def constant(operation: Any) -> Any:
+def constant(operation: tf.Operation) -> Array:
     """Return the entries of a small constant, or None.
 
     The result is an array of objects.
@@ -113,19 +115,19 @@ def constant(operation: Any) -> Any:
     return np.array(entries, dtype=object).reshape(shape)
 
 
-def _elementwise(function: Callable[..., Any]) -> Fold:
+def _elementwise(function: Callable[..., object]) -> Fold:
     return lambda node, *arrays: _each(function, *arrays)
 
 
-def _each(function: Callable[..., Any], *arrays: Any) -> Any:
+def _each(function: Callable[..., object], *arrays: Array) -> Array:
     return np.frompyfunc(function, len(arrays), 1)(*arrays)
 
 
-def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
-    def fold(node: Node, *arrays: Any) -> Any:
+def _comparing(compare: Callable[[Array, Array], bool]) -> Fold:
+    def fold(node: Node, *arrays: Array) -> Array:
         is_wide = node.dtype(0).size == 8
 
-        def compare_entries(a: Any, b: Any) -> Any:
+        def compare_entries(a: Array, b: Array) -> Array:
             # The result may select a branch, so the operands must not have
             # overflowed.
             is_exact = is_wide or a == b or not _may_overflow(a, b)
@@ -136,7 +138,7 @@ def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
     return fold
 
 
-def _may_overflow(*entries: Any) -> bool:
+def _may_overflow(*entries: Array) -> bool:
     """Whether an entry may overflow int32, as a product of a symbol may."""
     return any(
         entry.number != 1 or [power for _, power in entry.powers] != [1]
@@ -145,15 +147,17 @@ def _may_overflow(*entries: Any) -> bool:
     )
 
 
-def _extreme(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
-    def extreme(a: Any, b: Any) -> Any:
+def _extreme(
+    compare: Callable[[Array, Array], bool],
+) -> Callable[[Array, Array], Array]:
+    def extreme(a: Array, b: Array) -> Array:
         is_first = compared(compare, a, b)
         return UNKNOWN if is_first is UNKNOWN else a if is_first else b
 
     return extreme
 
 
-def _selected(node: Node, condition: Any, a: Any, b: Any) -> Any:
+def _selected(node: Node, condition: Array, a: Array, b: Array) -> Array:
     if node.type == "Select":
         # Its condition has the first axes, not the last.
         axes = range(condition.ndim, a.ndim)
@@ -161,32 +165,32 @@ def _selected(node: Node, condition: Any, a: Any, b: Any) -> Any:
     return _each(_chosen, condition, a, b)
 
 
-def _chosen(condition: Any, a: Any, b: Any) -> Any:
+def _chosen(condition: Array, a: Array, b: Array) -> Array:
     if isinstance(condition, bool | np.bool_):
         return a if condition else b
     return a if a == b else UNKNOWN
 
 
-def _both(a: Any, b: Any) -> Any:
+def _both(a: Array, b: Array) -> Array:
     if UNKNOWN in (a, b):
         return UNKNOWN if a is not False and b is not False else False
     return bool(a and b)
 
 
-def _one_of(a: Any, b: Any) -> Any:
+def _one_of(a: Array, b: Array) -> Array:
     if UNKNOWN in (a, b):
         return True if a is True or b is True else UNKNOWN
     return bool(a or b)
 
 
-def _cast_or_copy(node: Node, array: Any) -> Any:
+def _cast_or_copy(node: Node, array: Array) -> Array:
     if node.type == "Cast" and node.output_dtype().is_bool:
         return _each(lambda a: compared(operator.ne, a, 0), array)
     return array
 
 
-def _sliced(node: Node, array: Any, *ends: Any) -> Any:
-    index: list[Any] = []
+def _sliced(node: Node, array: Array, *ends: Array) -> Array:
+    index: list[Array] = []
     for span in spans(node, array.shape, *ends):
         if span.dropped:
             index.append(_int(span.begin))
@@ -206,7 +210,7 @@ def _sliced(node: Node, array: Any, *ends: Any) -> Any:
     return array[tuple(index)]
 
 
-def _reduced(node: Node, array: Any, axes: Any) -> Any:
+def _reduced(node: Node, array: Array, axes: Array) -> Array:
     combine = {
         "Prod": lambda a, b: a * b,
         "Sum": lambda a, b: a + b,
@@ -217,7 +221,7 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
     }[node.type]
     if not array.size:
         empty = {"Prod": 1, "Sum": 0, "All": True, "Any": False}
-        shape: Any = tuple(node.shapes[0])
+        shape: Array = tuple(node.shapes[0])
         return np.full(shape, empty[node.type], object)
     over = _ints(np.ravel(axes))
     keep = node.attr("keep_dims")
@@ -227,13 +231,13 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
     return array
 
 
-def _gathered(node: Node, array: Any, indices: Any, axis: Any) -> Any:
+def _gathered(node: Node, array: Array, indices: Array, axis: Array) -> Array:
     if node.attr("batch_dims"):
         raise ValueError("a row of indices for each row")
     return np.take(array, _indices(indices), _int(axis))
 
 
-def _indices(array: Any) -> Any:
+def _indices(array: Array) -> Array:
     """Indices, which do not count from the end, as they do in NumPy."""
     indices = np.array(_ints(np.ravel(array)), int).reshape(np.shape(array))
     if indices.min(initial=0) < 0:
@@ -241,14 +245,16 @@ def _indices(array: Any) -> Any:
     return indices
 
 
-def _scattered(node: Node, indices: Any, entries: Any, shape: Any) -> Any:
+def _scattered(
+    node: Node, indices: Array, entries: Array, shape: Array
+) -> Array:
     result = np.full(_small(shape), 0, object)
     at = np.moveaxis(_indices(indices), -1, 0)
     np.add.at(result, tuple(at), entries)
     return result
 
 
-def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
+def _list_diff(node: Node, array: Array, left_out: Array) -> Array:
     kept = []
     for k, entry in enumerate(array):
         equal = [compared(operator.eq, entry, other) for other in left_out]
@@ -259,7 +265,7 @@ def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
     return [array[kept], np.array(kept, object)]
 
 
-def _stitched(node: Node, *arrays: Any) -> Any:
+def _stitched(node: Node, *arrays: Array) -> Array:
     half = len(arrays) // 2
     indices = [np.ravel(_indices(array)) for array in arrays[:half]]
     size = 1 + max(at.max(initial=-1) for at in indices)
@@ -269,7 +275,7 @@ def _stitched(node: Node, *arrays: Any) -> Any:
     return result
 
 
-def _offsets(node: Node, axis: Any, *shapes: Any) -> Any:
+def _offsets(node: Node, axis: Array, *shapes: Array) -> Array:
     results, before = [], 0
     for shape in shapes:
         offset = np.zeros(len(shape), object)
@@ -279,7 +285,7 @@ def _offsets(node: Node, axis: Any, *shapes: Any) -> Any:
     return results
 
 
-def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
+def _broadcast_over(node: Node, a: Array, b: Array) -> Array:
     rank = max(len(a), len(b))
     padded = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
     over: list[list[int]] = [[], []]
@@ -297,7 +303,7 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     return [np.array(axes, object) for axes in over]
 
 
-def _split(node: Node, array: Any, sizes: Any, axis: Any) -> Any:
+def _split(node: Node, array: Array, sizes: Array, axis: Array) -> Array:
     whole = array.shape[_int(axis)]
     known = split_sizes(_ints(sizes), whole)
     if min(known) < 0 or sum(known) != whole:
@@ -305,25 +311,25 @@ def _split(node: Node, array: Any, sizes: Any, axis: Any) -> Any:
     return np.split(array, np.cumsum(known)[:-1], _int(axis))
 
 
-def _range(node: Node, *ends: Any) -> Any:
+def _range(node: Node, *ends: Array) -> Array:
     numbers = range(*_ints(ends))
     _small([len(numbers)])
     return np.array(numbers, object)
 
 
-def _tiled(node: Node, array: Any, times: Any) -> Any:
+def _tiled(node: Node, array: Array, times: Array) -> Array:
     _small([array.size, *times])
     return np.tile(array, _ints(times))
 
 
-def _inverted(node: Node, order: Any) -> Any:
+def _inverted(node: Node, order: Array) -> Array:
     numbers = _ints(order)
     if sorted(numbers) != list(range(len(numbers))):
         raise ValueError("not a permutation")
     return np.argsort(numbers)
 
 
-def _small(shape: Any) -> list[int]:
+def _small(shape: Array) -> list[int]:
     """The sizes of a shape, of which an array may be made."""
     sizes = _ints(shape)
     if math.prod(sizes) > LARGEST:
@@ -331,12 +337,12 @@ def _small(shape: Any) -> list[int]:
     return sizes
 
 
-def _ints(array: Any) -> list[int]:
+def _ints(array: Array) -> list[int]:
     """The entries of a vector, all of which have to be known."""
     return list(map(_int, array))
 
 
-def _int(entry: Any) -> int:
+def _int(entry: object) -> int:
     """The only entry of an array, which has to be known."""
     known = np.asarray(entry, dtype=object).item()
     if not isinstance(known, int | np.integer):

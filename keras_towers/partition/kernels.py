@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.program import Attributes
 
 if TYPE_CHECKING:
     from keras_towers.partition.program import Function, Operation
@@ -21,7 +22,7 @@ class Kernels:
         graphs: the graphs whose functions operations call by their names.
     """
 
-    def __init__(self, device: str, graphs: Sequence[Any] = ()):
+    def __init__(self, device: str, graphs: Sequence[tf.Graph] = ()):
         kind = tf.DeviceSpec.from_string(device).device_type or "CPU"
         self._device_type: str = kind.upper()
         self._graphs = graphs
@@ -40,7 +41,7 @@ class Kernels:
             map(self.has, inside)
         )
 
-    def has_node(self, type_: str, attributes: Mapping[str, Any]) -> bool:
+    def has_node(self, type_: str, attributes: Attributes) -> bool:
         """Whether XLA compiles a node, with all functions it calls by name.
 
         Args:
@@ -81,7 +82,7 @@ def functions_of(operation: Operation) -> list[Function]:
     return functions
 
 
-def called_names(attributes: Mapping[str, Any]) -> list[str]:
+def called_names(attributes: Attributes) -> list[str]:
     """Return the names of the functions that a node calls."""
     values: Iterable[Any] = attributes.values()
     names: list[str] = []
@@ -92,9 +93,7 @@ def called_names(attributes: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def rename_calls(
-    attributes: Mapping[str, Any], rename: Callable[[str], str]
-) -> None:
+def rename_calls(attributes: Attributes, rename: Callable[[str], str]) -> None:
     """Let a node call functions by other names."""
     for value in attributes.values():
         if value.HasField("func"):

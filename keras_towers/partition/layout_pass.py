@@ -13,6 +13,8 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from keras_towers import compat
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import called_graphs
@@ -206,7 +208,7 @@ def _undivided(node: Node, inputs: Values) -> Values:
         raise NotDivided(node.reason) from None
 
 
-def _known_values(node: Node, known: Sequence[Any]) -> Values:
+def _known_values(node: Node, known: Sequence[object]) -> Values:
     """Return outputs whose entries are known; none: compute them.
 
     XLA needs constants for shapes and axes.
@@ -294,7 +296,7 @@ def _complete(
     node: Node,
     inputs: Values,
     outputs: Values,
-    known: Sequence[Any] | None,
+    known: Sequence[object] | None,
 ) -> None:
     """Add the shapes of outputs, and their entries as far as known."""
     shapes = _symbolic_shapes(node, inputs)
@@ -338,7 +340,7 @@ def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
 
 def sort_topologically(
     operations: Sequence[Any], known: Mapping[str, Any]
-) -> Iterator[Any]:
+) -> Iterator[tf.Operation]:
     """Yield operations in topological order.
 
     In the bodies of some loops they are created in another order.

@@ -30,7 +30,7 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.sizes import UNKNOWN, Size, multiple_of
+from keras_towers.partition.sizes import UNKNOWN, Dimension, Size, multiple_of
 
 Shape: TypeAlias = "tuple[Any, ...]"
 Values: TypeAlias = "Sequence[Value]"
@@ -52,7 +52,7 @@ class Unit:
         local_size: the number of units of every tower; None: towers differ.
     """
 
-    size: Any
+    size: Dimension
     count: Tensor
     start: Tensor
     total: Tensor
@@ -141,7 +141,7 @@ class Sharded:
         """The global size of the axis."""
         return self.rows_per_unit * self.unit.size
 
-    def rows_per_unit_in(self, size: Any) -> int | None:
+    def rows_per_unit_in(self, size: Dimension) -> int | None:
         """Return the rows per unit in an axis; None: the size does not fit."""
         if isinstance(self.unit.size, Size):
             return multiple_of(size, self.unit.size)
@@ -318,7 +318,7 @@ class WholeFrom:
         gathers: whether the inputs are rows to gather, not partial sums to add.
     """
 
-    operation: Any
+    operation: tf.Operation
     index: int
     inputs: Sequence[Value]
     gathers: bool
@@ -393,7 +393,7 @@ class Value:
         return unless_none(self.sharded), self.own
 
     @property
-    def entries(self) -> list[Any]:
+    def entries(self) -> list[Dimension]:
         """The entries of a vector, ``UNKNOWN`` where they are not known.
 
         Raises:
@@ -406,7 +406,7 @@ class Value:
         return [UNKNOWN] * self.sizes[0]
 
     @property
-    def number(self) -> Any:
+    def number(self) -> Dimension:
         """Its only entry, or ``UNKNOWN``."""
         if self.known is None or np.size(self.known) != 1:
             return UNKNOWN
@@ -490,9 +490,9 @@ class Elements:
         is_optional: whether it is an optional value, not a list.
     """
 
-    dtype: Any
+    dtype: tf.DType
     declared: Any = None
-    length: Any = UNKNOWN
+    length: Dimension = UNKNOWN
     item: Value | None = None
     is_full: bool = True
     are_row_numbers: bool = True
@@ -581,7 +581,7 @@ def _facts(value: Value | None) -> Any:
 # ---- elements of lists -------------------------------------------------------
 
 
-def is_row_per_element(element: Any) -> TypeGuard[Sharded]:
+def is_row_per_element(element: object) -> TypeGuard[Sharded]:
     """Whether each element of a list is a row."""
     return isinstance(element, Sharded) and element.axis < 0
 
@@ -593,7 +593,7 @@ def stacked_layout(element: Any) -> Any:
     return element
 
 
-def may_hold_rows(size: Any, layout: Sharded) -> bool:
+def may_hold_rows(size: Dimension, layout: Sharded) -> bool:
     """Whether a size of a declared shape admits rows."""
     return size is not UNKNOWN and size in (-1, layout.size)
 
@@ -601,7 +601,7 @@ def may_hold_rows(size: Any, layout: Sharded) -> bool:
 # ---- shapes ------------------------------------------------------------------
 
 
-def sizes_of(shape: Iterable[Any]) -> Shape:
+def sizes_of(shape: Iterable[object]) -> Shape:
     """Return the sizes of a traced shape, with ``UNKNOWN`` for None."""
     return tuple(UNKNOWN if size is None else size for size in shape)
 

@@ -237,7 +237,7 @@ class AssumedBatch:
         return [self._rows if size is None else size for size in shape]
 
     @functools.cached_property
-    def _values(self) -> dict[Tensor, Any]:
+    def _values(self) -> dict[Tensor, tf.Tensor]:
         """The tensors in a graph of which TensorFlow infers the shapes.
 
         The graph has the operations of one tower, and never runs.
@@ -285,7 +285,9 @@ class AssumedBatch:
                         )
         return values
 
-    def _exchanged(self, exchange: Exchange, values: dict[Tensor, Any]) -> Any:
+    def _exchanged(
+        self, exchange: Exchange, values: dict[Tensor, Any]
+    ) -> tf.Tensor:
         """Return a tensor like the result of an exchange."""
         (value,) = emit([], values, [exchange.given])
         shape = exchange.result.shape

@@ -40,10 +40,10 @@ from keras_towers.partition.rules.mesh_columns import as_operation
 
 
 def partition_over_mesh(
-    graph: Any,
+    graph: tf.Graph,
     layouts: Sequence[InputLayout],
     in_columns: Mapping[int, InShards],
-    wanted: Sequence[Any],
+    wanted: Sequence[tf.Tensor],
     gradients: Mapping[str, Sequence[GradientLayout]],
     updates: Mapping[str, str],
     columns: int,

@@ -32,7 +32,7 @@ class Moments:
                 self.mean_of[variance.name] = operation.outputs[0].name
 
 
-def _variance_of(mean: Any) -> Any:
+def _variance_of(mean: Any) -> tf.Operation | None:
     """Return the operation that computes the variance of a mean, or None."""
     if mean.type != "Mean" or not mean.get_attr("keep_dims"):
         return None
@@ -49,7 +49,7 @@ def _variance_of(mean: Any) -> Any:
     return None
 
 
-def _find_squares(mean: Any, entries: Any) -> Iterator[Any]:
+def _find_squares(mean: Any, entries: Any) -> Iterator[tf.Operation]:
     """Yield squared distances of entries from their mean."""
     waiting = [mean]
     while waiting:

@@ -22,10 +22,10 @@ from keras_towers.partition.layouts import (
     sizes_of,
 )
 from keras_towers.partition.moments import Moments
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Attributes, Tensor
 from keras_towers.partition.reasons import SHAPE, require
 from keras_towers.partition.resources import VariableContents
-from keras_towers.partition.sizes import UNKNOWN, symbol
+from keras_towers.partition.sizes import UNKNOWN, Dimension, symbol
 from keras_towers.partition.units import Units
 
 
@@ -92,7 +92,7 @@ class Scope:
         self.marks = marks
         self.updates_from = 0
         self.computed_once: dict[Any, str] = {}
-        self.graphs: list[Any] = []
+        self.graphs: list[tf.Graph] = []
         if around is not None:
             self.computed_once = around.computed_once
             self.graphs = around.graphs
@@ -100,7 +100,7 @@ class Scope:
         self.moments = Moments()
         self.lay_out_node: Callable[[Node, list[Value]], Values] | None = None
 
-    def of_function(self, **options: Any) -> Scope:
+    def of_function(self, **options: object) -> Scope:
         """Return the scope of a function that towers call.
 
         Args:
@@ -154,7 +154,7 @@ class Node:
         reason: why it is not divided, once that is known.
     """
 
-    def __init__(self, operation: Any, scope: Scope):
+    def __init__(self, operation: tf.Operation, scope: Scope):
         self.operation = operation
         self.type: str = operation.type
         self.scope = scope
@@ -218,8 +218,8 @@ class Node:
         self,
         operands: Sequence[Tensor],
         shapes: Sequence[tf.TensorShape] | None = None,
-        attributes: Mapping[str, Any] | None = None,
-        **options: Any,
+        attributes: Attributes | None = None,
+        **options: object,
     ) -> list[Tensor]:
         """Add the operation with other inputs, as ``Builder.copy`` does."""
         return self.builder.copy(
@@ -230,8 +230,8 @@ class Node:
         self,
         operands: Sequence[Tensor],
         *layouts: Layout,
-        shapes: Sequence[Sequence[Any] | None] | None = None,
-        attributes: Mapping[str, Any] | None = None,
+        shapes: Sequence[Sequence[object] | None] | None = None,
+        attributes: Attributes | None = None,
     ) -> Values:
         """Run the operation on every tower; return its N outputs.
 
@@ -256,7 +256,11 @@ class Node:
         ]
 
     def run_with_shape(
-        self, inputs: Values, target: int, sizes: Sequence[Any], layout: Sharded
+        self,
+        inputs: Values,
+        target: int,
+        sizes: Sequence[Dimension],
+        layout: Sharded,
     ) -> Values:
         """Run an operation that takes a shape on every tower.
 

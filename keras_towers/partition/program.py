@@ -38,7 +38,7 @@ class Tensor:
         on_columns: whether every column of the mesh has its own value.
     """
 
-    dtype: Any
+    dtype: tf.DType
     shape: tf.TensorShape
     on_towers: bool
     level: int = 0
@@ -49,6 +49,8 @@ class Tensor:
     on_columns: bool = False
 
 
+Attributes: TypeAlias = "Mapping[str, Any]"
+"""The attributes of an operation, by name."""
 Axis: TypeAlias = Literal["columns", "towers", "ranks"]
 ExchangeKind: TypeAlias = Literal[
     "sum", "gather", "scatter", "first", "before", "root"
@@ -109,7 +111,7 @@ class Operation:
 
     type: str
     inputs: Sequence[Tensor]
-    attributes: Mapping[str, Any]
+    attributes: Attributes
     outputs: list[Tensor]
     level: int
     on_towers: bool
@@ -279,7 +281,7 @@ class Program:
     operations: Sequence[Operation]
     exchanges: Sequence[Exchange]
     results: Sequence[Tensor]
-    graphs: Sequence[Any]
+    graphs: Sequence[tf.Graph]
     computed_once: Mapping[Any, str]
     values: Mapping[str, Any]
     replaced_sums: int = 0

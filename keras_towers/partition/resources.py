@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +10,12 @@ import tensorflow as tf
 from keras_towers.partition.builder import Output
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import REPLICATED, Sharded, Value, sizes_of
-from keras_towers.partition.program import Phase, Tensor, phase_on_towers
+from keras_towers.partition.program import (
+    Attributes,
+    Phase,
+    Tensor,
+    phase_on_towers,
+)
 from keras_towers.partition.reasons import asserted, require
 
 
@@ -177,7 +182,7 @@ class VariableContents:
         self,
         type_: str,
         operands: Sequence[Tensor],
-        attributes: Mapping[str, Any],
+        attributes: Attributes,
         outputs: Sequence[Output] = (),
         reads: bool = True,
     ) -> list[Tensor]:

@@ -75,16 +75,16 @@ class Size:
             return UNKNOWN
         return _size(self.number // other.number, powers)
 
-    def __rfloordiv__(self, other: Any) -> Dimension:
+    def __rfloordiv__(self, other: object) -> Dimension:
         return UNKNOWN
 
-    def __mod__(self, other: Any) -> Dimension:
+    def __mod__(self, other: object) -> Dimension:
         return UNKNOWN if self // other is UNKNOWN else 0
 
-    def __rmod__(self, other: Any) -> Dimension:
+    def __rmod__(self, other: object) -> Dimension:
         return UNKNOWN
 
-    def __add__(self, other: Any) -> Dimension:
+    def __add__(self, other: object) -> Dimension:
         if self == ONE_MORE and other == -1:
             return EXAMPLES
         if isinstance(other, Size) and other.powers == self.powers:
@@ -140,14 +140,14 @@ def data_dependent_symbol(name: str) -> Size:
     return Size(1, ((_OWN + name, 1),))
 
 
-def is_data_dependent(size: Any) -> bool:
+def is_data_dependent(size: Dimension) -> bool:
     """Whether a size depends on the data of a tower."""
     return isinstance(size, Size) and any(
         symbol.startswith(_OWN) for symbol, _ in size.powers
     )
 
 
-def multiple_of(size: Any, unit: Size) -> int | None:
+def multiple_of(size: Dimension, unit: Size) -> int | None:
     """Return m if a size is m times a symbol, or None."""
     if isinstance(size, Size) and size.powers == unit.powers:
         return size.number
@@ -179,21 +179,21 @@ def compared(
     return results.pop() if len(results) == 1 else UNKNOWN
 
 
-def _ends(size: Any) -> tuple[Any, Any]:
+def _ends(size: Dimension) -> tuple[Any, Any]:
     """The smallest and the largest possible value of a size."""
     if not isinstance(size, Size):
         return size, size
     return 0, size.number * math.inf
 
 
-def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+def broadcast(a: Sequence[object], b: Sequence[object]) -> list[Dimension]:
     """Return the shape of a broadcast of two shapes."""
     rank = max(len(a), len(b))
     padded = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
     return [broadcast_size(d, e) for d, e in zip(*padded, strict=True)]
 
 
-def broadcast_size(d: Any, e: Any) -> Any:
+def broadcast_size(d: Any, e: Any) -> Dimension:
     """Return the size of a broadcast of two axes.
 
     It is unknown for two different symbols, as either may be 1 when the step

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.partition.nodes import Node
-from keras_towers.partition.sizes import UNKNOWN, compared
+from keras_towers.partition.sizes import UNKNOWN, Dimension, compared
 
 # Stops that Keras uses for "to the end".
 _FAR = (2**31 - 1, 2**63 - 1)
@@ -38,7 +38,7 @@ class Span:
         return self.axis is not None and self.size is None
 
 
-def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
+def spans(node: Node, shape: Sequence[Dimension], *ends: Any) -> list[Span]:
     """Return the spans of a slice, axis by axis.
 
     Args:
@@ -81,7 +81,7 @@ def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
     return taken + [Span(a) for a in range(axis, len(shape))]
 
 
-def split_sizes(sizes: Sequence[Any], whole: Any) -> list[Any]:
+def split_sizes(sizes: Sequence[Dimension], whole: Any) -> list[Any]:
     """Return the sizes of the parts of a split.
 
     Args:
@@ -92,13 +92,15 @@ def split_sizes(sizes: Sequence[Any], whole: Any) -> list[Any]:
     return [rest if size == -1 else size for size in sizes]
 
 
-def _span_of_size(axis: int, whole: Any, begin: Any, size: Any) -> Span:
+def _span_of_size(axis: int, whole: Any, begin: Any, size: Dimension) -> Span:
     if begin == 0 and (size == -1 or size == whole):
         return Span(axis)
     return Span(axis, begin, whole - begin if size == -1 else size)
 
 
-def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
+def _span(
+    axis: int, size: Dimension, begin: Any, end: Any, stride: Any
+) -> Span:
     stride = stride if isinstance(stride, int) else 0
     if (
         isinstance(size, int)
@@ -130,7 +132,7 @@ def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
     return Span(axis, begin, length, stride)
 
 
-def _from_end(end: Any, size: Any) -> Any:
+def _from_end(end: Any, size: Dimension) -> Dimension:
     """Convert an index that may count from the end."""
     negative = compared(operator.lt, end, 0)
     if negative is UNKNOWN:

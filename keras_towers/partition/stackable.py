@@ -144,7 +144,7 @@ class Stackable:
         if isinstance(function, Function):
             users = self._users_in(function)
             lists = self._becomes(function.inputs[index], users)
-            outputs: Sequence[Any] = function.outputs
+            outputs: Sequence[object] = function.outputs
         else:
             body = compat.definition_of_function(self._graphs, function)
             if body is None:

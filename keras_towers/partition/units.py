@@ -22,6 +22,7 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import SHAPE, asserted, require, unless_none
 from keras_towers.partition.sizes import (
     UNKNOWN,
+    Dimension,
     Size,
     data_dependent_symbol,
     symbol_name,
@@ -72,7 +73,9 @@ class Units:
         inside._by_key.update(self._by_key)
         return inside
 
-    def data_dependent_unit(self, key: Any, count: Tensor) -> DataDependentUnit:
+    def data_dependent_unit(
+        self, key: object, count: Tensor
+    ) -> DataDependentUnit:
         """Return the unit of rows that a tower has because of its data.
 
         Args:
@@ -85,7 +88,7 @@ class Units:
             self._by_key[key] = self.found[symbol_name(size)] = unit
         return self._by_key[key]
 
-    def alias_unit(self, key: Any, unit: DataDependentUnit) -> None:
+    def alias_unit(self, key: object, unit: DataDependentUnit) -> None:
         """Have another key identify a unit, unless the key is in use."""
         self._by_key.setdefault(key, unit)
 
@@ -99,7 +102,7 @@ class Units:
         return any(unit is other for other in known)
 
     def unit_fraction(
-        self, unit: Unit | DataDependentUnit, dtype: Any
+        self, unit: Unit | DataDependentUnit, dtype: tf.DType
     ) -> Tensor:
         """Return the fraction of all units that each tower has."""
         key = unit, dtype
@@ -123,7 +126,7 @@ class Units:
                 return dataclasses.replace(layout, rows=rows)
         return None
 
-    def find_row_axis(self, sizes: Sequence[Any]) -> Sharded:
+    def find_row_axis(self, sizes: Sequence[Dimension]) -> Sharded:
         """Return the layout of a tensor with these sizes.
 
         Raises:
@@ -150,7 +153,7 @@ class Units:
         """Return the local size of the axis of a layout."""
         return self.builder.scaled_size(layout.rows_per_unit, layout.unit.count)
 
-    def global_size(self, size: Any) -> Tensor | None:
+    def global_size(self, size: Dimension) -> Tensor | None:
         """Return the tensor of a global size; None: it is not available."""
         if isinstance(size, (int, np.integer)):
             return self.builder.constant(int(size), SIZE_DTYPE)
@@ -208,7 +211,7 @@ class Units:
         return self.builder.op("PadV2", [tensor, widths, zero], tensor.shape)
 
     def drop_padding(
-        self, tensor: Tensor, sizes: Sequence[Any], layout: Sharded
+        self, tensor: Tensor, sizes: Sequence[Dimension | None], layout: Sharded
     ) -> Tensor:
         """Drop the rows that ``pad_empty`` has appended.
 

@@ -304,7 +304,7 @@ def _in_stages(
     return stages, numbers
 
 
-def _resources(operation: Operation) -> list[Any]:
+def _resources(operation: Operation) -> list[Tensor | None]:
     """Return the handles that an operation uses; None: any other resource."""
     return [t for t in operation.inputs if t.dtype == tf.resource] or [None]
 
@@ -331,7 +331,7 @@ def _sources(operation: Operation) -> Iterator[Operation]:
 _PLACEHOLDER = "FakeParam"
 
 
-def is_left_out(tensor: Tensor, graphs: Sequence[Any]) -> bool:
+def is_left_out(tensor: Tensor, graphs: Sequence[tf.Graph]) -> bool:
     """Whether a tensor is a placeholder, or may be one of a branch.
 
     The gradient of a conditional takes what its branches keep for it. For what
@@ -358,7 +358,7 @@ def is_left_out(tensor: Tensor, graphs: Sequence[Any]) -> bool:
     )
 
 
-def _is_left_out_by(name: str, index: int, graphs: Sequence[Any]) -> bool:
+def _is_left_out_by(name: str, index: int, graphs: Sequence[tf.Graph]) -> bool:
     """Whether a branch, or one in it, leaves out a result.
 
     Args:

@@ -32,4 +32,6 @@
   Whether the processes of a job would each train a model of their own.
 ``activity``
   What this rank does, and in which exchanges it waits, for the watch.
+``joined_job``
+  The job of this process, for transports that other packages add.
 """

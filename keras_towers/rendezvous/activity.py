@@ -30,7 +30,7 @@ class UpdateCounts:
         # Of owners that are gone: a rank whose count falls would seem late.
         self._of_gone = 0
 
-    def add(self, owner: Any, count: Callable[[], tuple[int, int]]) -> None:
+    def add(self, owner: object, count: Callable[[], tuple[int, int]]) -> None:
         """Count the updates of an owner, also when it is gone.
 
         Args:

@@ -14,7 +14,6 @@ import os
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
@@ -123,7 +122,7 @@ def share(content: bytes) -> bytes:
     return server.wait(key)
 
 
-def _put(key: str, value: Any) -> None:
+def _put(key: str, value: object) -> None:
     server = store.store_of_job()
     if server is not None:
         with contextlib.suppress(OSError):

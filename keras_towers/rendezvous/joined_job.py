@@ -15,8 +15,8 @@ from keras_towers.rendezvous import (
     launchers,
     meet,
     rank_checks,
+    separate_training,
     store,
-    tf_config,
     watch,
 )
 from keras_towers.rendezvous.store import StoreClient
@@ -92,19 +92,17 @@ def join_job(engine: str) -> JoinedJob:
         TowerError: the variables of a launcher contradict one another, or ranks
             have other versions.
     """
-    member = launchers.detect()
-    if member is None:
-        tf_config.refuse_unread(engine)
-        return JoinedJob()
-    if member.is_single_process:
-        return JoinedJob()
-    meet.join_job()
-    opened = store.store_of_job()
+    member, opened = launchers.detect(), None
+    if member is not None and not member.is_single_process:
+        meet.join_job()
+        opened = store.store_of_job()
     if opened is None:
-        raise TowerError(
-            f"{member} has no store in which ranks could meet: start the "
-            "script with `keras-towers run`."
+        separate_training.refuse(
+            engine,
+            "there is no store in which ranks could meet",
+            "Start the script with `keras-towers run`.",
         )
+        return JoinedJob()
     rank, size, local_rank, local_size = (
         int(os.environ[f"HOROVOD_{name}"])
         for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")

@@ -37,6 +37,7 @@ from typing import Any
 import platformdirs
 
 from keras_towers import agent, settings
+from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, network, rank_environment, watch
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
@@ -312,7 +313,7 @@ def _missing(client: StoreClient) -> str:
     )
 
 
-def _introduction(endpoint: Endpoint, nonce: str) -> dict[str, Any]:
+def _introduction(endpoint: Endpoint, nonce: str) -> JsonObject:
     """Describe this rank to rank 0's helper.
 
     Two machines may have the same name, and the containers of one machine have
@@ -477,7 +478,7 @@ def serve(
         server.gone = {r: (_name(r, arrived[r]), state) for r, state in gone}
 
 
-def _placements(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _placements(ranks: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     """The placement of each rank; its size does not grow with the job.
 
     Args:
@@ -502,7 +503,7 @@ def _placements(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _name(rank: int, introduction: Mapping[str, Any]) -> str:
+def _name(rank: int, introduction: Mapping[str, object]) -> str:
     return f"rank {rank} on {introduction['name']}"
 
 

@@ -117,7 +117,7 @@ def describe_gradients(
     """Describe the gradients that some ranks lack."""
     return (
         "the ranks do not have the same gradients. "
-        f"{_only_on(ranks, ', ')}. {_SAME_MODEL}"
+        f"{_only_on(ranks)}. {_SAME_MODEL}"
     )
 
 
@@ -162,8 +162,7 @@ def describe_steps(
     texts = []
     if len({frozenset(key for key, _ in own) for own in ranks}) > 1:
         texts.append(
-            f"the ranks have different steps. {_only_on(ranks, ', ')}. "
-            f"{SAME_STEP}"
+            f"the ranks have different steps. {_only_on(ranks)}. {SAME_STEP}"
         )
     if any(constants) or not texts:
         named = [
@@ -180,24 +179,18 @@ def describe_steps(
     return " Besides, ".join(texts)
 
 
-def _only_on(
-    ranks: Sequence[Collection[tuple[Hashable, str]]],
-    separator: str,
-    shown: int | None = None,
-) -> str:
+def _only_on(ranks: Sequence[Collection[tuple[Hashable, str]]]) -> str:
     """Describe what some ranks lack.
 
     Args:
         ranks: for each rank, what it has: a key to compare, and its name.
-        separator: stands between two names.
-        shown: the largest number of names for each rank; None: all.
     """
     common = set.intersection(*({key for key, _ in own} for own in ranks))
     extra = [
         sorted({name for key, name in own if key not in common})
         for own in ranks
     ]
-    named = [separator.join(names[:shown]) or "none" for names in extra]
+    named = [", ".join(names) or "none" for names in extra]
     return f"Only on {describe_ranks(named, '; only on ')}"
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers import settings
+from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity
 
@@ -89,11 +90,11 @@ class Store(ABC):
         content = self.read(SCOPE, key, hold_s)
         return None if content is None else json.loads(content)
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Write a value."""
         self.write(SCOPE, key, json.dumps(value).encode())
 
-    def setdefault(self, key: str, value: Any) -> Any:
+    def setdefault(self, key: str, value: object) -> Any:
         """Write a value if there is none; return the stored one."""
         encoded = json.dumps(value).encode()
         return json.loads(self.write(SCOPE, key, encoded, if_absent=True))
@@ -183,7 +184,7 @@ class StoreClient(Store):
         self._request("PUT", scope, key, value)
         return value
 
-    def report(self, rank: int, progress: Progress) -> dict[str, Any]:
+    def report(self, rank: int, progress: Progress) -> JsonObject:
         """Report a rank's progress.
 
         Returns:
@@ -194,7 +195,7 @@ class StoreClient(Store):
         """
         body = json.dumps(dataclasses.asdict(progress)).encode()
         answer = self._request("POST", SCOPE, f"{PROGRESS}{rank}", body)
-        others: dict[str, Any] = json.loads(answer)
+        others: JsonObject = json.loads(answer)
         return others
 
     def _request(
@@ -239,7 +240,7 @@ class FileStore:
                 return json.loads(file.read())
         return None
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         # Renamed into place, so that readers never see a part of it.
         draft = self._folder / f".{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -247,7 +248,7 @@ class FileStore:
             json.dump(value, file)
         draft.replace(self._folder / key)
 
-    def remove(self, key: str, value: Any) -> None:
+    def remove(self, key: str, value: object) -> None:
         """Remove a key, unless its value has changed."""
         with contextlib.suppress(OSError, TowerError):
             if self.get(key) == value:

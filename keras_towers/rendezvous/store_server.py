@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from keras_towers import settings
+from keras_towers._types import JsonObject
 from keras_towers.rendezvous import activity, store
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.store import SCOPE, Endpoint, Progress, Store
@@ -128,7 +129,7 @@ class StoreServer(ThreadingHTTPServer, Store):
                 awaited.set()
             return values[key]
 
-    def report(self, rank: int, progress: Progress) -> dict[str, Any]:
+    def report(self, rank: int, progress: Progress) -> JsonObject:
         """Record a rank's progress; return what it should know of others."""
         now = time.monotonic()
         with self.lock:
@@ -331,7 +332,7 @@ class Handler(BaseHTTPRequestHandler):
                     del server.given_up[scope]
         self._answer(_OK)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Do not log requests."""
 
     def _hold_s(self) -> float:

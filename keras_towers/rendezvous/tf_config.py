@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
+from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, store
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
@@ -156,7 +157,7 @@ def make_task() -> None:
         os.environ.pop(f"HOROVOD_{field.name.upper()}", None)
 
 
-def read_config(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def read_config(environment: Mapping[str, str] = os.environ) -> JsonObject:
     """Return the parsed ``TF_CONFIG``; empty if it is not set."""
     text = environment.get(VARIABLE, "").strip()
     config, problem = None, ""
@@ -204,7 +205,7 @@ def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
     return jobs
 
 
-def _is_address(value: Any) -> bool:
+def _is_address(value: object) -> bool:
     host, _, port = str(value).rpartition(":")
     is_text = isinstance(value, str) and host and port.isdecimal()
     return bool(is_text and 0 < int(port) < 65536)

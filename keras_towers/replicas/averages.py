@@ -136,7 +136,7 @@ class Averages:
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
 
-    def _refuse_later_reads(self, graph: Any) -> None:
+    def _refuse_later_reads(self, graph: tf.Graph) -> None:
         """Refuse a step that reads a weight after an update of this weight.
 
         It would read the old value: averages are applied after the step.
@@ -160,7 +160,7 @@ class Averages:
                 "MultiWorkerTowerStrategy."
             )
 
-    def update_function(self) -> Any:
+    def update_function(self) -> Callable[..., Any]:
         """Return the function that makes an update; call in the main thread.
 
         It takes the number of gradients to wait for, increments the global

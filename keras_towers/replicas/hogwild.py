@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Variable
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
@@ -42,7 +43,9 @@ class HogwildUpdate(WeightUpdate):
         config: TowerConfig,
         reduction: Reduction,
         scale: float = 1.0,
-        after_update: Callable[[Sequence[Any]], Any] = lambda variables: None,
+        after_update: Callable[[Sequence[object]], Any] = lambda variables: (
+            None
+        ),
     ):
         super().__init__(config, reduction)
         self._scale = scale
@@ -96,7 +99,7 @@ class HogwildUpdate(WeightUpdate):
                 call.original(grads, variables)
         self.after_update(variables)
 
-    def _turn(self, optimizer: Any) -> tf.CriticalSection:
+    def _turn(self, optimizer: keras.Optimizer) -> tf.CriticalSection:
         """The lock of an optimizer, shared by all towers."""
         if optimizer not in self._turns:
             with tf.init_scope(), tf.device(compat.HOST):
@@ -108,7 +111,9 @@ class HogwildUpdate(WeightUpdate):
         return self._turns[optimizer]
 
 
-def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
+def takes_turns(
+    optimizer: keras.Optimizer, variables: Sequence[Variable]
+) -> bool:
     """Whether updates of an optimizer must not overlap.
 
     They must not if they depend on the number of previous updates, or read a
@@ -122,7 +127,7 @@ def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
     )
 
 
-def _scale_of_loss(optimizer: Any) -> tf.Tensor | None:
+def _scale_of_loss(optimizer: keras.Optimizer) -> tf.Tensor | None:
     """Return the scale that the traced step has read for its loss, if any."""
     variable = getattr(optimizer, "dynamic_scale", None)
     native = getattr(variable, "_value", None)
@@ -160,7 +165,7 @@ ATOMIC_ADDITIONS: tuple[patches.Patch, ...] = tuple(
 )
 
 
-def _may_be_written_concurrently(variable: Any) -> bool:
+def _may_be_written_concurrently(variable: Variable) -> bool:
     """Whether other towers may write a variable while this one does."""
     native, step = variable._value, thread_state.current_step()
     # A step with a graph is divided over towers.
@@ -174,7 +179,9 @@ def _may_be_written_concurrently(variable: Any) -> bool:
     )
 
 
-def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+def _assign(
+    original: Callable[..., object], variable: Variable, value: object
+) -> Any:
     """Turn the assignment of ``variable + value`` into an atomic addition."""
     # As in metrics, counters and seed generators.
     if not tf.executing_eagerly() and _may_be_written_concurrently(variable):
@@ -218,8 +225,11 @@ def _uses_of(handle: tf.Tensor) -> list[tf.Operation]:
 
 
 def _next_seed(
-    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
-) -> Any:
+    original: Callable[..., object],
+    generator: Any,
+    *args: object,
+    **kwargs: object,
+) -> tf.Tensor:
     """Make towers that read the same random state draw different numbers."""
     seed = original(generator, *args, **kwargs)
     tower = thread_state.current_step()
@@ -237,6 +247,6 @@ SHARED_STATE: tuple[patches.Patch, ...] = (
 _SEED_STRIDE = 1_000_003
 
 
-def seed_of_replica(seed: Any, replica: int) -> Any:
+def seed_of_replica(seed: Any, replica: int) -> tf.Tensor:
     """Return a seed that is unique to a replica."""
     return seed + tf.constant([replica * _SEED_STRIDE, 0], seed.dtype)

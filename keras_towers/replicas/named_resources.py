@@ -140,12 +140,12 @@ def variable(
     return own[0]
 
 
-def run_flat(function: Any) -> list[Any]:
+def run_flat(function: Any) -> list[tf.Tensor]:
     """Call a concrete function; return its outputs as a list."""
     return tf.nest.flatten(function(), expand_composites=True)
 
 
-def trace(body: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
+def trace(body: Callable[..., object], *specs: tf.TensorSpec) -> Any:
     """Trace operations as a concrete function.
 
     An eager operation that fails on a remote device breaks all that this
@@ -168,11 +168,11 @@ class TracedFunctions:
         self._run = run
         self._traced: dict[Any, Any] = {}
 
-    def __call__(self, key: Any, body: Callable[[], Any]) -> list[Any]:
+    def __call__(self, key: object, body: Callable[[], Any]) -> list[tf.Tensor]:
         """Run the operations of ``body``, traced for ``key``."""
         return self._run(self.traced(key, body))
 
-    def traced(self, key: Any, body: Callable[[], Any]) -> Any:
+    def traced(self, key: object, body: Callable[[], Any]) -> Any:
         """Return the concrete function of ``body``, traced for ``key``."""
         if key not in self._traced:
             self._traced[key] = trace(body)
@@ -183,7 +183,9 @@ class TracedFunctions:
         self._traced.clear()
 
 
-def after_writes_of(function: Callable[..., Any], *args: Any) -> tf.Tensor:
+def after_writes_of(
+    function: Callable[..., object], *args: object
+) -> tf.Tensor:
     """Call a function; return a tensor that is ready after its writes."""
     begun = len(compat.get_default_graph().get_operations())
     function(*args)

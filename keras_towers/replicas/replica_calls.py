@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._notices import announce
+from keras_towers._types import Logs
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.synchronous_calls import TowerCalls
@@ -117,11 +118,11 @@ class ReplicaCall(TowerCall):
         if self.dropped is not None:
             self.dropped.announce(self.config.name)
 
-    def train(self, steps: Any, iterator: Any) -> Any:
+    def train(self, steps: Any, iterator: Any) -> Logs:
         """Train on the next ``steps_per_execution`` batches."""
         raise NotImplementedError
 
-    def _end_of_steps(self, logs: Any) -> Any:
+    def _end_of_steps(self, logs: Any) -> Logs:
         logs = super()._end_of_steps(logs)
         return {**logs, **self.dropped.logged()} if self.dropped else logs
 
@@ -133,7 +134,7 @@ class TrainFunction(TowerFunction):
         self._call_type = type(call)
         self.steps = steps
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Any) -> Logs:
         call = tower_call.current()
         if not isinstance(call, self._call_type):
             raise TowerError(self._call_type.refusal)
@@ -285,7 +286,7 @@ class _ThreadedCall(ReplicaCall):
     def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         return super()._make_iterator(kind, whole=kind == "fit", **kwargs)
 
-    def train(self, steps: TowerSteps, iterator: Any) -> Any:
+    def train(self, steps: TowerSteps, iterator: Any) -> Logs:
         if self._threads is None:
             assert steps.alone is not None
             return steps.alone(iterator)
@@ -312,7 +313,7 @@ class _ThreadedCall(ReplicaCall):
         if threads.latest is not None:
             self._logs = threads.latest
 
-    def finish_steps(self, logs: Any) -> Any:
+    def finish_steps(self, logs: Any) -> Logs:
         threads = self._threads
         if threads is None:
             return logs

@@ -89,7 +89,7 @@ class GroupOperations:
         self._pushed = [self._number(f"pushed_{index}") for index in replicas]
         self._before = [self._number(f"before_{index}") for index in replicas]
 
-    def _number(self, name: str) -> Any:
+    def _number(self, name: str) -> tf.Variable:
         return variable(f"{self._name}/{name}", self._device, (), tf.int64)
 
     def start_gradient(

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers import devices as devices_lib
+from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import ApplyCall, TowerFunction
@@ -60,7 +61,7 @@ class TowerSteps:
         """Drop all traces, because the model has changed."""
         self._traced.clear()
 
-    def for_batches(self, spec: Any) -> list[Step]:
+    def for_batches(self, spec: object) -> list[Step]:
         """Return the towers' steps for batches of a spec, traced."""
         for known, steps in self._traced:
             if known is spec or known == spec:
@@ -70,7 +71,7 @@ class TowerSteps:
         self._traced.append((spec, steps))
         return steps
 
-    def _trace(self, index: int, spec: Any) -> Step:
+    def _trace(self, index: int, spec: object) -> Step:
         """Trace the step of a tower, as on one device."""
         config, model = self._config, self._model
         device = config.devices[index]
@@ -84,7 +85,7 @@ class TowerSteps:
         )
 
         @tf.autograph.experimental.do_not_convert
-        def step(batch: Any) -> Any:
+        def step(batch: Structure) -> Structure:
             with tf.device(device):
                 return self._run(index, train_step, batch)
 
@@ -93,10 +94,10 @@ class TowerSteps:
             concrete = function.get_concrete_function(spec)
         return lambda batch: _to_numpy(concrete(batch))
 
-    def _run(self, tower: int, step: Step, batch: Any) -> Any:
+    def _run(self, tower: int, step: Step, batch: Structure) -> Structure:
         """Run the step of a tower, while it is traced."""
 
-        def run(batch: Any) -> Any:
+        def run(batch: Structure) -> Structure:
             return tf.distribute.get_strategy().run(step, (batch,))
 
         if not self._model.jit_compile:
@@ -169,7 +170,7 @@ class ReplicaSteps(TowerSteps):
         )
         self._freed = freed
 
-    def _run(self, tower: int, step: Step, batch: Any) -> Any:
+    def _run(self, tower: int, step: Step, batch: Structure) -> Structure:
         self._averages.begin_step()
         # Once more: since its turn the tower may have waited for a batch.
         started = []
@@ -180,7 +181,7 @@ class ReplicaSteps(TowerSteps):
         self._averages.end_step(tower)
         return logs
 
-    def _trace(self, index: int, spec: Any) -> Step:
+    def _trace(self, index: int, spec: object) -> Step:
         if self._freed is None:
             self._create_group()
         return super()._trace(index, spec)
@@ -231,11 +232,11 @@ class ReplicaSteps(TowerSteps):
             coordinator.stop()
 
 
-def _device_of(variable: Any) -> str:
+def _device_of(variable: Variable) -> str:
     return native(variable).device
 
 
-def _to_numpy(logs: Any) -> Any:
+def _to_numpy(logs: Logs) -> Structure:
     """Wait for the results of a step and copy them to the host."""
     return tf.nest.map_structure(
         lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, logs
@@ -286,7 +287,7 @@ class TowerThreads:
         self._hangs = False
         self._threads: list[threading.Thread] = []
 
-    def submit(self, steps: Sequence[Step], batch: Any) -> None:
+    def submit(self, steps: Sequence[Step], batch: Structure) -> None:
         """Queue a batch for the next idle tower; wait while it is full."""
         with self._changed:
             self._wait(lambda: len(self._waiting) < self._towers)

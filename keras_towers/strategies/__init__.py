@@ -25,6 +25,8 @@ Other packages can add strategies by entry points in the group
   What TensorFlow does with a strategy outside of ``fit``: reductions, data.
 ``signatures``
   What the constructors of strategies take, read without importing them.
+``composed``
+  A strategy of parts that other packages write.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.device_mesh import claim_devices, towers_on
+from keras_towers.strategies.device_mesh import ClaimedDevices
 from keras_towers.transport import SingleProcess, Transport
 
 
@@ -63,9 +63,8 @@ class ComposedStrategy(BaseStrategy):
         if towers is None and transport is None and checked.layouts is None:
             towers = devices_lib.devices_of(None)
         place = transport or SingleProcess()
-        claimed = claim_devices(place, towers or 1, checked.layouts)
-        towers_here = towers_on(claimed, checked.layouts)
-        super().__init__(towers_here, checked, transport=transport)
+        claimed = ClaimedDevices(place, towers or 1, checked.layouts)
+        super().__init__(claimed.towers(), checked, transport=transport)
         update = None
         if placement is not None:
             self._mode_name = "placement"

@@ -8,13 +8,13 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 from rich.console import Console
 
 from keras_towers import compat
+from keras_towers._types import Logs
 from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_clock
@@ -218,7 +218,7 @@ class Timeline(ObservesFit):
                 error.strerror or error,
             )
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Refuse a call that is not measured."""
         if self._recorder is None:
             raise TowerError(
@@ -227,7 +227,7 @@ class Timeline(ObservesFit):
                 "kt.TowerStrategy():`."
             )
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Refuse a call that is not measured."""
         if self._recorder is None:
             raise TowerError(
@@ -237,14 +237,14 @@ class Timeline(ObservesFit):
 
     on_predict_begin = on_test_begin
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Record that the train function is about to be called."""
         assert self._recorder is not None
         self.first.begin_call(self._recorder.traces)
         if batch % _READ_EVERY == 0:
             self._recorder.read()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Record that all other callbacks have returned."""
         self.first.end_callbacks()
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_towers._types import Logs
 from keras_towers.fit import step_clock
 
 # Columns of a call in ``LoopClock``.
@@ -46,7 +47,7 @@ class LoopClock(keras.callbacks.Callback):
         self._is_between_epochs = False
         self._calls.append([now, np.nan, np.nan, traces])
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Record that the train function has returned."""
         if threading.get_ident() == self._thread:
             self._calls[-1][_RETURNED] = time.time()
@@ -56,7 +57,7 @@ class LoopClock(keras.callbacks.Callback):
         if threading.get_ident() == self._thread:
             self._calls[-1][_ENDED] = time.time()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Record that what follows belongs to no call."""
         self._end()
         self._is_between_epochs = True

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from keras_towers._types import JsonObject
 from keras_towers.timeline.phases import StepTimes, find_steps, tower_phases
 from keras_towers.timeline.recording import (
     RankRecording,
@@ -52,7 +52,7 @@ def write_trace(path: Path, ranks: Sequence[RankRecording], last: int) -> None:
 
 def _event(
     name: str, place: tuple[int, int], begin: float, end: float, **facts: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Make an event from seconds, in a row of a rank."""
     return {
         "name": name,
@@ -67,7 +67,7 @@ def _event(
 
 def _tower_events(
     ranks: Sequence[RankRecording], places: Sequence[tuple[int, int]], last: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Yield the phases of the towers' last steps."""
     stamps = join_stamps(ranks)
     first = ranks[0].first_step + max(0, len(stamps) - last)
@@ -82,7 +82,7 @@ def _tower_events(
             yield _event("step", (rank.rank, 1 + int(tower)), begin, end)
 
 
-def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
+def _loop_events(rank: RankRecording, last: int) -> Iterator[JsonObject]:
     """Yield the input and callbacks around the last steps."""
     calls, place = StepTimes(*rank.calls), (rank.rank, _LOOP)
     steps = find_steps(tower_phases(rank.stamps), calls)

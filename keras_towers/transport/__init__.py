@@ -152,7 +152,7 @@ class SingleProcess:
     ) -> list[tf.Tensor]:
         return list(tensors)
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: object) -> list[Any]:
         return [value]
 
     def ended_ranks(self) -> str:

@@ -115,7 +115,9 @@ def header(tensor: tf.Tensor, key: str) -> tf.Tensor:
     return tf.concat([kind, tf.shape(tensor), unused], 0)
 
 
-def shapes_of_ranks(headers: tf.Tensor, tensor: tf.Tensor, key: str) -> Any:
+def shapes_of_ranks(
+    headers: tf.Tensor, tensor: tf.Tensor, key: str
+) -> tf.Tensor:
     """Return shapes [ranks, dimensions] from headers [ranks, HEADER].
 
     Raises an error at run time if tensors differ in more than their rows.

@@ -7,7 +7,6 @@ only a sum shows it. A strategy tries one before anything relies on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,7 +27,7 @@ def part_of(member: int) -> tf.Tensor:
     return tf.constant([member + 1, (member + 1) ** 2], tf.float32)
 
 
-def failure_of(totals: Callable[[], Sequence[Any]], members: int) -> str:
+def failure_of(totals: Callable[[], Sequence[object]], members: int) -> str:
     """Add up the parts of all members; return why that fails, or nothing.
 
     Args:

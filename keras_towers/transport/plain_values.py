@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """Encode a value as text.
 
     Args:
@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _read(value: Any) -> Any:
+def _read(value: object) -> Any:
     if isinstance(value, list):
         return [_read(item) for item in value]
     if not isinstance(value, dict):
@@ -94,7 +94,7 @@ def _dtype(name: str) -> np.dtype:
 
 
 def gather(
-    all_gather: Callable[[tf.Tensor, str], tf.Tensor], value: Any
+    all_gather: Callable[[tf.Tensor, str], tf.Tensor], value: object
 ) -> list[Any]:
     """Gather values from all ranks on all ranks, in rank order; eager only."""
     data = encode(value)

@@ -16,16 +16,17 @@ from typing import Any, NoReturn
 
 import keras
 
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
 
 
-def tf_variable(variable: Any) -> Any:
+def tf_variable(variable: Variable) -> Any:
     """Return the ``tf.Variable`` of a Keras variable, or any other value."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def variable_key(variable: Any) -> IdentityKey[Any]:
+def variable_key(variable: Variable) -> IdentityKey[Any]:
     """Return a key that identifies a Keras or TensorFlow variable."""
     return IdentityKey(tf_variable(variable))
 

@@ -51,7 +51,10 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
     fit_signature = inspect.signature(compat.TensorFlowTrainer.fit)
 
     def compile_without_xla(
-        original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
+        original: Callable[..., None],
+        model: keras.Model,
+        *args: object,
+        **kwargs: object,
     ) -> None:
         optimizer = args[0] if args else kwargs.get("optimizer")
         distributed = is_initialized() and is_distributed(optimizer)
@@ -67,7 +70,10 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
                 model.jit_compile = False
 
     def fit_with_synced_callbacks(
-        original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+        original: Callable[..., object],
+        model: keras.Model,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         optimizers = optimizers_in(model.optimizer)
         reducers = filter(None, map(reducer_of, optimizers))
@@ -78,7 +84,10 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
             return original(arguments.pop("self"), **arguments)
 
     def scale_losses(
-        original: Callable[..., None], outer: Any, *args: Any, **kwargs: Any
+        original: Callable[..., None],
+        outer: Any,
+        *args: object,
+        **kwargs: object,
     ) -> None:
         original(outer, *args, **kwargs)
         move_reducer_outward(outer)
@@ -103,11 +112,11 @@ def unpatch_keras() -> None:
 
 
 def load_model(
-    distribute: Callable[..., Any],
-    filepath: Any,
+    distribute: Callable[..., object],
+    filepath: object,
     custom_optimizers: Iterable[type] | None,
     custom_objects: dict[str, Any] | None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> keras.Model:
     """Load a model and call ``distribute`` on its optimizer."""
     names = {cls.__name__: cls for cls in custom_optimizers or ()}
@@ -124,7 +133,7 @@ def load_model(
     return model
 
 
-def _h5_optimizer(model: keras.Model, path: Any) -> Any:
+def _h5_optimizer(model: keras.Model, path: object) -> keras.Optimizer:
     """Make an ``.h5`` file's optimizer, with the state that Keras ignores."""
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Logs, Structure, Variable
 from keras_towers.engines.dropin import tf_variable, variable_key
 from keras_towers.engines.dropin.connection import connection
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
@@ -73,7 +74,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Exclude a variable from the broadcast."""
         self._local.add(variable_key(var))
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         model = self.model
         if self._done or connection().size == 1:
             return
@@ -90,7 +91,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         elif not model.run_eagerly:
             self._broadcast_at_first_batch(model.train_function)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if not self._done and connection().size > 1:
             self._broadcast()
 
@@ -98,7 +99,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         model = self.model
 
         @tf.autograph.experimental.do_not_convert
-        def step(batch: Any) -> Any:
+        def step(batch: Structure) -> Any:
             # Keras passes inputs that are None as optionals.
             return model.train_step(
                 keras.tree.map_structure(
@@ -143,7 +144,7 @@ class _SameStart(BroadcastGlobalVariablesCallback):
     def __init__(self):
         super().__init__(0)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         if all(layer.built for layer in self.model._flatten_layers()):
             self._broadcast()
         else:
@@ -188,7 +189,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         super().__init__()
         self.device = device
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Average the logs in place; ``TowerError`` if names differ."""
         transport = connection()
         if transport.size == 1:
@@ -312,7 +313,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         # One call per batch instead of two per variable.
         self._scale = tf.function(_scale, autograph=False)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         optimizer = _inner(self.model.optimizer)
         if not isinstance(optimizer.learning_rate, keras.Variable):
             raise TowerError(
@@ -331,10 +332,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                     f"{type(self).__name__} steps_per_epoch."
                 )
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         if self.current_epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self.current_epoch >= self.end_epoch:
@@ -344,7 +345,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         elif batch == 0:
             self._set(self.current_epoch)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if logs is not None:
             logs["lr"] = self._rate()
 
@@ -403,7 +404,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         )
         self.verbose = verbose
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         super().on_epoch_end(epoch, logs)
         over = epoch + 1 == self.end_epoch
         if over and self.verbose and connection().rank == 0:
@@ -413,15 +414,15 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             )
 
 
-def _inner(optimizer: Any) -> Any:
+def _inner(optimizer: keras.Optimizer) -> keras.Optimizer:
     """The innermost optimizer, without loss-scaling wrappers."""
     return list(optimizers_in(optimizer))[-1]
 
 
-def _momenta(optimizer: Any) -> list[tf.Variable]:
+def _momenta(optimizer: keras.Optimizer) -> list[tf.Variable]:
     """The slots that hold gradients times learning rates."""
     optimizer = _inner(optimizer)
-    slots: list[Any] = []
+    slots: list[Variable] = []
     if optimizer.built and isinstance(optimizer, keras.optimizers.SGD):
         slots = optimizer.momentums
     elif optimizer.built and isinstance(optimizer, keras.optimizers.RMSprop):
@@ -454,7 +455,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         verbose: int = 0,
         mode: str = "auto",
         save_freq: Any = "epoch",
-        filepath: Any = "best_model.keras",
+        filepath: object = "best_model.keras",
     ):
         super().__init__(
             filepath,

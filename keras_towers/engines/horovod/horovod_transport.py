@@ -243,6 +243,12 @@ class HorovodTransport(EngineTransport):
         options = self._options
         return _send_bits(tensor, self.engine.allgather, name=key, **options)
 
+    def engine_gather_known(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        shape = tf.concat([[sum(counts)], tf.shape(tensor)[1:]], 0)
+        return self.engine_gather(_if_there_is_room(tensor, shape), key)
+
     def engine_scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
@@ -259,6 +265,7 @@ class HorovodTransport(EngineTransport):
 
     def engine_exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         options = self._options
+        tensor = _if_there_is_room(tensor, tf.shape(tensor))
         return _send_bits(tensor, self.engine.alltoall, name=key, **options)
 
     def engine_broadcast(
@@ -275,6 +282,21 @@ class HorovodTransport(EngineTransport):
             )
             for index, tensor in enumerate(tensors)
         ]
+
+
+def _if_there_is_room(tensor: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """Return a tensor to send; fail without memory for what is received.
+
+    Horovod takes that memory once all ranks have begun. If there is none then,
+    the others wait for this rank until their limit.
+
+    Args:
+        tensor: the tensor.
+        shape: the shape of what is received.
+    """
+    room = tf.raw_ops.Empty(shape=shape, dtype=tensor.dtype)
+    with tf.control_dependencies([room]):
+        return tf.identity(tensor)
 
 
 _SENT_AS_THEY_ARE = (

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers._notices import first_time
+from keras_towers._types import Logs
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import call_agreement
 from keras_towers.fit.calls.callback_roles import (
@@ -108,7 +109,7 @@ def callbacks_adapted(
 
 
 @contextlib.contextmanager
-def refusing_ends(callbacks: list[Any]) -> Iterator[None]:
+def refusing_ends(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
     """Make exceptions errors by which callbacks would end an epoch.
 
     Keras takes them for the end of the data, also in one process. The epoch
@@ -127,7 +128,11 @@ def refusing_ends(callbacks: list[Any]) -> Iterator[None]:
 
 
 def _refuse_end(
-    event: str, callback: Any, original: Callable, *args: Any, **kwargs: Any
+    event: str,
+    callback: keras.callbacks.Callback,
+    original: Callable,
+    *args: object,
+    **kwargs: object,
 ) -> None:
     try:
         original(*args, **kwargs)
@@ -155,7 +160,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
     def __init__(
         self,
         transport: Transport,
-        callbacks: list[Any],
+        callbacks: list[keras.callbacks.Callback],
         variables: Callable[[keras.Model], list[keras.Variable]],
         adoption: Adoption | None = None,
         moved: Mapping[str, str] = types.MappingProxyType({}),
@@ -181,7 +186,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
-    def _acts(self, callback: Any, event: str) -> bool:
+    def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
         adoption = self._adoption
         reads = adoption is not None and adoption.update.divides_over_ranks
         return _acts(callback, event, reads)
@@ -203,10 +208,10 @@ class SyncedCallbacks(keras.callbacks.Callback):
     def _run(
         self,
         event: str,
-        callback: Any,
+        callback: keras.callbacks.Callback,
         original: Callable,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> None:
         before = [(v, _value(v)) for v in self._variables(self.model)]
         outer = self._running
@@ -229,13 +234,13 @@ class SyncedCallbacks(keras.callbacks.Callback):
         meeting = self._access if event in self._events else refusing(where)
         return self._adoption.update.variables.access.meeting_by(meeting)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begin the step, after all other callbacks."""
         self._settle("on_train_batch_begin")
         if self._adoption is not None:
             self._adoption.begin_steps(self.model)
 
-    def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
+    def _settle(self, event: str, *args: object, **kwargs: object) -> None:
         if event in self._events:
             self._transport.note_wait(event)
             # Callbacks of other ranks may make calls that this rank does not.
@@ -260,7 +265,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         with activity.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)
 
-    def _access(self, access: Action, value: Any) -> tf.Tensor | None:
+    def _access(self, access: Action, value: object) -> tf.Tensor | None:
         """Read or write a variable of which each rank has rows."""
         callback, event = self._running
         with activity.within(f"{access} in {callback}.{event}", waits=True):
@@ -273,7 +278,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         action: str = "",
         needs_all: str = "",
         access: Action | None = None,
-        value: Any = None,
+        value: object = None,
     ) -> bool:
         """Share the values that callbacks wrote, and their requests to stop.
 
@@ -391,7 +396,9 @@ for _event in set(_SYNCED_EVENTS) - set(vars(SyncedCallbacks)):
     setattr(SyncedCallbacks, _event, _settled)
 
 
-def _acts(callback: Any, event: str, reads: bool = False) -> bool:
+def _acts(
+    callback: keras.callbacks.Callback, event: str, reads: bool = False
+) -> bool:
     """Whether a callback may stop a loop or write weights at an event.
 
     Keras also calls the methods with older names; a callback that does not

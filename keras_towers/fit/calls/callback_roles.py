@@ -143,7 +143,7 @@ class ResumesFit(keras.callbacks.Callback):
         raise NotImplementedError
 
 
-def listed(callbacks: Any) -> list[Any]:
+def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
     """Return callbacks, in any form that Keras accepts, as a flat list."""
     flat = []
     for callback in tf.nest.flatten(callbacks):
@@ -163,7 +163,7 @@ def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     return in_form_of(callbacks, [*listed(callbacks), added])
 
 
-def in_form_of(passed: Any, callbacks: list[Any]) -> Any:
+def in_form_of(passed: Any, callbacks: list[keras.callbacks.Callback]) -> Any:
     """Return callbacks of ``fit`` in the form in which it was given others."""
     if not isinstance(passed, compat.CallbackList):
         return callbacks
@@ -249,7 +249,7 @@ def own_paths(peers: Peers, callbacks: Any) -> set[str]:
     return set(paths).difference(*ranks[: peers.rank])
 
 
-def _path_of(callback: Any) -> str:
+def _path_of(callback: keras.callbacks.Callback) -> str:
     for kind, name in _WRITTEN.items():
         if isinstance(callback, kind):
             return os.path.normpath(absolute(getattr(callback, name)))
@@ -261,7 +261,7 @@ def callbacks_of_rank(
     callbacks: Any,
     stack: contextlib.ExitStack,
     own: Collection[str] = (),
-) -> list[Any]:
+) -> list[keras.callbacks.Callback]:
     """Return the callbacks that this rank runs.
 
     Until ``stack`` closes, some of them save without the other ranks.
@@ -305,7 +305,9 @@ def swapping_on_first_tower(arguments: dict[str, Any]) -> Iterator[None]:
 
 
 def _on_first_tower(
-    callback: Any, original: Callable[[Any], None], optimizer: Any
+    callback: keras.callbacks.Callback,
+    original: Callable[[Any], None],
+    optimizer: keras.Optimizer,
 ) -> None:
     variables = list(optimizer._trainable_variables)
     with as_one_device(optimizer, variables):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import first_time
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.weights import model_state
@@ -23,7 +24,7 @@ _OPTIMIZER = ("optimizer",)
 _LOSSES_AND_METRICS = ("_compile_metrics", "_compile_loss")
 
 
-def batch_spec(iterator: Any) -> Any:
+def batch_spec(iterator: Any) -> Structure:
     """Return the element spec of one tower's batch."""
     return tf.nest.map_structure(
         lambda spec: (
@@ -35,7 +36,7 @@ def batch_spec(iterator: Any) -> Any:
     )
 
 
-def build(model: keras.Model, batch: Any, kind: str) -> Exception | None:
+def build(model: keras.Model, batch: Structure, kind: str) -> Exception | None:
     """Build the model and its metrics as on one device, not its optimizer.
 
     Returns the error if the model cannot be built, else None. Only the shapes

@@ -105,7 +105,9 @@ def let_rank_0_write(rank: int) -> None:
         _job = _RanksOfStore(rank, store)
 
 
-def _save(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _save(
+    original: Callable[..., object], *args: object, **kwargs: object
+) -> Any:
     """Save like a function of Keras, but once for all ranks."""
     try:
         bound = inspect.signature(original).bind(*args, **kwargs)

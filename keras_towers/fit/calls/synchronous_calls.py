@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit import call_agreement, step_errors
 from keras_towers.fit.calls import (
@@ -159,7 +160,7 @@ class TowerCalls(Calls):
     def plan(
         self,
         model: keras.Model,
-        batch: Any,
+        batch: Structure,
         examples: int | None,
         kind: str = "fit",
     ) -> tuple[Trace, Program]:
@@ -247,7 +248,7 @@ def _step_of(model: keras.Model, kind: str) -> Any:
     return model.predict_step if "predict" in kind else model.test_step
 
 
-def _placeholders(batch: Any) -> Any:
+def _placeholders(batch: Structure) -> Structure:
     leaves = tf.nest.flatten(batch, expand_composites=True)
     inputs = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in leaves]
     return tf.nest.pack_sequence_as(batch, inputs, expand_composites=True)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
+from keras_towers._types import Logs, Step, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
 from keras_towers.fit.calls import model_building
@@ -68,10 +69,10 @@ class StrategyProxy:
 
     def run(
         self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
+        fn: Callable[..., object],
+        args: tuple[object, ...] = (),
         kwargs: dict[str, Any] | None = None,
-        options: Any = None,
+        options: object = None,
     ) -> Any:
         """Run a step of Keras on all towers, any other function directly."""
         if self.call.is_step(fn):
@@ -98,11 +99,11 @@ class StrategyProxy:
 class _UserStep:
     """A step function of the model, marked to run on all towers."""
 
-    def __init__(self, step: Callable[[Any], Any]):
+    def __init__(self, step: Step):
         # Towers cannot merge gradients inside a user's own tf.function.
         self._step = compat.traced_by(step)
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Structure) -> Any:
         return self._step(batch)
 
 
@@ -220,7 +221,7 @@ class TowerCall:
             },
         }
 
-    def _original_method(self, name: str) -> Callable[..., Any]:
+    def _original_method(self, name: str) -> Callable[..., object]:
         """Return the model's own method, even inside another of its calls."""
         return getattr(type(self.model), name).__get__(self.model)
 
@@ -247,7 +248,7 @@ class TowerCall:
                 prepare=None if self._prepared else self._prepare_in_step,
             )
 
-    def _make_function(self, step: Callable[[Any], Any]) -> Any:
+    def _make_function(self, step: Step) -> Any:
         """Replacement for ``_make_function``, given a marked step."""
         return self._original_method("_make_function")(_UserStep(step))
 
@@ -278,7 +279,7 @@ class TowerCall:
             self.model, self.kind, self.places, self._undivided, examples
         )
 
-    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+    def run_step(self, step: Step, batch: Structure) -> Any:
         self._builds = not model_building.layers_are_built(self.model)
         settings = running_settings.get() or self.settings
         try:
@@ -305,7 +306,7 @@ class TowerCall:
                 update.name_created(variable)
                 update.place(variable)
 
-    def iterator(self, **kwargs: Any) -> TowerEpochIterator:
+    def iterator(self, **kwargs: object) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"
@@ -343,7 +344,7 @@ class TowerCall:
             **kwargs,
         )
 
-    def build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def build(self, iterator: Any = None, data_batch: Structure = None) -> None:
         """Replacement for ``_maybe_symbolic_build``.
 
         What is not built yet is built when the first step is called, as on one
@@ -379,7 +380,7 @@ class TowerCall:
         if self.kind == "train_on_batch":
             self.adoption.begin_steps(self.model)
 
-    def _prepare(self, batch: Any) -> None:
+    def _prepare(self, batch: Structure) -> None:
         if model_building.needs_build(self.model, self.kind):
             self.build_error = model_building.build(
                 self.model, batch, self.kind
@@ -424,7 +425,7 @@ class TowerCall:
     def _mark_prepared(self) -> None:
         self.adoption.mark_prepared(self.model, self.kind)
 
-    def _end_of_steps(self, logs: Any) -> Any:
+    def _end_of_steps(self, logs: Logs) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         if not self.is_alone:
             # The step in which the data has ended was cancelled.
@@ -442,7 +443,7 @@ class TowerCall:
                 self.adoption.broadcast(self.model)
         return self._original_method("_get_metrics_result_or_logs")(logs)
 
-    def finish_steps(self, logs: Any) -> Any:
+    def finish_steps(self, logs: Logs) -> Any:
         """End an epoch's steps; return its logs, given the last step's."""
         return logs
 

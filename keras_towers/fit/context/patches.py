@@ -57,7 +57,7 @@ def replaced(*patches: Patch) -> Iterator[None]:
 
 
 def _replace(
-    owner: Any, name: str, ours: Callable[..., Any]
+    owner: object, name: str, ours: Callable[..., object]
 ) -> Callable[[], None]:
     """Replace an attribute; return a function that puts it back."""
     attribute = getattr(owner, name)
@@ -115,7 +115,7 @@ def bind_to(instance: Any, methods: Shadows) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+def shadowed(instance: Any, attributes: Mapping[str, object]) -> Iterator[None]:
     """Override attributes of an object inside a block.
 
     Bypasses Keras's __setattr__, which tracks attributes. The object keeps its

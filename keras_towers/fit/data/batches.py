@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
 from keras_towers.fit.contract import TowerConfig
@@ -45,12 +46,14 @@ class Batch:
         divided: for each leaf, whether it has a row for each example.
     """
 
-    structure: Any
+    structure: Structure
     names: tuple[str, ...]
     divided: Sequence[bool]
 
     @classmethod
-    def of(cls, structure: Any, undivided: WholeParts | None = None) -> Batch:
+    def of(
+        cls, structure: Structure, undivided: WholeParts | None = None
+    ) -> Batch:
         """Find which parts of a batch, or of specs, have a row per example.
 
         Parts whose number of rows is known only at run time are assumed to have
@@ -75,12 +78,12 @@ class Batch:
         ]
         return cls(structure, names, divided)
 
-    def with_structure(self, structure: Any) -> Batch:
+    def with_structure(self, structure: Structure) -> Batch:
         """Return another batch, or its specs, that is divided like this one."""
         return dataclasses.replace(self, structure=structure)
 
     @property
-    def leaves(self) -> list[Any]:
+    def leaves(self) -> list[Structure]:
         """Its parts; None for those that are left out."""
         return tf.nest.flatten(self.structure)
 
@@ -120,7 +123,7 @@ class Batch:
     def specs(self, any_size: bool = False) -> Batch:
         """Return its specs; with ``any_size`` of any number of rows."""
 
-        def spec_of(leaf: Any) -> Any:
+        def spec_of(leaf: Any) -> Structure:
             if leaf is None:
                 return None
             spec = tf.type_spec_from_value(leaf)
@@ -138,14 +141,14 @@ class Batch:
         ]
         return tf.nest.pack_sequence_as(self.structure, leaves)
 
-    def cut(self, starts: Sequence[Any]) -> tuple[Any, ...]:
+    def cut(self, starts: Sequence[object]) -> tuple[object, ...]:
         """Cut it into N pieces; each gets all parts that are not divided.
 
         Args:
             starts: the first row of each piece, and the end of the last.
         """
 
-        def piece(start: Any, end: Any) -> Any:
+        def piece(start: Any, end: Any) -> Structure:
             return self.map_divided(lambda x: _slice(x, start, end - start))
 
         return tuple(itertools.starmap(piece, itertools.pairwise(starts)))
@@ -165,7 +168,9 @@ class Batch:
         starts = _starts(size, replicas)[first : first + towers + 1]
         return TowerBatch(self.cut(starts), size, starts[0])
 
-    def check_rows(self, advice: str, undivided: bool = False) -> list[Any]:
+    def check_rows(
+        self, advice: str, undivided: bool = False
+    ) -> list[tf.Operation]:
         """Return assertions that parts have equally many rows.
 
         Args:
@@ -242,13 +247,13 @@ class TowerBatch(NamedTuple):
         """
         if number == 1:
             return self
-        pieces: list[Any] = []
+        pieces: list[Structure] = []
         for piece in map(like.with_structure, self.pieces):
             pieces += piece.cut(_starts(piece.size, number))
         return self._replace(pieces=tuple(pieces))
 
 
-def of_any_size(spec: Any) -> Any:
+def of_any_size(spec: Any) -> tf.TypeSpec:
     """Return the spec of a tensor that may have any number of rows."""
     shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
@@ -271,14 +276,14 @@ def _starts(size: Any, number: int) -> list[Any]:
     return starts
 
 
-def _as_tensor(leaf: Any) -> Any:
+def _as_tensor(leaf: Any) -> tf.Tensor:
     kinds = (tf.experimental.Optional, tf.experimental.ExtensionType)
     if leaf is None or isinstance(leaf, kinds) or tf.is_tensor(leaf):
         return leaf
     return tf.convert_to_tensor(leaf)
 
 
-def _slice(leaf: Any, start: Any, length: Any) -> Any:
+def _slice(leaf: Any, start: Any, length: Any) -> tf.Tensor:
     if isinstance(leaf, tf.SparseTensor):
         shape = leaf.dense_shape
         begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
@@ -291,10 +296,10 @@ def _slice(leaf: Any, start: Any, length: Any) -> Any:
     return leaf[start : start + length]
 
 
-def rows_if(batch: Any, condition: Any) -> Any:
+def rows_if(batch: Structure, condition: tf.Tensor) -> Structure:
     """Return all rows of a batch, or no rows."""
 
-    def rows_if_of_leaf(leaf: Any) -> Any:
+    def rows_if_of_leaf(leaf: Any) -> tf.Tensor:
         if not has_rows(leaf):
             return leaf
         rows = tf.cast(rows_of(leaf), tf.int64)
@@ -312,7 +317,7 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
         batches = tf.data.Dataset.zip(window)
         size = batches.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
 
-        def piece(k: int) -> Any:
+        def piece(k: int) -> Structure:
             index = tf.where(k < size, tf.constant(k, tf.int64), 0)
             batch = batches.skip(index).take(1).get_single_element()
             return rows_if(batch, k < size)
@@ -332,7 +337,7 @@ def mapped(
     return dataset.map(function)
 
 
-def with_equal_rows(batch: Any) -> Any:
+def with_equal_rows(batch: Structure) -> Structure:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would use the rows of the first part for all.
     advice = (
@@ -345,14 +350,14 @@ def with_equal_rows(batch: Any) -> Any:
         return identity_of(batch)
 
 
-def forget_sizes(batch: Any) -> Any:
+def forget_sizes(batch: Structure) -> Structure:
     """Erase the static batch size.
 
     With a static size, TensorFlow would drop the last batches if fewer than one
     per tower are left.
     """
 
-    def forget(leaf: Any) -> Any:
+    def forget(leaf: Any) -> tf.Tensor:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
             return leaf
         shape = [None, *leaf.shape[1:]]
@@ -361,7 +366,7 @@ def forget_sizes(batch: Any) -> Any:
     return tf.nest.map_structure(forget, batch)
 
 
-def is_whole(batch: Any) -> bool:
+def is_whole(batch: Structure) -> bool:
     """Whether a batch is a global batch that is not split yet."""
     return not isinstance(batch, TowerBatch) and not any(
         isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
@@ -371,7 +376,7 @@ def is_whole(batch: Any) -> bool:
 def as_tower_batch(
     config: TowerConfig,
     places: Places,
-    batch: Any,
+    batch: Structure,
     undivided: WholeParts | None = None,
 ) -> tuple[TowerBatch, Batch]:
     """Convert whatever Keras passes to a step into a ``TowerBatch``.
@@ -406,7 +411,7 @@ def as_tower_batch(
         return identity_of(batch), pieces[0]
 
 
-def identity_of(structure: Any) -> Any:
+def identity_of(structure: Structure) -> Structure:
     """Return a structure of identities of its tensors."""
     return tf.nest.map_structure(
         lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
@@ -415,19 +420,21 @@ def identity_of(structure: Any) -> Any:
     )
 
 
-def tensors_in(structure: Any) -> list[tf.Tensor]:
+def tensors_in(structure: Structure) -> list[tf.Tensor]:
     """Return the tensors of a structure, with the components of ragged ones."""
     leaves = tf.nest.flatten(structure, expand_composites=True)
     return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
-def as_one_batch(config: TowerConfig, places: Places, batch: Any) -> Any:
+def as_one_batch(
+    config: TowerConfig, places: Places, batch: Structure
+) -> Structure:
     """Return the batch that one device would get."""
     if is_whole(batch):
         return batch
     pieces = as_tower_batch(config, places, batch)[0].pieces
 
-    def joined(*leaves: Any) -> Any:
+    def joined(*leaves: Any) -> Structure:
         """Join the rows of the towers' tensors; take others once."""
         if not has_rows(leaves[0]):
             return leaves[0]
@@ -438,10 +445,10 @@ def as_one_batch(config: TowerConfig, places: Places, batch: Any) -> Any:
     return tf.nest.map_structure(joined, *pieces)
 
 
-def gather_batch(batch: Any, transport: Transport) -> Any:
+def gather_batch(batch: Structure, transport: Transport) -> Structure:
     """Return the global batch, given this rank's part; eager only."""
 
-    def gather_leaf(leaf: Any) -> Any:
+    def gather_leaf(leaf: Any) -> tf.Tensor:
         if isinstance(leaf, tf.RaggedTensor):
             lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
             ragged: Any = tf.RaggedTensor
@@ -459,7 +466,7 @@ def gather_batch(batch: Any, transport: Transport) -> Any:
             )
         return all_ranks(leaf)
 
-    def all_ranks(tensor: Any) -> tf.Tensor:
+    def all_ranks(tensor: tf.Tensor) -> tf.Tensor:
         return transport.all_gather(tensor, next_key("rows"))
 
     part = Batch.of(batch)
@@ -470,7 +477,7 @@ def gather_batch(batch: Any, transport: Transport) -> Any:
     return whole.structure
 
 
-def _with_examples(batch: Any) -> Any:
+def _with_examples(batch: Structure) -> Structure:
     """Return a part of a batch, or spec, whose rows are the examples, or None.
 
     It is a target, if an input has as many rows, and else one of the most parts
@@ -490,7 +497,7 @@ def _with_examples(batch: Any) -> Any:
     return leaf
 
 
-def _numbered(batch: Any) -> list[tuple[int | None, Any]]:
+def _numbered(batch: Structure) -> list[tuple[int | None, Any]]:
     """Return the parts that towers can divide, with static numbers of rows."""
     leaves = filter(has_rows, tf.nest.flatten(batch))
     divisible = filter(can_be_divided, leaves)
@@ -522,7 +529,7 @@ def rows_of(leaf: Any) -> Any:
     return tf.shape(leaf, out_type=tf.int64)[0]
 
 
-def _names_of(batch: Any) -> tuple[str, ...]:
+def _names_of(batch: Structure) -> tuple[str, ...]:
     """Name the leaves of a batch, as in ``fit(x, y)``."""
     names = []
     for path, _ in keras.tree.flatten_with_path(batch):

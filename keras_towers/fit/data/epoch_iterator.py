@@ -171,7 +171,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 replicas,
             )
 
-    def _prefetch(self, dataset: tf.data.Dataset) -> Any:
+    def _prefetch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Prefetch batches for the towers."""
         strategy, towers = self._config.strategy, self._config.num_towers
         if self._owner is _Owner.TOWER:
@@ -471,6 +471,6 @@ class Undistributed:
     """A strategy stand-in that does not distribute datasets."""
 
     @staticmethod
-    def experimental_distribute_dataset(dataset: Any) -> Any:
+    def experimental_distribute_dataset(dataset: Any) -> tf.data.Dataset:
         """Return the dataset unchanged."""
         return dataset

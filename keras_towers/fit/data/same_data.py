@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
 from keras_towers.rendezvous import rank_checks
@@ -97,7 +98,7 @@ def different_numbers(numbers: Sequence[object]) -> TowerError:
     return different_data(f"numbers of batches differ ({of_ranks})")
 
 
-def fingerprint(structure: Any, values: int = _VALUES) -> tf.Tensor:
+def fingerprint(structure: Structure, values: int = _VALUES) -> tf.Tensor:
     """Return four numbers, nearly equal only if the values are nearly equal.
 
     Args:
@@ -114,7 +115,7 @@ def fingerprint(structure: Any, values: int = _VALUES) -> tf.Tensor:
     return tf.add_n(rows)
 
 
-def rounded_fingerprint(structure: Any) -> tf.Tensor:
+def rounded_fingerprint(structure: Structure) -> tf.Tensor:
     """Return four integers, which rounding of the values changes by one."""
     with tf.device(compat.HOST):
         few = tf.cast(fingerprint(structure, _FEW_VALUES), tf.float64)
@@ -147,7 +148,7 @@ def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
     return tf.argmax(tf.reduce_any(far, 1))
 
 
-def check_batch(transport: Transport, batch: Any) -> tf.Tensor:
+def check_batch(transport: Transport, batch: Structure) -> tf.Tensor:
     """Fail a step on all ranks if their global batches differ.
 
     For the first batch of an epoch; of other batches, each step compares a few
@@ -199,7 +200,7 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     return None
 
 
-def _parts(dataset: Any) -> Iterator[Any]:
+def _parts(dataset: Any) -> Iterator[object]:
     yield dataset
     for parent in dataset._inputs():
         yield from _parts(parent)

@@ -69,7 +69,9 @@ class ShuffleOrder:
         self._epoch = compat.hidden_variable(-1, tf.int64)
         return patches.shadowed(tf.random, {"shuffle": self._shuffle_tensor})
 
-    def _shuffle_tensor(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def _shuffle_tensor(
+        self, value: object, *args: object, **kwargs: object
+    ) -> tf.Tensor:
         return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]
             value, tf.stack([self._seed, self._epoch])
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import announce
+from keras_towers._types import Structure
 from keras_towers.errors import shorten
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
@@ -170,7 +171,7 @@ class AdaptiveFunction(TowerFunction):
         may_have_parts = isinstance(data, list)
         return self._inspects and (self._auto_micro_batches or may_have_parts)
 
-    def _find_undivided_parts(self, batches: Sequence[Any]) -> None:
+    def _find_undivided_parts(self, batches: Sequence[object]) -> None:
         """Give every tower the parts that have a different number of rows."""
         if self._config.options.batches != "split":
             return
@@ -193,7 +194,7 @@ class AdaptiveFunction(TowerFunction):
             )
         self._retrace()
 
-    def _counts_of(self, batch: Any) -> list[Any]:
+    def _counts_of(self, batch: Structure) -> list[Any]:
         """Return how many rows of a batch each tower gets."""
         places, undivided = self._settings.places, self._settings.undivided
         pieces, like = data_lib.as_tower_batch(
@@ -263,7 +264,7 @@ class AdaptiveFunction(TowerFunction):
         is_alone = self._settings.places.ranks.batch.size == 1
         return ALONE if is_alone else self._config.transport
 
-    def _of_ranks(self, value: Any, where: str) -> list[Any]:
+    def _of_ranks(self, value: object, where: str) -> list[Any]:
         """Return a value of each rank that takes the same steps."""
         return rank_checks.gather(self._joint, value, where)
 
@@ -302,7 +303,7 @@ class AdaptiveFunction(TowerFunction):
         self._before = {}
         return result
 
-    def _note_trace(self, graph: Any, has_gathered: bool) -> None:
+    def _note_trace(self, graph: tf.Graph, has_gathered: bool) -> None:
         """Add the variables of a step that has been traced but not run."""
         if has_gathered:
             self._gathers_for = self._settings.examples
@@ -344,21 +345,23 @@ def make_by_keras(model: keras.Model, name: str, force: bool) -> Any:
     return getattr(model, name)
 
 
-def _iterate(data: Any, batches: list[Any]) -> Any:
+def _iterate(data: Any, batches: list[Any]) -> Iterator[Structure]:
     """Return an iterator of batches of the same kind as that of the data."""
     if not isinstance(data, tf.data.Iterator):
         return iter(batches)
     return _with_specs(tf.data.Dataset.from_tensors(batches[0]), data)
 
 
-def _next_of(data: Any, number: int) -> Any:
+def _next_of(data: Any, number: int) -> Iterator[Structure]:
     """Return an iterator over the next batches of an iterator."""
     # Where the iterator ends, a dataset of TensorFlow 1 does, too.
     numbers: Any = tf.compat.v1.data.Dataset.range(number)
     return _with_specs(numbers.map(lambda _: data.get_next()), data)
 
 
-def _with_specs(dataset: tf.data.Dataset, data: tf.data.Iterator) -> Any:
+def _with_specs(
+    dataset: tf.data.Dataset, data: tf.data.Iterator
+) -> Iterator[Structure]:
     """Iterate over a dataset with the specs of the data.
 
     The function would be traced again for other static shapes.
@@ -367,14 +370,14 @@ def _with_specs(dataset: tf.data.Dataset, data: tf.data.Iterator) -> Any:
     return iter(tf.data.experimental.from_variant(variant, data.element_spec))
 
 
-def _is_variable(handle: Any) -> bool:
+def _is_variable(handle: tf.Tensor) -> bool:
     """Whether a tensor is the handle of a variable that has a value."""
     if handle.dtype != tf.resource or compat.type_of_variable(handle) is None:
         return False
     return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
 
 
-def _value_of(handle: Any) -> tf.Tensor:
+def _value_of(handle: tf.Tensor) -> tf.Tensor:
     """Return a variable's value in host memory.
 
     A variable in host memory is not copied until it changes.

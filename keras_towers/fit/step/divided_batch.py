@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import same_data
@@ -89,7 +90,7 @@ class DividedBatch:
         return cls(batch, specs, whole, fingerprint)
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> Structure:
         """The specs as the model gets them."""
         return self.specs.structure
 
@@ -116,7 +117,7 @@ class DividedBatch:
     def inputs_of(
         self,
         program: Program,
-        captures: Sequence[Any],
+        captures: Sequence[tf.Tensor],
         on_towers: Mapping[int, TowerHandles],
         places: Places,
         local_step: LocalStep | None = None,

@@ -16,13 +16,14 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import first_time
+from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit import step_clock
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TowerConfig
@@ -57,7 +58,6 @@ from keras_towers.rendezvous import activity, rank_checks
 
 logger = logging.getLogger("keras_towers")
 
-Step: TypeAlias = Callable[[Any], Any]
 
 # The collection of a graph for steps that it may have again, as functions:
 # Keras unrolls the steps of an execution of ``predict``.
@@ -74,7 +74,9 @@ class GlobalStep:
         self.memory: MemoryCheck = MemoryCheck(update.config)
         self._eager_steps = itertools.count()
 
-    def run_step(self, step: Step, batch: Any, settings: StepSettings) -> Any:
+    def run_step(
+        self, step: Step, batch: Structure, settings: StepSettings
+    ) -> Structure:
         """Run a step that trains, evaluates or predicts.
 
         Args:
@@ -87,8 +89,8 @@ class GlobalStep:
         return self._add_once(step, batch, settings)
 
     def _add_to_graph(
-        self, step: Step, batch: Any, settings: StepSettings
-    ) -> Any:
+        self, step: Step, batch: Structure, settings: StepSettings
+    ) -> Structure:
         """Add a step to the current graph; return what it returns."""
         # Each tower's rows of the batch, once the previous step has ended.
         divided = self._divide(batch, settings)
@@ -143,7 +145,9 @@ class GlobalStep:
         with contextlib.ExitStack() as view:
             view.enter_context(self.update.variables.first_copies())
 
-            def build(optimizer: Any, weights: Sequence[Any]) -> None:
+            def build(
+                optimizer: keras.Optimizer, weights: Sequence[Variable]
+            ) -> None:
                 # Slots are created next to all copies of their weights.
                 view.close()
                 self.update.make_ready(optimizer, weights)
@@ -202,7 +206,7 @@ class GlobalStep:
         layout: StepLayout,
         divided: DividedBatch,
         settings: StepSettings,
-    ) -> Any:
+    ) -> Structure:
         """Add what towers compute and exchange, and the optimizers' updates."""
         config = self.config
         has_copies = bool(layout.on_towers) and self.update.variables.mirrors
@@ -239,7 +243,7 @@ class GlobalStep:
         layout: StepLayout,
         divided: DividedBatch,
         settings: StepSettings,
-        results: Sequence[Any],
+        results: Sequence[object],
     ) -> None:
         """Pass gradients on that are results of the step."""
         local_step, number = layout.local_step, settings.places.ranks.batch.size
@@ -263,7 +267,7 @@ class GlobalStep:
             self.update.push(dataclasses.replace(call, grads=grads))
 
     def plan(
-        self, step: Step, batch: Any, settings: StepSettings
+        self, step: Step, batch: Structure, settings: StepSettings
     ) -> tuple[Trace, Program]:
         """Trace a step and lay it out, without adding it to a graph.
 
@@ -277,9 +281,11 @@ class GlobalStep:
         layout = lay_out(self.update, traced, divided, settings)
         return traced, layout.program
 
-    def _add_once(self, step: Step, batch: Any, settings: StepSettings) -> Any:
+    def _add_once(
+        self, step: Step, batch: Structure, settings: StepSettings
+    ) -> Structure:
         """Add a step to the graph, as a function if it is there already."""
-        graph: Any = compat.get_default_graph()
+        graph: tf.Graph = compat.get_default_graph()
         repeated = graph.get_collection_ref(_REPEATED)
         # Each call gets another wrapper of AutoGraph.
         key = inspect.unwrap(step), settings.kind
@@ -296,8 +302,8 @@ class GlobalStep:
         return result
 
     def _on_one_device(
-        self, step: Step, batch: Any, settings: StepSettings
-    ) -> Any:
+        self, step: Step, batch: Structure, settings: StepSettings
+    ) -> Structure:
         """Run an untraced step as on one device, with a warning."""
         config, variables = self.config, self.update.variables
         model, places = settings.model, settings.places
@@ -377,7 +383,7 @@ class GlobalStep:
         return tf.function(self._all_end, autograph=False)
 
 
-def _values_of(result: Any, model: keras.Model) -> list[tf.Tensor]:
+def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
     """Return what an eager step has computed: results, and weights."""
     weights = [v for v in collect(model).weights if not is_over_ranks(v)]
     values = [copy_on_tower(native(weight)).read_value() for weight in weights]

@@ -36,7 +36,7 @@ class GraphFunction:
         mode: how it is called.
     """
 
-    def __init__(self, graph: Any, mode: CallMode = "called"):
+    def __init__(self, graph: tf.Graph, mode: CallMode = "called"):
         self.mode: CallMode = mode
         self._shapes = [output.shape for output in graph.outputs]
         # With control flow, the graph contains functions of branches and loops.
@@ -76,7 +76,7 @@ class GraphFunction:
         return list(outputs)
 
 
-def _draws(graph: Any) -> bool:
+def _draws(graph: tf.Graph) -> bool:
     """Whether a graph, or a function that it calls, draws random numbers."""
     definition = graph.as_graph_def()
     functions = definition.library.function
@@ -84,7 +84,7 @@ def _draws(graph: Any) -> bool:
     return any(is_draw(node.op) for node in itertools.chain(*nodes))
 
 
-def _not_constant(tensor: tf.Tensor) -> Any:
+def _not_constant(tensor: tf.Tensor) -> tf.Tensor:
     """Hide from TensorFlow that a scalar is constant."""
     # Otherwise TensorFlow would specialize the function for each constant.
     if tensor.shape.rank != 0 or tensor.dtype in (tf.resource, tf.variant):

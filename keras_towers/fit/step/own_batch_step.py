@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Step, Structure
 from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
@@ -30,12 +31,12 @@ _COMPILED = LayoutOptions(xla=True)
 
 
 def run_compiled(
-    step: Callable[[Any], Any],
-    batch: Any,
+    step: Step,
+    batch: Structure,
     model: keras.Model,
     active: ActiveStep,
-    build: Callable[[Any, Sequence[Any]], None],
-) -> Any:
+    build: Callable[[Any, Sequence[object]], None],
+) -> Structure:
     """Add a step that trains to the current graph; return what it returns.
 
     Args:
@@ -66,7 +67,7 @@ def run_compiled(
 
 
 def _inputs_of(
-    inputs: Inputs, tensors: Sequence[Any], places: Places
+    inputs: Inputs, tensors: Sequence[tf.Tensor], places: Places
 ) -> PlacedTensors:
     """Return what a program gets of which no input is divided.
 

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.devices import short_name
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasStrategy, TowerConfig
@@ -240,7 +241,7 @@ def planning(
 def lay_out_planned(
     strategy: KerasStrategy,
     model: keras.Model,
-    batch: Any,
+    batch: Structure,
     examples: int,
     kind: str = "fit",
 ) -> LaidOutStep:

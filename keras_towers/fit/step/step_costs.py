@@ -22,6 +22,7 @@ from keras_towers.partition.program import (
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
+    Dimension,
     Size,
     is_data_dependent,
     symbol,
@@ -275,14 +276,14 @@ def costs_of(
     )
 
 
-def _sizes(tensor: Tensor) -> list[Any]:
+def _sizes(tensor: Tensor) -> list[Dimension]:
     """Return the shape of a tensor, with ``UNKNOWN`` sizes."""
     if tensor.shape.rank is None:
         return [UNKNOWN]
     return list(sizes_of(tensor.shape))
 
 
-def _length(size: Any, is_rows: bool) -> Any:
+def _length(size: Any, is_rows: bool) -> Dimension:
     """Return a size; an unknown one of no rows is a length of its own."""
     return _LENGTH if size is UNKNOWN and not is_rows else size
 

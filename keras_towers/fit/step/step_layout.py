@@ -230,7 +230,7 @@ def _refuse_writes_to_shards(
             )
 
 
-def describe_variable(handle: Any) -> str:
+def describe_variable(handle: tf.Tensor) -> str:
     """Describe a variable, given its handle."""
     content = compat.get_resource_handle_data(handle).shape_and_type[0]
     shape, dtype = tf.TensorShape(content.shape), tf.as_dtype(content.dtype)

@@ -80,11 +80,11 @@ class FunctionCall:
 
     body: Function
     function: GraphFunction
-    gate: Sequence[Any] = ()
+    gate: Sequence[tf.Tensor] = ()
     lists: Mapping[Tensor, Any] = dataclasses.field(default_factory=dict)
 
     def add_to_graph(
-        self, known: MutableMapping[Tensor, Any], after: Sequence[Any] = ()
+        self, known: MutableMapping[Tensor, Any], after: Sequence[object] = ()
     ) -> None:
         """Add a call to the current graph.
 
@@ -226,7 +226,10 @@ class TowerFunctions:
         return self._call_compiled(body, GraphFunction(graph, "xla"))
 
     def _call_compiled(
-        self, body: Function, function: GraphFunction, gate: Sequence[Any] = ()
+        self,
+        body: Function,
+        function: GraphFunction,
+        gate: Sequence[tf.Tensor] = (),
     ) -> FunctionCall:
         ends = (*body.inputs, *body.outputs)
         lists = {
@@ -238,7 +241,7 @@ class TowerFunctions:
 
     def _add_body(
         self, stages: Sequence[Stage], body: Function, known: dict[Tensor, Any]
-    ) -> list[Any]:
+    ) -> list[tf.Tensor]:
         """Add a body in stages to the current graph; return what it returns."""
         users = [o for o in self._program.operations if o.is_repeated]
         users += body.operations
@@ -257,7 +260,7 @@ class TowerFunctions:
         stages: Sequence[Stage],
         known: MutableMapping[Tensor, Any],
         used: Callable[[Sequence[Operation]], list[Tensor]],
-        **options: Any,
+        **options: object,
     ) -> None:
         """Add stages to the current graph.
 
@@ -335,7 +338,7 @@ class TowerFunctions:
         )
         graphs = self._program.graphs
 
-        def run(known: dict[Tensor, Any]) -> list[Any]:
+        def run(known: dict[Tensor, Any]) -> list[tf.Tensor]:
             values = [t for o in reads for t in o.outputs]
             known |= zip(
                 values, emit(reads, known, values, graphs), strict=True
@@ -369,7 +372,7 @@ class TowerFunctions:
         return True
 
 
-def _after_dependencies(tensor: Any) -> Any:
+def _after_dependencies(tensor: tf.Tensor) -> tf.Tensor:
     """Return a tensor after the control dependencies of this block."""
     # TensorFlow would not recognize a copy of a handle as a constant.
     if tensor.dtype in (tf.resource, tf.variant):

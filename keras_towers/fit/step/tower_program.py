@@ -88,7 +88,7 @@ class TowerProgram:
         )
         self._summed = summed_tensors(program)
 
-    def add_to_graph(self, tensors: PlacedTensors) -> list[Any]:
+    def add_to_graph(self, tensors: PlacedTensors) -> list[tf.Tensor]:
         """Add the program to this graph; return its results.
 
         Args:
@@ -239,17 +239,17 @@ class Pace:
         self._ends: list[Any] = []
         self._exchanges_before: list[Any] = []
 
-    def note_computed(self, tensors: Sequence[Any]) -> None:
+    def note_computed(self, tensors: Sequence[tf.Tensor]) -> None:
         """Note what the towers compute in a level."""
         self._computed += tensors
 
-    def note_exchanged(self, results: Sequence[Any]) -> None:
+    def note_exchanged(self, results: Sequence[object]) -> None:
         """Note what is exchanged at the end of a level."""
         self._exchanged += tf.nest.flatten(results)
 
     def before_exchanges(
         self, exchanges: Sequence[Exchange]
-    ) -> contextlib.AbstractContextManager[Any]:
+    ) -> contextlib.AbstractContextManager[None]:
         """Return a block for the exchanges of a level, if they have to wait."""
         waits = any(map(_gathers_weights, exchanges))
         return tf.control_dependencies(self._ends if waits else [])

@@ -19,12 +19,12 @@ from keras_towers.partition.rules.control_flow import own_mean
 
 
 def normalize(
-    original: Callable[..., Any],
+    original: Callable[..., object],
     layer: keras.layers.BatchNormalization,
     inputs: Any,
     training: Any = None,
     mask: Any = None,
-) -> Any:
+) -> tf.Tensor:
     """Do what ``BatchNormalization.call`` does, in place of it.
 
     Args:

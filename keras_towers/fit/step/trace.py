@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Step, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, ApplyCall
@@ -112,7 +113,7 @@ class Trace:
         return dataclasses.replace(call, grads=grads)
 
     @property
-    def needed(self) -> list[Any]:
+    def needed(self) -> list[tf.Operation]:
         """The operations on which results, gradients and variables depend.
 
         They include those of called functions. What a step only prints
@@ -124,7 +125,7 @@ class Trace:
         ]
 
     @property
-    def needed_captures(self) -> list[tuple[Any, Any]]:
+    def needed_captures(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """The captures among what is needed: inside, and of the outer graph."""
         by_name = self.needed_by_graph[self.graph]
         captures = zip(self._captured, self.captures, strict=True)
@@ -140,7 +141,7 @@ class Trace:
         return needed
 
     @property
-    def written(self) -> list[Any]:
+    def written(self) -> list[tf.Tensor]:
         """The captures of the outer graph that are variables it writes."""
         changed = {
             id(operation.inputs[k])
@@ -152,7 +153,7 @@ class Trace:
             outside for inside, outside in captures if id(inside) in changed
         ]
 
-    def variables_outside(self, model: keras.Model) -> list[Any]:
+    def variables_outside(self, model: keras.Model) -> list[tf.Tensor]:
         """Return the handles of numeric variables that the model lacks.
 
         Such as a ``tf.Variable``, or the weights of another model, that no
@@ -167,7 +168,7 @@ class Trace:
         outside = {id(t): t for t in used if id(t) not in own}
         return [t for t in outside.values() if _is_numeric(t)]
 
-    def output_with(self, results: Sequence[Any]) -> Any:
+    def output_with(self, results: Sequence[Any]) -> Structure:
         """Return the output with other tensors."""
         remaining = iter(results)
         leaves = [
@@ -189,13 +190,13 @@ class Trace:
         }
 
     @property
-    def _captured(self) -> Sequence[Any]:
+    def _captured(self) -> Sequence[tf.Tensor]:
         """The tensors inside the graph for its captures."""
         first = len(self.graph.inputs) - len(self.captures)
         return self.graph.inputs[first:]
 
 
-def handle_of(variable: Any) -> Any:
+def handle_of(variable: Any) -> tf.Tensor | None:
     """Return the handle of a variable's first copy; None: on another rank."""
     return getattr(copy_on_tower(native(variable), 0), "handle", None)
 
@@ -218,7 +219,7 @@ def _add_needed(needed: _Needed, graph: Any, ends: Iterable[Any]) -> None:
             waiting += [tensor.op for tensor in _operands(needed, operation)]
 
 
-def _operands(needed: _Needed, operation: Any) -> list[Any]:
+def _operands(needed: _Needed, operation: Any) -> list[tf.Tensor]:
     """Return the inputs that an operation needs."""
     graphs = called_graphs(operation)
     for graph in graphs:
@@ -238,7 +239,7 @@ def _operands(needed: _Needed, operation: Any) -> list[Any]:
 
 
 def trace(
-    step: Callable[[Any], Any],
+    step: Step,
     batch: Any,
     kind: str,
     build: Callable[[Any, Sequence[Any]], None],
@@ -268,7 +269,7 @@ def trace(
     is_whole = update is not None and not update.pushes
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
-    def run(*tensors: tf.Tensor) -> Any:
+    def run(*tensors: tf.Tensor) -> Structure:
         remaining = iter(tensors)
         inside = [None if leaf is None else next(remaining) for leaf in leaves]
         data = tf.nest.pack_sequence_as(batch, inside, expand_composites=True)

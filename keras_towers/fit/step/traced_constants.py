@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -70,7 +69,7 @@ def _rounded(sums: np.ndarray) -> tuple[int, int, int]:
     return first, second, third
 
 
-def _constants_in(traced: Trace) -> Iterator[tuple[Any, np.ndarray]]:
+def _constants_in(traced: Trace) -> Iterator[tuple[tf.Tensor, np.ndarray]]:
     """Yield the constants: their tensors in the step, and values."""
     for operation in traced.needed:
         if operation.type == "Const":

@@ -97,7 +97,7 @@ class TracedOperations:
         return next((_describe(o) for (c, o), d in pairs if c != d), None)
 
     def _add(
-        self, graph: Any, inputs: dict[int, bytes], results: list[Any]
+        self, graph: tf.Graph, inputs: dict[int, bytes], results: list[Any]
     ) -> None:
         """Add the needed operations of a graph.
 
@@ -136,7 +136,10 @@ class TracedOperations:
         self._content[id(graph)] = _digest(*returned)
 
     def _checksum(
-        self, operation: Any, operands: list[int], values: dict[int, bytes]
+        self,
+        operation: tf.Operation,
+        operands: list[int],
+        values: dict[int, bytes],
     ) -> bytes:
         """Return the checksum of an operation, given those of its inputs."""
         graph, type_ = operation.graph, operation.type
@@ -160,7 +163,7 @@ class TracedOperations:
         parts += [values.get(tensor, b"") for tensor in operands]
         return _digest(*filter(None, parts))
 
-    def _of_function(self, graph: Any, name: str) -> bytes:
+    def _of_function(self, graph: tf.Graph, name: str) -> bytes:
         """Return the checksum of a function, whatever its name."""
         called = compat.graph_of_function(graph, name)
         if called not in self._needed:
@@ -173,7 +176,7 @@ class TracedOperations:
         return self._content[id(called)]
 
 
-def _describe(operation: Any) -> OperationText:
+def _describe(operation: tf.Operation) -> OperationText:
     outputs = [
         f"{tensor.dtype.name} {tensor.shape}"
         for tensor in operation.outputs
@@ -188,7 +191,7 @@ def _describe(operation: Any) -> OperationText:
     return OperationText(result, attributes, line_of(operation))
 
 
-def _attributes(operation: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(operation: tf.Operation) -> Iterator[tuple[str, Any]]:
     """Yield the attributes that say what an operation computes."""
     attributes = operation.node_def.attr
     for name in sorted(attributes):
@@ -215,7 +218,7 @@ def _name_inputs(traced: Trace, model: keras.Model) -> dict[int, bytes]:
     return names
 
 
-def _places_of(state: ModelState) -> Iterator[tuple[Any, bytes]]:
+def _places_of(state: ModelState) -> Iterator[tuple[tf.Tensor, bytes]]:
     """Yield the handles of a model's variables, with their places."""
     for kind, variables in (
         ("seed", state.seeds),

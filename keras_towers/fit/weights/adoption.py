@@ -547,7 +547,9 @@ def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:
     return _defaults.get(model) if outside and kind in TRAINING else strategy
 
 
-def announce_default(model: Any, kind: str, config: TowerConfig) -> None:
+def announce_default(
+    model: keras.Model, kind: str, config: TowerConfig
+) -> None:
     """Announce once that a model trains on towers outside of a block."""
     if kind not in TRAINING or config.job.rank:
         return

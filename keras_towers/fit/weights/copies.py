@@ -11,32 +11,33 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._types import Variable
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable
 
 
-def native(variable: Any) -> Any:
+def native(variable: Variable) -> tf.Variable:
     """Return the ``tf.Variable`` of a Keras variable; others as they are."""
     return getattr(variable, "_value", variable)
 
 
-def is_copied(variable: Any) -> bool:
+def is_copied(variable: Variable) -> bool:
     """Whether a ``tf.Variable`` has a copy on each tower."""
     return isinstance(variable, compat.DistributedVariable)
 
 
-def copy_on_tower(variable: Any, tower: int = 0) -> Any:
+def copy_on_tower(variable: Variable, tower: int = 0) -> tf.Variable:
     """Return a tower's copy of a ``tf.Variable``."""
     return variable.values[tower] if is_copied(variable) else variable
 
 
-def copies_of(variable: Any) -> list[Any]:
+def copies_of(variable: Variable) -> list[tf.Variable]:
     """Return all copies of a variable of Keras or TensorFlow."""
     value = native(variable)
     return list(value.values) if is_copied(value) else [value]
 
 
-def parts_of(variable: Any) -> list[list[Any]]:
+def parts_of(variable: Variable) -> list[list[tf.Variable]]:
     """Return the parts of a variable in this process, each with its copies.
 
     Args:
@@ -80,7 +81,7 @@ def bytes_on(
     return total
 
 
-def copy_to_towers(variables: Sequence[Any], tower: int = 0) -> None:
+def copy_to_towers(variables: Sequence[Variable], tower: int = 0) -> None:
     """Copy a tower's copy of variables to the others."""
     for variable in variables:
         value = native(variable)
@@ -95,7 +96,7 @@ def copy_to_towers(variables: Sequence[Any], tower: int = 0) -> None:
                     other.assign(fresh, read_value=False)
 
 
-def read_handle(handle: Any) -> tf.Tensor:
+def read_handle(handle: tf.Tensor) -> tf.Tensor:
     """Return the value of a variable, given its eager handle."""
     dtype = tf.as_dtype(compat.type_of_variable(handle))
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

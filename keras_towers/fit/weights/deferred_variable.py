@@ -67,7 +67,7 @@ class DeferredVariable(compat.UninitializedVariable):
         return str(self._handle.device)
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> tf.Tensor:
         """The handle, which has a value from now on."""
         # Keras asks for shapes in a graph that never runs.
         if self.first_value is not None and not compat.in_symbolic_scope():
@@ -76,7 +76,7 @@ class DeferredVariable(compat.UninitializedVariable):
             self.first_value = None
         return self._handle
 
-    def assign(self, *args: Any, **kwargs: Any) -> Any:
+    def assign(self, *args: object, **kwargs: object) -> Any:
         """Write a value; the first one is then never computed."""
         first_value = self.first_value
         if tf.executing_eagerly():
@@ -87,7 +87,7 @@ class DeferredVariable(compat.UninitializedVariable):
             self.first_value = first_value
             raise
 
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+    def _read_variable_op(self, *args: object, **kwargs: object) -> tf.Tensor:
         first_value = self.first_value
         if first_value is None or not tf.executing_eagerly():
             return super()._read_variable_op(*args, **kwargs)

@@ -176,7 +176,7 @@ class JointAccess:
         access = Action("writes", variable.place, _name_of(variable), digest)
         self._meet(access, whole)
 
-    def _meet(self, access: Action, value: Any) -> tf.Tensor | None:
+    def _meet(self, access: Action, value: object) -> tf.Tensor | None:
         meeting = self._meeting.get()
         if meeting is None and failed_calls.calls.runs_in_another_thread():
             meeting = refusing("in a thread of your own while a call runs")
@@ -378,7 +378,7 @@ def refusing(where: str) -> Meeting:
         where: where this rank is: "in Mine.on_predict_batch_end".
     """
 
-    def meet(access: Action, value: Any) -> tf.Tensor | None:
+    def meet(access: Action, value: object) -> tf.Tensor | None:
         raise NoValueError(
             f"variable {access.path!r} cannot be read or written {where}: each "
             "rank has its part of it, and ranks come there at different times. "

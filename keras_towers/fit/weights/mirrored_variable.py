@@ -26,11 +26,11 @@ class TowerMirroredVariable(compat.MirroredVariable):
     """
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> tf.Tensor:
         """The handle of this replica's copy; outside of replicas, the first."""
         return self.values[0].handle if _is_one() else super().handle
 
-    def __getitem__(self, spec: Any) -> Any:
+    def __getitem__(self, spec: object) -> Any:
         """Return a slice, which can be assigned."""
         if not _is_one():
             return super().__getitem__(spec)
@@ -62,7 +62,7 @@ def _is_one() -> bool:
     return outside or compat.current_replica_id() is None
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _method(name: str) -> Callable[..., object]:
     """Return a method of plain variables for variables with copies."""
     of_replicas = getattr(compat.MirroredVariable, name, None)
     if of_replicas is getattr(tf.Variable, name, None):
@@ -71,7 +71,7 @@ def _method(name: str) -> Callable[..., Any]:
 
     @functools.wraps(getattr(compat.BaseResourceVariable, name))
     def method(
-        variable: TowerMirroredVariable, *args: Any, **kwargs: Any
+        variable: TowerMirroredVariable, *args: object, **kwargs: object
     ) -> Any:
         is_one = _is_one()
         if not is_one and of_replicas is not None:

@@ -78,7 +78,7 @@ def output_paths(model: keras.Model) -> Iterator[str]:
             yield f"{scope}{layer.name}/output"
 
 
-def optimizers_in(optimizer: Any) -> Iterator[Any]:
+def optimizers_in(optimizer: Any) -> Iterator[keras.Optimizer]:
     """Yield an optimizer and, recursively, the optimizers it wraps."""
     yield optimizer
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -87,7 +87,7 @@ def optimizers_in(optimizer: Any) -> Iterator[Any]:
             yield from optimizers_in(part)
 
 
-def trained_by(optimizer: Any) -> list[Any]:
+def trained_by(optimizer: Any) -> list[keras.Variable]:
     """Return the weights that an optimizer, or one that it wraps, updates."""
     weights = (
         weight
@@ -111,7 +111,9 @@ def _unique(
     return unique
 
 
-def _metrics(model: keras.Model, layers: list[Any]) -> Iterator[Any]:
+def _metrics(
+    model: keras.Model, layers: list[Any]
+) -> Iterator[keras.metrics.Metric]:
     yield from model.metrics
     for layer in layers:
         yield from getattr(layer, "_metrics", ())
@@ -153,7 +155,7 @@ def build_optimizer(optimizer: Any, weights: Iterable[Any]) -> None:
 
 def slots_of(
     optimizer: keras.optimizers.Optimizer,
-) -> Iterator[tuple[keras.Variable, Any]]:
+) -> Iterator[tuple[keras.Variable, keras.Variable]]:
     """Yield the slots of a built optimizer, each with its weight.
 
     Slots are the variables in lists with one entry per weight.

@@ -229,7 +229,11 @@ class ShardedVariable(compat.UninitializedVariable):
             rows = [tf.identity(row) for row in self._rows()]
             first = tf.transpose(tf.concat(rows, axis), order)
             del rows
-            whole = transport.all_gather(first, next_key("shards"))
+            number = len(self.shards)
+            each = share_counts(towers.size, number * transport.size)
+            ends = range(0, len(each), number)
+            counts = [sum(each[k : k + number]) for k in ends]
+            whole = transport.all_gather(first, next_key("shards"), counts)
             del first
             return tf.transpose(whole, [order.index(a) for a in range(rank)])
 

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._types import Variable
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
@@ -57,7 +58,7 @@ def copy_to_device(variable: tf.Variable, device: str) -> tf.Variable:
     return copy
 
 
-def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
+def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> tf.Variable:
     """Create a plain variable like another one."""
     with compat.single_device_mode(), tf.device(device):
         return tf.Variable(
@@ -71,7 +72,7 @@ def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
 
 
 def unbind(
-    variable: Any, has_parts: bool, asks_ranks: bool = True
+    variable: Variable, has_parts: bool, asks_ranks: bool = True
 ) -> tf.Variable:
     """Return the variable on the first device of a distributed variable.
 
@@ -101,7 +102,7 @@ def unbind(
     return primary
 
 
-def bind(variable: Any, rank: int) -> None:
+def bind(variable: Variable, rank: int) -> None:
     """Give all devices the value of the first device; undoes ``unbind``.
 
     A sum goes to the first device of rank 0; all other parts are 0.
@@ -151,7 +152,7 @@ class TowerHandles:
     handles: Sequence[Sequence[Any]]
     columns: InShards | None = None
 
-    def of_tower(self, tower: int, column: int = 0) -> Any:
+    def of_tower(self, tower: int, column: int = 0) -> tf.Tensor:
         """Return the handle of a tower's column."""
         row = tower if len(self.handles) > 1 else 0
         return self.handles[row][column]
@@ -283,7 +284,7 @@ class TowerVariables:
         initializer: Callable[..., Any],
         layout: MeshLayout,
         place: str,
-        weight: Any,
+        weight: Variable,
     ) -> ShardedVariable:
         """Return the value of a slot that is created, which is never whole.
 
@@ -326,7 +327,7 @@ class TowerVariables:
             like, part, layout, mesh, access, place, variable.path
         )
 
-    def home_of(self, variable: Any) -> str:
+    def home_of(self, variable: Variable) -> str:
         """Return the device that a variable of Keras is restored to."""
         if variable in self._moved:
             _, device = self._moved[variable]
@@ -339,7 +340,7 @@ class TowerVariables:
             (v, copy_on_tower(v._value, 0)) for v in self._mirrored
         )
 
-    def handles(self) -> dict[int, list[Any]]:
+    def handles(self) -> dict[int, list[tf.Tensor]]:
         """Return mirrored variables' K handles, by the id of the first one."""
         mirrored = [v._value.values for v in self._mirrored]
         return {
@@ -348,7 +349,7 @@ class TowerVariables:
         }
 
     def on_towers(
-        self, captures: Sequence[Any], alone: bool = False
+        self, captures: Sequence[tf.Tensor], alone: bool = False
     ) -> dict[int, TowerHandles]:
         """Return the handles of captures of which towers have a copy or rows.
 
@@ -383,14 +384,14 @@ class TowerVariables:
                 handles[index] = TowerHandles(MIRRORED, [[h] for h in copies])
         return handles
 
-    def _handles_of_copies(self, handle: Any) -> list[Any]:
+    def _handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
         """Return the handles of a variable's copies, given the first one.
 
         Of any variable with copies, such as a ``tf.Variable`` of the block;
         an empty list if it has none, or if they may differ.
         """
         container = getattr(handle, "_distributed_container", None)
-        variable: Any = container and container()
+        variable: Variable = container and container()
         is_one = (
             is_copied(variable)
             and variable.distribute_strategy is self._config.strategy
@@ -417,7 +418,7 @@ class TowerVariables:
         """Give a moved variable its new value, on its original device."""
         value, named = variable._value, weakref.ref(variable)
 
-        def restore(whole: Any) -> tf.Variable:
+        def restore(whole: tf.Tensor) -> tf.Variable:
             if isinstance(value, ShardedVariable):
                 self.access.known.forget([value.place])
             if isinstance(original, ShardedVariable):

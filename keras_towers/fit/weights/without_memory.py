@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Variable
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, ShardedVariable
@@ -20,7 +21,9 @@ from keras_towers.fit.weights.shards import SMALLEST_BYTES, ShardedVariable
 def without_memory() -> Iterator[None]:
     """Create large variables of Keras without memory in this block."""
 
-    def initialize(original: Callable[..., None], variable: Any, value: Any):
+    def initialize(
+        original: Callable[..., None], variable: Variable, value: object
+    ):
         shape = variable._shape
         if callable(value) and shape is not None:
             dtype = tf.as_dtype(variable._dtype)
@@ -43,16 +46,16 @@ class WithoutMemory(compat.UninitializedVariable):
     In a graph it is an ordinary one.
     """
 
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+    def _read_variable_op(self, *args: object, **kwargs: object) -> tf.Tensor:
         if tf.executing_eagerly():
             return tf.zeros(self.shape, self.dtype)
         return super()._read_variable_op(*args, **kwargs)
 
 
-def _writing(name: str) -> Callable[..., Any]:
+def _writing(name: str) -> Callable[..., object]:
     original = getattr(compat.UninitializedVariable, name)
 
-    def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(variable: Variable, *args: object, **kwargs: object) -> Any:
         if tf.executing_eagerly():
             return variable
         return original(variable, *args, **kwargs)
@@ -83,7 +86,7 @@ def graph_without_memory() -> Iterator[None]:
         yield
 
 
-def variable_like(variable: keras.Variable) -> Any:
+def variable_like(variable: keras.Variable) -> tf.Variable:
     """Return a variable of the current graph like another one."""
     like = WithoutMemory(
         trainable=variable.trainable,

@@ -271,5 +271,5 @@ def _einsum_labels(term: str, rank: int) -> list[Any]:
     return [*before, *range(-count, 0), *after]
 
 
-def _in_ellipsis(labels: Sequence[Any]) -> list[int]:
+def _in_ellipsis(labels: Sequence[object]) -> list[int]:
     return [label for label in labels if isinstance(label, int)]

@@ -30,6 +30,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import (
+    Attributes,
     Function,
     Operation,
     Tensor,
@@ -56,7 +57,7 @@ _KEPT = """
 """
 
 
-def has_control_flow_v1(graph: Any) -> bool:
+def has_control_flow_v1(graph: tf.Graph) -> bool:
     """Whether a graph has loops or branches of TensorFlow 1.
 
     They cannot be separated from their graph.
@@ -64,7 +65,7 @@ def has_control_flow_v1(graph: Any) -> bool:
     return any(o.type in _CONTROL_FLOW_V1 for o in graph.get_operations())
 
 
-def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
+def called_graph(node: Node, name: str, num_extra: int = 0) -> tf.Graph:
     """Return the graph of a function that an operation calls.
 
     Args:
@@ -90,7 +91,7 @@ _OWN_MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @tf.custom_gradient
-def own_mean(x: tf.Tensor) -> Any:
+def own_mean(x: tf.Tensor) -> tf.Tensor:
     """Return for each row the mean of all rows of its tower.
 
     On one device it is the mean of all rows. It is its own gradient, as the
@@ -135,7 +136,7 @@ def _call(node: Node, *inputs: Value) -> Values:
     return outputs[: node.num_outputs]
 
 
-def _function_of(node: Node) -> Any:
+def _function_of(node: Node) -> tf.Graph:
     """Return the graph of a called function."""
     has_name = node.type.endswith("PartitionedCall")
     return called_graph(node, node.attr("f").name if has_name else node.type)
@@ -176,9 +177,9 @@ def _is_rematerialized(operation: Operation) -> bool:
 def add_call(
     node: Node,
     inputs: Sequence[Tensor],
-    attributes: Mapping[str, Any],
+    attributes: Attributes,
     outputs: Sequence[Output],
-    functions: Mapping[str, Any],
+    functions: Mapping[str, object],
 ) -> list[Tensor]:
     """Add an operation that calls functions; return its outputs.
 
@@ -268,10 +269,10 @@ def try_with_partial_sums(
 
 def _lay_out_functions(
     node: Node,
-    graphs: Sequence[Any],
+    graphs: Sequence[tf.Graph],
     inputs: Values,
     first: Sequence[Tensor] = (),
-    **options: Any,
+    **options: object,
 ) -> Values:
     """Lay out functions, of which an operation calls one.
 

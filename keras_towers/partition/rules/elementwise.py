@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +13,7 @@ from keras_towers.partition.layouts import Value, Values, local_shape
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import EXCHANGE, require, unless_none
 from keras_towers.partition.registry import axes, rule
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
 
 Linear: TypeAlias = "Sequence[Collection[int]]"
@@ -140,7 +141,7 @@ def _ensure_rows(node: Node, value: Value) -> Values:
     return divide(node, [value], _ensure_shape(node, value))
 
 
-def _assert_rows(units: Units, size: Any, rows: int) -> None:
+def _assert_rows(units: Units, size: Dimension, rows: int) -> None:
     """Assert that a global size is a number of rows."""
     builder = units.builder
     require(builder.can_exchange, EXCHANGE)

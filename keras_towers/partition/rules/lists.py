@@ -28,7 +28,7 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import notes, rule
-from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.sizes import UNKNOWN, Dimension
 
 # The roles of inputs and outputs: a list, one of its elements, a stack of
 # elements, the shape of an element, or a replicated tensor.
@@ -297,7 +297,7 @@ def _shape_of(elements: Elements, shape: Value) -> Any:
     )
 
 
-def _sizes_in(entries: Any, rank: int) -> list[Any]:
+def _sizes_in(entries: Any, rank: int) -> list[Dimension]:
     """Return the sizes of a declared shape, -1 for any size."""
     if entries is None:
         return [UNKNOWN] * rank

@@ -70,7 +70,7 @@ _Key: TypeAlias = int | Tensor
 
 
 def _lay_out_loop(
-    node: Node, body: Any, condition: Any, inputs: Values
+    node: Node, body: tf.Graph, condition: tf.Graph, inputs: Values
 ) -> Values:
     """Lay out a loop of which every tower runs all rounds.
 
@@ -146,7 +146,7 @@ def _require_no_writes(tester: Scope, before: Mapping[_Key, Tensor]) -> None:
 
 def _lay_out_round(
     node: Node,
-    graph: Any,
+    graph: tf.Graph,
     inputs: Values,
     states: Mapping[_Key, Value],
 ) -> tuple[Scope, list[Tensor], Values]:

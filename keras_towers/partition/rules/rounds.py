@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import tensorflow as tf
+
 from keras_towers.partition.layouts import Value, have_same_facts
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Function, Tensor
@@ -26,7 +28,7 @@ def loop_variables(body: Any) -> list[int]:
     ]
 
 
-def skip_identities(tensor: Any) -> Any:
+def skip_identities(tensor: Any) -> tf.Tensor:
     """Return the tensor that a chain of identities copies."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]

@@ -105,7 +105,7 @@ class RowLoop:
         NotDivided: no input, or several, is a list of rows.
     """
 
-    def __init__(self, node: Node, body: Any, inputs: Values):
+    def __init__(self, node: Node, body: tf.Graph, inputs: Values):
         layouts = {v.layout for v in inputs if isinstance(v.layout, ListOf)}
         units = {
             layout.element.unit: layout
@@ -157,7 +157,7 @@ class RowLoop:
             return _CarriedState.NOT_PUSHED
         return _CarriedState.UNCHANGED
 
-    def lay_out(self, condition: Any) -> Values:
+    def lay_out(self, condition: tf.Graph) -> Values:
         """Add the loop; return the values of its outputs.
 
         Args:
@@ -201,7 +201,7 @@ class RowLoop:
             results[index] = self._result(index, state, local, ends[index])
         return results
 
-    def _is_bounded_by_rows(self, condition: Any) -> bool:
+    def _is_bounded_by_rows(self, condition: tf.Graph) -> bool:
         """Whether the condition allows one round for each row."""
         waiting = [skip_identities(condition.outputs[0])]
         indices = {t.name: index for index, t in enumerate(condition.inputs)}
@@ -436,7 +436,7 @@ class _Round:
 
 
 def _total_of(
-    unit: Unit | DataDependentUnit, builder: Builder, dtype: Any
+    unit: Unit | DataDependentUnit, builder: Builder, dtype: tf.DType
 ) -> Value:
     """Return the global number of units."""
     whole = builder.cast(unit.total, dtype)
@@ -444,7 +444,7 @@ def _total_of(
     return Value(REPLICATED, whole=whole, shape=(), known=known)
 
 
-def _is_known_to_be(known: Any, number: Any) -> bool:
+def _is_known_to_be(known: Any, number: object) -> bool:
     """Whether the entries are a single number, which is known to be this."""
     if known is None or np.shape(known):
         return False

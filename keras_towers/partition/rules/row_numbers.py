@@ -359,7 +359,7 @@ def _source_indices(builder: Builder, lengths: Tensor) -> Tensor:
     return builder.op("GatherV2", [at, 0, 1], (None,))
 
 
-def _match_repeat(node: Node) -> dict[str, Any]:
+def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
     """Return the tensors of ``tf.repeat`` by the names in the patterns."""
     parts: dict[str, Any] = {}
     require(node.shapes[0].rank == 1)
@@ -370,7 +370,9 @@ def _match_repeat(node: Node) -> dict[str, Any]:
     return parts
 
 
-def _match(operation: Any, pattern: Any, parts: dict[str, Any]) -> bool:
+def _match(
+    operation: tf.Operation, pattern: Any, parts: dict[str, Any]
+) -> bool:
     """Whether an operation matches a pattern; bind the names in it."""
     type_, *rest = pattern
     if operation.type != type_ or len(rest) > len(operation.inputs):

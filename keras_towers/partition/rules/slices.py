@@ -23,12 +23,14 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.registry import axes, rule
-from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.spans import Span, spans, split_sizes
 from keras_towers.partition.units import Units
 
 
-def _known_spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
+def _known_spans(
+    node: Node, shape: Sequence[Dimension], ends: Values
+) -> list[Span]:
     """Return the spans of a slice, as far as they are known."""
     return spans(node, shape, *[end.entries for end in ends])
 
@@ -112,7 +114,9 @@ def _only_partial_span(taken: Sequence[Span], axis: int) -> Span:
     return parts[0]
 
 
-def _slice_blocks(units: Units, value: Value, begin: Any, size: Any) -> Value:
+def _slice_blocks(
+    units: Units, value: Value, begin: Any, size: Dimension
+) -> Value:
     """Slice blocks from rows."""
     builder = units.builder
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
@@ -125,7 +129,7 @@ def _slice_blocks(units: Units, value: Value, begin: Any, size: Any) -> Value:
     return Value(part, local, shape=tuple(shape))
 
 
-def _with_blocks(layout: Sharded, size: Any) -> Sharded:
+def _with_blocks(layout: Sharded, size: Dimension) -> Sharded:
     """Return the layout of another size with blocks of the same size."""
     rows = layout.rows_per_unit_in(size)
     require(rows and not rows % layout.rows)
@@ -209,7 +213,9 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     return node.run_with_shape(operands, 0, sizes, layout.at_axis(axis))
 
 
-def _pad_blocks(builder: Builder, value: Value, begin: Any, size: Any) -> Value:
+def _pad_blocks(
+    builder: Builder, value: Value, begin: Any, size: Dimension
+) -> Value:
     """Pad blocks of rows with blocks of zeros."""
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     padded, before = _with_blocks(layout, size), _rows_ahead(layout, begin)

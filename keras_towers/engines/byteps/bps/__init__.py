@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers._types import Variable
 from keras_towers.engines.byteps.byteps_transport import transport
 from keras_towers.known_engines import BYTEPS
 
@@ -100,7 +101,7 @@ def _compression_hook(compression: Any) -> CommunicationHook:
 
 
 def push_pull(
-    value: Any,
+    value: object,
     scope: str = "",
     average: bool = True,
     compression: Any = Compression.none,
@@ -142,7 +143,7 @@ def _key(scope: str, name: str | None, purpose: str) -> str:
 
 
 def broadcast(
-    value: Any, root_rank: int, scope: str = "", name: str | None = None
+    value: object, root_rank: int, scope: str = "", name: str | None = None
 ) -> tf.Tensor:
     """Send the value of one rank to all ranks.
 
@@ -161,7 +162,7 @@ def broadcast(
 
 
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, scope: str = ""
+    variables: Iterable[Variable], root_rank: int, scope: str = ""
 ) -> None:
     """Set variables to their values on one rank.
 
@@ -202,7 +203,7 @@ class _MeanReducer(Reducer):
 
     def reduce_groups(
         self, grads: list[Any], groups: list[list[int]], key: str
-    ) -> list[Any]:
+    ) -> list[tf.Tensor]:
         # BytePS decides what it sends together.
         totals = sum_over_ranks(
             transport(), grads, self._hook, f"bps.gradients.{key}"
@@ -252,7 +253,7 @@ def DistributedOptimizer(
 
 
 def load_model(
-    filepath: Any,
+    filepath: object,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
     compression: Any = Compression.none,

@@ -16,6 +16,7 @@ import tensorflow as tf
 from horovod.common.util import split_list
 
 from keras_towers import compat
+from keras_towers._types import Variable
 from keras_towers.engines.dropin import (
     check_compression,
     distributed_models,
@@ -149,12 +150,12 @@ def PartialDistributedOptimizer(
 
 
 def load_model(
-    filepath: Any,
+    filepath: object,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
     compression: Any = hvd.Compression.none,
     legacy_opts: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> keras.Model:
     """Load a model and make its optimizer a distributed one.
 
@@ -183,7 +184,7 @@ def load_model(
 
 
 def DistributedGradientTape(
-    gradtape: tf.GradientTape, *args: Any, **kwargs: Any
+    gradtape: tf.GradientTape, *args: object, **kwargs: object
 ) -> tf.GradientTape:
     """Make a tape whose ``gradient`` is reduced over all ranks.
 
@@ -226,9 +227,9 @@ def DistributedGradientTape(
 
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
-    *args: Any,
+    *args: object,
     local_layers: Any = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tf.GradientTape:
     """A ``DistributedGradientTape`` that does not reduce some layers.
 
@@ -275,7 +276,7 @@ class _DistributedTape(_GradientTape):
     _options: ReductionOptions
     _local_keys: set[IdentityKey[Any]]
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_source(self, source: object) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
         self._local_keys.add(variable_key(source))
 
@@ -285,7 +286,7 @@ class _DistributedTape(_GradientTape):
         sources: Any,
         output_gradients: Any = None,
         use_generic_names: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Reduced gradients, in the structure of the sources."""
         del use_generic_names  # Names always match on all ranks.
@@ -429,7 +430,7 @@ class GradientReducer(Reducer):
         return self._divide_by_size(grad)
 
     def reduce_global(
-        self, grads: list[Any], variables: list[Any]
+        self, grads: list[Any], variables: list[Variable]
     ) -> list[Any]:
         sparse = [isinstance(grad, tf.IndexedSlices) for grad in grads]
         if any(sparse) and self.options.op == hvd.Adasum:
@@ -497,7 +498,7 @@ class GradientReducer(Reducer):
         return divide(grad, self.options.process_set.size())
 
     def groups_of(
-        self, grads: Sequence[Any], variables: Sequence[Any]
+        self, grads: Sequence[object], variables: Sequence[Variable]
     ) -> list[list[int]]:
         dense = {
             variable_key(variable): index

@@ -22,6 +22,7 @@ they do not.
 
 from __future__ import annotations
 
+from keras_towers._types import Variable
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -99,7 +100,7 @@ class ObjectState(elastic.ObjectState):
 class VariablesState(ObjectState):
     """Variables and objects that survive the loss of processes."""
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[Variable]:
         """Return the variables that are committed."""
         raise NotImplementedError
 
@@ -180,7 +181,7 @@ class TensorFlowKerasState(VariablesState):
         self._seeds: list[list[Any]] = []
         super().__init__(**kwargs)
 
-    def _optimizers(self) -> list[Any]:
+    def _optimizers(self) -> list[keras.Optimizer]:
         optimizers = (
             *model_state.collect(self.model).optimizers,
             *model_state.optimizers_in(self.optimizer),
@@ -269,7 +270,7 @@ class TensorFlowState(VariablesState):
         self.variables: list[Any] = list(variables)
         super().__init__(**kwargs)
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[Variable]:
         return self.variables
 
 

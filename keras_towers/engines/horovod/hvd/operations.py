@@ -57,17 +57,17 @@ def prepare_process() -> None:
 use_connection(HorovodTransport, as_default=True)
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: Any) -> tf.Tensor:
     if isinstance(value, tf.IndexedSlices):
         return value
     return tf.convert_to_tensor(dropin.tf_variable(value))
 
 
-def _tensors(values: Any) -> list[Any]:
+def _tensors(values: Any) -> list[tf.Tensor]:
     return [_tensor(value) for value in values]
 
 
-def _variables(variables: Any) -> list[Any]:
+def _variables(variables: Any) -> list[tf.Variable]:
     return [dropin.tf_variable(variable) for variable in variables]
 
 
