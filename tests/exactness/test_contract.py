@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.cases import CASES, HARDEST, OVERFLOW
 from keras_towers.fit.weights import shards
-from tests.exactness import models as m
-from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
 from tests.exactness.ways import WAYS as WAYS_OF_ALL
 from tests.kit.compare import (

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance.cases import CASES
 from keras_towers.conformance.strategy_check import on_one_device
 from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
-from tests.exactness.cases import CASES
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, compiled

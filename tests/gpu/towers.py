@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import reduction
+from keras_towers.conformance.cases import CASES, HARDEST
 from keras_towers.conformance.strategy_check import compare
-from tests.exactness.cases import CASES, HARDEST
 from tests.kit import gpus, sampling
 from tests.kit.training import prefetching
 

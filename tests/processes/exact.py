@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 
+from keras_towers.conformance.cases import CASES
 from keras_towers.conformance.strategy_check import compare
 from keras_towers.fit.weights import shards
-from tests.exactness.cases import CASES
 from tests.exactness.ways import OF_RANKS
 from tests.kit.ranks import CHECKS
 from tests.processes.small import Strategy

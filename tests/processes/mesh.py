@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 from keras import layers
 
+from keras_towers.conformance.cases import Case
 from keras_towers.fit.weights import shards
 from keras_towers.reduction import HookState, StatefulHook
-from tests.exactness.cases import Case
 from tests.kit import meshes
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check, rare_check

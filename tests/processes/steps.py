@@ -6,9 +6,9 @@ import unittest.mock
 import keras
 import tensorflow as tf
 
+from keras_towers.conformance import models as m
+from keras_towers.conformance.cases import Case
 from keras_towers.partition.registry import AXES
-from tests.exactness import models as m
-from tests.exactness.cases import Case
 from tests.fit.calls import test_building as building
 from tests.fit.step import test_auto_micro_batches as auto
 from tests.fit.step import written
