@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.lifetimes import Lifetimes, bytes_of_all
 
 
 def lifetimes(step, layouts, specs, towers=2, rows=8):
@@ -43,3 +43,16 @@ def test_what_is_used_later_lives_longer():
     # Two of them at the product, which takes the memory of one, as the second
     # ``exp`` has; then neither the batch nor the weight is.
     assert 2 * hidden <= most < 2 * hidden + weight
+
+
+def test_the_bytes_of_all_follow_from_the_layout():
+    def step(x, w):
+        rows = tf.reshape(x, [-1, 4]) @ w
+        return tf.exp(tf.reshape(rows, [-1, 3 * 50]))
+
+    specs = [tf.TensorSpec([None, 3, 4]), tf.TensorSpec([4, 50])]
+    program, found = lifetimes(step, [Sharded(0), REPLICATED], specs)
+    most = bytes_of_all(program, 2, 8)
+    # Rows of a tower: of the input, and each three times: product and reshape.
+    assert most >= 8 * 3 * (4 + 50 + 50 + 50) * 4
+    assert found.most_bytes() < most < 2 * found.most_bytes() + 8 * 3 * 100 * 4
