@@ -45,7 +45,7 @@ def check_complete(value: object, protocol: type, advice: str) -> None:
 
 def name_of(value: object) -> str:
     """Name a class, a function, or else the class of an object."""
-    named = value if hasattr(value, "__name__") else type(value)
+    named: Any = value if hasattr(value, "__name__") else type(value)
     return f"{named.__module__}.{named.__name__}"
 
 

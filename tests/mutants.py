@@ -2,11 +2,10 @@
 
     python -m tests.mutants partition rendezvous --count 100
 
-A mutant is a module with one change: another comparison, a number that is
-one off, a loop that never runs. If no test fails, it survives: a test is
-missing, or the change makes no difference. The command prints survivors as
-diffs, for you to read; it never fails. ``make mutants`` draws them by the seed
-of the tests.
+A mutant is a module with one change: another comparison, a number that is one
+off, a loop that never runs. If no test fails, it survives: a test is missing,
+or nothing follows from the change. The command prints survivors as diffs, for you
+to read; they are no error. ``make mutants`` draws them by the seed of the tests.
 """
 
 import argparse

@@ -8,11 +8,11 @@ import pytest
 from keras import layers
 
 import keras_towers as kt
+from keras_towers.conformance.ordinary import Originals
 from keras_towers.fit.weights import model_state as state_lib
 from tests.explained.steps import FOLDER, STEPS, VERSIONS, explained, file_of
 from tests.kit import gpus
 from tests.kit.compare import assert_all_close
-from tests.kit.ordinary import Originals
 from tests.kit.training import X, Y, fit, linear
 from tests.test_verification import OwnStep, compiled, lazy
 

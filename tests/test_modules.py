@@ -85,7 +85,15 @@ SHOWN_BY = {
     "strategies/test_model_parallel.py": """
         partition/mesh partition/rules/mesh_columns strategies/device_mesh
     """,
+    "exactness/test_contract.py": """
+        conformance/cases conformance/models conformance/ordinary
+        conformance/outcomes
+    """,
     "test_backup.py": "backup_folder saved_training",
+    "test_extending.py": """
+        _incomplete conformance/strategy_check rendezvous/joined_job
+        strategies/composed
+    """,
     "test_planning.py": "fit/step/planned_step",
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",

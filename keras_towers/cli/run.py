@@ -332,12 +332,11 @@ class LaunchPlan:
 def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
     """Return what connects the processes, by the strategy or the options."""
     known = STRATEGIES.get(strategy or "")
-    roles = given.ps or given.workers or given.servers
-    if strategy and not (known or roles):
-        # The strategy of another package connects its processes by itself.
-        return Engine(strategy, strategy, strategy, strategy)
     engine = known.engine if known else None
     tasks = given.ps or given.workers
+    if strategy and not (known or tasks or given.servers):
+        # The strategy of another package connects its processes by itself.
+        engine = Engine(strategy, strategy, strategy, strategy)
     if tasks and known and not (engine and engine.roles):
         raise TowerError(
             f"--ps and --workers are not for the strategy {strategy}, which "

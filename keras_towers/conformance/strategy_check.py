@@ -6,14 +6,14 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_towers.conformance.cases import CASES
+from keras_towers.conformance.cases import CASES, Case
 from keras_towers.conformance.outcomes import (
     Outcome,
     assert_same,
     use_model,
 )
 from keras_towers.errors import TowerError, did_you_mean
-from keras_towers.rendezvous.rank_checks import Peers, gather
+from keras_towers.rendezvous.rank_checks import gather
 from keras_towers.strategies.base import BaseStrategy
 
 
@@ -64,9 +64,7 @@ def check_strategy(
                 "strategy of keras_towers, such as lambda: MyStrategy(towers=2)"
             )
         try:
-            found = train(name, strategy)
-            limit = CASES[name].tolerance if tolerance is None else tolerance
-            assert_same(found, on_one_device(name), limit)
+            compare(CASES[name], strategy, tolerance)
         except AssertionError as error:
             raise AssertionError(
                 f"{type(strategy).__name__} differs from one device in the "
@@ -74,26 +72,59 @@ def check_strategy(
             ) from None
 
 
-@functools.cache
-def on_one_device(name: str) -> Outcome:
-    """The outcome of a case on one device, run eagerly if that is the same."""
-    case = CASES[name]
-    return use_model(case.build, case.fit, eagerly=not case.in_graph)
+def compare(
+    case: Case,
+    strategy: BaseStrategy,
+    tolerance: float | None = None,
+    comparable: Callable[[Outcome], Outcome] | None = None,
+) -> Outcome:
+    """Assert that a case on towers and ranks is the case on one device.
 
+    All ranks have the same outcome, to the last bit; the first one compares it.
 
-def train(name: str, strategy: BaseStrategy) -> Outcome:
-    """The outcome of a case on towers, which is the same on all ranks."""
-    case = CASES[name]
-    found = use_model(case.build, case.fit, strategy)
+    Args:
+        case: the case.
+        strategy: the towers, of any number of processes.
+        tolerance: the largest difference allowed; None: that of the case.
+        comparable: leaves out of an outcome what may differ from one device,
+            and of what the fit has returned what may differ between ranks;
+            None: all is compared.
+
+    Returns:
+        the outcome on this rank.
+    """
     job = strategy._config.job
+    point = "compares a training with one device"
+    try:
+        found = use_model(case.build, case.fit, strategy)
+    except BaseException:
+        if job.size > 1:
+            # The others would wait, or take the next value for this one's.
+            gather(job, None, point)
+        raise
+    if comparable is not None:
+        found = comparable(found)
     if job.size > 1:
-        compare_ranks(job, name, [value.tobytes() for _, value in found.values])
+        # By order: names count the models that a rank has made.
+        mine = [value.tobytes().hex() for _, value in found.values]
+        if comparable is None:
+            mine.append(repr(found.returned))
+        everyone = gather(job, mine, point)
+        for rank, theirs in enumerate(everyone):
+            if theirs is None:
+                raise AssertionError(f"rank {rank} has failed")
+            if theirs != everyone[0]:
+                raise AssertionError(f"rank {rank} differs from rank 0")
+    if job.rank == 0:
+        wanted = on_one_device(case)
+        if comparable is not None:
+            wanted = comparable(wanted)
+        limit = case.tolerance if tolerance is None else tolerance
+        assert_same(found, wanted, limit)
     return found
 
 
-def compare_ranks(job: Peers, name: str, mine: list[bytes]) -> None:
-    """Check that all ranks have the same values after a case. Collective."""
-    everyone = gather(job, mine, f"compares the case {name!r}")
-    for rank, values in enumerate(everyone):
-        if values != everyone[0]:
-            raise AssertionError(f"rank {rank} differs from rank 0")
+@functools.cache
+def on_one_device(case: Case) -> Outcome:
+    """The outcome of a case on one device, run eagerly if that is the same."""
+    return use_model(case.build, case.fit, eagerly=not case.in_graph)

@@ -19,7 +19,7 @@ from keras_towers.rendezvous import (
     store,
     watch,
 )
-from keras_towers.rendezvous.store import StoreClient
+from keras_towers.rendezvous.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class JoinedJob:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    _store: StoreClient | None = None
-    _prefix: str = ""
+    _store: Any = dataclasses.field(default=None, repr=False)
+    _prefix: str = dataclasses.field(default="", repr=False)
 
     def put(self, key: str, value: Any) -> None:
         """Write a value of JSON, such as this rank's address, for all ranks.
@@ -63,7 +63,7 @@ class JoinedJob:
                 raise TimeoutError(f"no rank wrote {key!r} in {timeout_s} s")
         return value
 
-    def _opened(self) -> StoreClient:
+    def _opened(self) -> Store:
         if self._store is None:
             raise TowerError("a job of one process has no store to share.")
         return self._store

@@ -6,8 +6,8 @@ import functools
 import pytest
 
 import keras_towers as kt
+from keras_towers.conformance.ordinary import assert_ordinary
 from tests.kit.compare import assert_close, assert_same_model
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, adam, classifier
 
 keras_tuner = pytest.importorskip(

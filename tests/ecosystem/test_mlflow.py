@@ -8,12 +8,12 @@ import keras
 import pytest
 
 import keras_towers as kt
+from keras_towers.conformance.ordinary import assert_ordinary
 from tests.kit.compare import (
     assert_all_close,
     assert_same_history,
     assert_same_model,
 )
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, adam, classifier
 
 # No server: runs are files. MLflow reads these when it is imported.

@@ -1,16 +1,8 @@
 """The exactness contract: a case on towers is the case on one device."""
 
-import functools
-
-from tests.exactness.cases import CASES
+from keras_towers.conformance.cases import CASES
+from keras_towers.conformance.strategy_check import on_one_device
 from tests.kit.compare import assert_same, use_model
-
-
-@functools.cache
-def on_one_device(name):
-    """The reference of a case, without a graph where that is the same."""
-    case = CASES[name]
-    return use_model(case.build, case.fit, in_graph=case.in_graph)
 
 
 class _Parts:
@@ -47,5 +39,5 @@ def assert_contract(name, strategy, parts=1, xla=True):
     found = use_model(
         build, lambda model: case.fit(_Parts(parts, model)), strategy
     )
-    assert_same(found, on_one_device(name), case.tolerance)
+    assert_same(found, on_one_device(case), case.tolerance)
     return found

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.cases import CASES, HARDEST, OVERFLOW
 from keras_towers.fit.weights import shards
-from tests.exactness import models as m
-from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
+from tests.exactness.ways import WAYS as WAYS_OF_ALL
 from tests.kit.compare import (
     assert_exact,
     assert_same_model,
@@ -36,13 +37,13 @@ def _on_a_mesh(name, towers):
 MODES = ("nccl", "collective", "hierarchical", "towers", "host")
 WAYS = {
     "towers": kt.TowerStrategy,
+    "each": functools.partial(kt.TowerStrategy, updates="each"),
     **{
-        updates: functools.partial(kt.TowerStrategy, updates=updates)
-        for updates in ("each", "sharded")
+        way.strip(): functools.partial(kt.TowerStrategy, **options)
+        for way, options in WAYS_OF_ALL.items()
+        if way
     },
-    # The first as towers of one host, the second as towers with memories of
-    # their own, which gather weights again.
-    "weights": functools.partial(kt.TowerStrategy, weights="sharded"),
+    # As towers with memories of their own, which gather weights again.
     "weights gathered twice": functools.partial(
         kt.TowerStrategy, weights="sharded", updates="each", gather_bytes=2000
     ),
@@ -73,10 +74,10 @@ def _cases():
         # Groups of several towers, some of which have no example in the end.
         ("uneven", "hierarchical", 8),
         # Eager steps run as on one device, with copies on other towers.
-        *(("eager", updates, 2) for updates in ("each", "sharded")),
+        *(("eager", way, 2) for way in ("each", "in shares")),
         # Several optimizers, and a scale that all of them read.
-        *((name, "sharded", 2) for name in ("gan", "loss-scale-overflow")),
-        ("wide", "weights", 3),
+        *((name, "in shares", 2) for name in ("gan", "loss-scale-overflow")),
+        ("wide", "with weights in shards", 3),
         *((name, "weights gathered twice", 2) for name in HARDEST),
         *((name, "mesh", 2) for name in ("embedding-clipped", "gan")),
     ]
@@ -107,9 +108,9 @@ def test_case(name, way, towers, monkeypatch):
     make = WAYS[way] or functools.partial(_on_a_mesh, name)
     strategy = make(towers)
     assert_contract(name, strategy, parts, xla)
-    if way.startswith("weights") or way == "mesh":
+    if "weights" in way or way == "mesh":
         assert "weights: " in strategy.describe()
-    if way == "sharded":
+    if way == "in shares":
         assert "its share of the weights" in strategy.describe()
 
 

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance.cases import CASES
+from keras_towers.conformance.strategy_check import on_one_device
 from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
-from tests.exactness.cases import CASES
-from tests.exactness.contract import on_one_device
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, compiled
@@ -81,7 +81,7 @@ def test_towers_with_copies_compile_all_functions(
     assert functions["compiled"] or build().run_eagerly
     # Of what is drawn XLA has other numbers.
     alone = name != "draws"
-    wanted = on_one_device(name) if alone else use_model(build, case.fit)
+    wanted = on_one_device(case) if alone else use_model(build, case.fit)
     assert_same(found, wanted, max(case.tolerance, ROUNDING))
 
 

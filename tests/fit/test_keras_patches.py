@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.fit.context import patches
 from keras_towers.strategies import keras_distribution
-from tests.exactness import models as m
 from tests.fit.one_device import trained
 from tests.kit import compare
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, fit, linear
 

@@ -8,11 +8,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
+from keras_towers.conformance.cases import CASES
 from keras_towers.devices import canonical
-from tests.exactness.cases import CASES
 from tests.gpu.towers import HARD, TOLERANCE
 from tests.kit import gpus
-from tests.kit.compare import use_model
 from tests.kit.ranks import CHECKS, check, main
 from tests.processes.exact import assert_one_device
 from tests.processes.small import RANK, Strategy, gather
@@ -20,9 +19,9 @@ from tests.processes.small import RANK, Strategy, gather
 
 def trains_as_one_gpu(name, **options):
     case = CASES[name]
-    case = dataclasses.replace(case, tolerance=max(case.tolerance, TOLERANCE))
-    reference = functools.partial(use_model, case.build, case.fit)
-    assert_one_device(case, reference, Strategy(**options))
+    limit = max(case.tolerance, TOLERANCE)
+    on_gpu = dataclasses.replace(case, tolerance=limit, in_graph=True)
+    assert_one_device(on_gpu, **options)
 
 
 CHECKS.clear()  # What tests.processes.exact has of its own.

@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import Originals
 from keras_towers.devices import canonical
-from tests.exactness import models as m
 from tests.gpu.towers import some_on_cpus, strategy, towers
 from tests.kit import gpus
 from tests.kit.compare import assert_all_close
-from tests.kit.ordinary import Originals
 from tests.kit.training import classifier, fit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alternate]

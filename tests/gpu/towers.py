@@ -1,6 +1,7 @@
 """The towers of tests for GPUs, and strategies on them."""
 
 import contextlib
+import dataclasses
 import functools
 
 import pytest
@@ -8,9 +9,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import reduction
-from tests.exactness.cases import CASES, HARDEST
+from keras_towers.conformance.cases import CASES, HARDEST
+from keras_towers.conformance.strategy_check import compare
 from tests.kit import gpus, sampling
-from tests.kit.compare import assert_same, use_model
 from tests.kit.training import prefetching
 
 # Sums over blocks of threads, and what XLA fuses, are rounded in another order
@@ -68,14 +69,8 @@ def strategy(make=kt.TowerStrategy, number=None, **options):
     return made
 
 
-@functools.cache
-def on_one_gpu(name):
-    """The reference of a case of the exactness contract, on the first GPU."""
-    return use_model(CASES[name].build, CASES[name].fit)
-
-
 def assert_contract(name, on):
     """Assert that a case trains on towers as on one GPU."""
     case = CASES[name]
-    found = use_model(case.build, case.fit, on)
-    assert_same(found, on_one_gpu(name), max(case.tolerance, TOLERANCE))
+    limit = max(case.tolerance, TOLERANCE)
+    compare(dataclasses.replace(case, in_graph=True), on, limit)

@@ -6,9 +6,9 @@ from unittest import mock
 import keras
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.models import compiled
 from keras_towers.strategies import base
-from tests.exactness import models as m
-from tests.exactness.models import compiled
 
 EXAMPLES = 53
 BATCH = 16

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
 from keras_towers.errors import TowerError
 from keras_towers.replicas.replica_calls import TrainFunction
 from keras_towers.strategies import parameter_server_strategies
-from tests.exactness import models as m
 from tests.kit.compare import assert_same_model
 from tests.kit.leaving import Boom
 from tests.kit.sampling import sample_of

@@ -7,10 +7,11 @@ import keras
 import tensorflow as tf
 from keras import layers
 
+from keras_towers.conformance.cases import Case
 from keras_towers.fit.weights import shards
 from keras_towers.reduction import HookState, StatefulHook
 from tests.kit import meshes
-from tests.kit.compare import assert_all_close, assert_close, use_model
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import exact
 from tests.processes import small as s
@@ -58,52 +59,34 @@ def fit(model, **options):
     return s.fit(model, *data, validation_data=(s.X, s.Y), **few)
 
 
-class Mesh:
-    """What ``exact.assert_one_device`` takes."""
-
-    build = staticmethod(build)
-    tolerance = 2e-6
-
-    def __init__(self, act=fit):
-        self.fit = act
-
-
-def assert_one_device(strategy, act=fit):
-    case = Mesh(act)
-    return exact.assert_one_device(
-        case, lambda: use_model(case.build, case.fit), strategy
-    )
+def assert_one_device(act=fit, **options):
+    return exact.assert_one_device(Case(build, act, in_graph=True), **options)
 
 
 @check
 def a_mesh_in_each_process():
-    strategy = s.Strategy(layouts=layout_map())
-    assert strategy.num_replicas == 4
-    assert_one_device(strategy)
+    assert s.Strategy(layouts=layout_map()).num_replicas == 4
+    assert_one_device(layouts=layout_map())
 
 
 @check
 def shards_within_each_process():
-    options = {"towers": 2, "shard_over": "process"}
-    assert_one_device(s.Strategy(weights="sharded", **options))
+    assert_one_device(towers=2, weights="sharded", shard_over="process")
 
 
 @check
 def slots_in_shards_within_each_process():
-    options = {"towers": 2, "shard_over": "process"}
-    assert_one_device(s.Strategy(updates="sharded", **options))
+    assert_one_device(towers=2, updates="sharded", shard_over="process")
 
 
 @check
 def a_mesh_whose_towers_share_weights_within_each_process():
-    assert_one_device(
-        s.Strategy(layouts=layout_map(WITH_BATCH), shard_over="process")
-    )
+    assert_one_device(layouts=layout_map(WITH_BATCH), shard_over="process")
 
 
 @check
 def a_mesh_whose_towers_share_weights_over_all_processes():
-    assert_one_device(s.Strategy(layouts=layout_map(WITH_BATCH)))
+    assert_one_device(layouts=layout_map(WITH_BATCH))
 
 
 @check
@@ -232,7 +215,7 @@ def a_term_that_other_ranks_know_to_be_zero():
         return fit(model)
 
     options = {"towers": 2, "shard_over": "process", "micro_batches": 2}
-    assert_one_device(s.Strategy(weights="sharded", **options), train)
+    assert_one_device(train, weights="sharded", **options)
 
 
 @rare_check
@@ -245,4 +228,4 @@ def xla_compiles_accumulated_micro_batches_on_a_mesh():
         return fit(model)
 
     options = {"shard_over": "process", "micro_batches": 2}
-    assert_one_device(s.Strategy(layouts=layout_map(), **options), train)
+    assert_one_device(train, layouts=layout_map(), **options)

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
+from keras_towers.conformance import models as m
+from keras_towers.conformance.cases import CASES
+from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.replicas import named_resources
-from tests.exactness import models as m
-from tests.exactness.cases import CASES
 from tests.kit.compare import assert_close
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.ranks import check, main, rare_check
 from tests.processes import exact  # noqa: F401
 from tests.processes import small as s

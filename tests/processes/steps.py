@@ -6,15 +6,15 @@ import unittest.mock
 import keras
 import tensorflow as tf
 
+from keras_towers.conformance import models as m
+from keras_towers.conformance.cases import Case
 from keras_towers.partition.registry import AXES
-from tests.exactness import models as m
-from tests.exactness.cases import Case
 from tests.fit.calls import test_building as building
 from tests.fit.step import test_auto_micro_batches as auto
 from tests.fit.step import written
 from tests.fit.step.acts import Stepping
 from tests.kit import untuned
-from tests.kit.compare import assert_all_close, use_model
+from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.processes.exact import assert_one_device
@@ -23,11 +23,7 @@ from tests.processes.small import RANK, Strategy, assert_same_model, refused
 
 def assert_exact(make, act, **options):
     """What is done on the ranks is what is done by one process."""
-    return assert_one_device(
-        Case(make, act, 5e-6),
-        lambda: use_model(make, act, in_graph=False),
-        Strategy(**options),
-    )
+    return assert_one_device(Case(make, act, 5e-6), **options)
 
 
 @check

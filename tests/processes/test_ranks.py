@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.exactness.cases import CASES
+from keras_towers.conformance.cases import CASES
 from tests.kit.ranks import Job, each_check_of, names
 from tests.kit.sampling import draw
 
@@ -40,12 +40,12 @@ REST = [
     *NOT_EXACT,
     *ON_TOWERS,
     *("lazy in shares", "embedding-clipped in shares"),
-    "loss-scale-overflow in shares of two towers",
+    "loss-scale-overflow in shares on two towers",
     "mixed-float16 with weights in shards",
-    "accumulation-clipped with weights in shards of two towers",
+    "accumulation-clipped with weights in shards on two towers",
     "sync-batch-norm on two towers",
     "contrastive on two towers",
-    "micro-batches on two towers",
+    "sync-batch-norm in micro-batches on two towers",
 ]
 THREE = [
     *("last-batch-of-one", "loss-scale-overflow", "sync-batch-norm"),
@@ -59,7 +59,7 @@ TENSORFLOW = [
     "other_versions_are_refused",
     "other_data_of_an_epoch_that_follows_is_refused",
     "embedding-clipped on two towers",
-    "embedding-clipped with weights in shards of two towers",
+    "embedding-clipped with weights in shards on two towers",
     # Its pieces need the shapes of one another.
     "sync-batch-norm on two towers",
 ]
@@ -73,7 +73,7 @@ TENSORFLOW_REST = [
     "forms_are_near_the_exact_sum",
     "own_loop",
     "last-batch-of-one on two towers",
-    "micro-batches on two towers",
+    "sync-batch-norm in micro-batches on two towers",
     "other_gradients_are_refused",
     "rounds_with_an_outer_step_on_two_towers",
     "state_is_in_parts_and_reads_as_a_whole",

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 
+from keras_towers.conformance.ordinary import Originals
 from tests.kit.compare import weights_of
-from tests.kit.ordinary import Originals
 
 APPLY = keras.optimizers.SGD.apply
 

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import Originals, assert_ordinary
 from tests.kit import compare
 from tests.kit.again import begin_again
 from tests.kit.leaving import Boom, interrupt
-from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies import async_cases as cases

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import assert_ordinary
 from tests.kit.compare import use_model
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import compiled, fit, linear
 from tests.strategies.before import Before
 

@@ -10,12 +10,12 @@ from keras.src.distribution.distribution_lib import Distribution
 
 import keras_towers as kt
 from keras_towers import _notices
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import Originals, assert_ordinary
 from keras_towers.fit import contract
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies import keras_distribution as distribution_lib
-from tests.exactness import models as m
 from tests.kit import compare
-from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import X, Y, fit, linear
 
 pytestmark = pytest.mark.alternate

@@ -11,6 +11,7 @@ from keras import layers
 
 import keras_towers as kt
 from keras_towers import _notices
+from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.fit.update import in_shards
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.fit.weights.shards import ShardedVariable
@@ -25,7 +26,6 @@ from tests.kit.compare import (
     use_model,
 )
 from tests.kit.meshes import mesh_of
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.alternate

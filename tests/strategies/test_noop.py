@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import assert_ordinary
 from tests.kit.compare import assert_all_close, assert_close
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import linear
 from tests.strategies.async_cases import Pieces, callback

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import Originals, assert_ordinary
 from keras_towers.errors import TowerError
-from tests.exactness import models as m
 from tests.fit.step.acts import Twice
 from tests.kit import compare
 from tests.kit.leaving import Boom
-from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import STEPS, X, Y, fit, linear
 from tests.strategies import async_cases as cases

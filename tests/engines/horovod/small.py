@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import horovod as hvd
-from tests.exactness import models as m
+from keras_towers.conformance import models as m
 
 GLOBAL_BATCH = 16
 ROUNDING = 1e-6

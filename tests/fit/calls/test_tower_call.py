@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.data.epoch_iterator import RELEASES
-from tests.exactness import models as m
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, assert_same_model
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
 
 pytestmark = pytest.mark.alternate

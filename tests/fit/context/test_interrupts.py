@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance.ordinary import Originals
 from keras_towers.fit.weights.tower_variables import TowerVariables
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_all_close, assert_same_model
 from tests.kit.leaving import Boom, interrupt
-from tests.kit.ordinary import Originals
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 
 pytestmark = [pytest.mark.usefixtures("ctrl_c"), pytest.mark.alternate]

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
 from keras_towers.conformance.models import ByHand
 from keras_towers.fit.data import batches
-from tests.exactness import models as m
 from tests.fit.step.acts import sparse
 from tests.kit.compare import (
     assert_all_close,

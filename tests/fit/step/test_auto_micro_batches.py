@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
 from keras_towers.partition.division import elementwise
 from keras_towers.partition.registry import AXES
-from tests.exactness import models as m
 from tests.kit.compare import assert_all_close, assert_exact
 from tests.kit.sampling import sample_of
 from tests.kit.training import adam, compiled, fit

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
 from keras_towers.errors import TowerError
 from keras_towers.fit.update import in_shards
 from keras_towers.fit.weights import shards
 from keras_towers.partition.gathers import gathered_bytes
-from tests.exactness import models as m
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import STEPS, adam, classifier, compiled, fit, stacked

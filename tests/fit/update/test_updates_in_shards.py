@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import all_variables
 from keras_towers.fit.weights import shards, tower_variables
-from tests.exactness import models as m
 from tests.fit.one_device import two_layers
 from tests.fit.step.acts import Both
 from tests.kit.compare import assert_all_close, assert_exact, assert_same_model
-from tests.kit.ordinary import all_variables
 from tests.kit.training import adam, fit
 
 pytestmark = pytest.mark.alternate

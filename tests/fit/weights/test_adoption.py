@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import Originals, assert_ordinary
 from tests.kit import compare
 from tests.kit.meshes import layout_map, mesh_of
-from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, adam, fit, linear, stacked
 

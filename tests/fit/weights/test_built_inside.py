@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance import models as m
+from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.fit import contract
-from tests.exactness import models as m
 from tests.fit.one_device import trained, two_layers
 from tests.kit import compare
-from tests.kit.ordinary import assert_ordinary
 from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import X, Y, adam, fit, linear
 

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.conformance.ordinary import all_variables, assert_ordinary
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_all_close, assert_close, assert_same_model
-from tests.kit.ordinary import all_variables, assert_ordinary
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, adam, fit, linear
 

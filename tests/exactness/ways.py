@@ -1,0 +1,17 @@
+"""Ways to train the cases of the contract: options of a strategy, by name.
+
+``WAYS`` are those that the towers of one process and the ranks of a job both
+take: ``test_contract.py`` and ``tests/processes/exact.py`` try each case.
+"""
+
+WAYS = {
+    "": {},
+    " in shares": {"updates": "sharded"},
+    " with weights in shards": {"weights": "sharded"},
+    " in micro-batches": {"micro_batches": 3},
+}
+OF_RANKS = {
+    f"{way}{on}": {**options, "towers": towers}
+    for way, options in WAYS.items()
+    for on, towers in (("", 1), (" on two towers", 2))
+}
