@@ -7,6 +7,7 @@ PACKAGE = ROOT / "keras_towers"
 # What users see of these modules is tested elsewhere.
 SHOWN_BY = {
     "docs": "settings",
+    "checkers": "_types",
     "strategies/test_registry.py": "_compression_names",
     "cli/test_doctor.py": "installed",
     "cli/test_plan.py": "cli/plan_hosts",
