@@ -21,7 +21,6 @@ kt.strategy(2)  # "str"
 kt.extending.ComposedStrategy(mode=3)  # "mode"
 kt.extending.ComposedStrategy(transport=3)  # "transport"
 kt.extending.ComposedStrategy(placement="host")  # "placement"
-kt.extending.EngineTransport()  # engine_gather
 kt.extending.StatefulHook()  # StatefulHook
 kt.virtual_towers(towers="2")  # "towers"
 print(kt.bogus)  # "bogus"
