@@ -1,4 +1,4 @@
-"""Arguments and results of reductions: K towers with N gradients each."""
+"""Gradients of K towers: their kinds, and what they must have in common."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ Gradients: TypeAlias = Sequence[Sequence[Gradient]]
 
 Gradient i belongs to the same variable on all towers.
 """
-
-Reduction: TypeAlias = Callable[
-    [Gradients, Sequence[str]], list[list[Gradient]]
-]
-"""Turns K lists of N gradients and K device names into K lists of N sums."""
 
 
 def is_sparse(gradient: Gradient) -> bool:
