@@ -109,8 +109,8 @@ class StrategyOptions:
             ``"nccl"``, ``"collective"`` (TensorFlow's collective ops: ring on
             CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs an even
             number of towers), ``"towers"`` (on each in turn), ``"host"``, or
-            None to choose automatically. If a mode cannot run, another replaces it, and
-            the log says why.
+            None to choose automatically. If a mode cannot run, another replaces
+            it, and the log says why.
         updates: ``"once"``: tower 0 updates the weights and distributes them.
             ``"each"``: every tower updates its own copy. ``"sharded"``: every
             tower of all processes updates its rows of each large weight, and

@@ -115,7 +115,8 @@ class CollectiveOps(OnTowers):
         sent = _summable(tensors, devices)
         if sent is None or not rows.is_known:
             return super()._scatter(index, tensors, devices, rows)
-        vectors, sizes = [], []
+        vectors: list[tf.Tensor] = []
+        sizes: list[int] = []
         for device, tensor in zip(devices, sent, strict=True):
             with tf.device(device):
                 vector, sizes = messages.joined_rows([tensor], [rows])
@@ -291,8 +292,10 @@ def _can_send(
     """
     if dtypes is None:
         dtypes = _ON_HOST if all_on_host(devices) else _ON_GPUS
-    has_size = bool(tensor.shape.num_elements())
-    return has_size and tensor.dtype in dtypes and not tf.executing_eagerly()
+    # Two operations on one device would wait for each other.
+    if tf.executing_eagerly() or len({*devices}) < len(devices):
+        return False
+    return bool(tensor.shape.num_elements()) and tensor.dtype in dtypes
 
 
 def _summable(
@@ -412,12 +415,12 @@ def failure_of(
         size = totals[0].shape[0]
         rows = [Rows(0, [size] * number)]
         repeated = _on_each(
-            devices, lambda part: tf.tile(part, [number]), [p for p, in parts]
+            devices, lambda part: tf.tile(part, [number]), [p for (p,) in parts]
         )
         own = collectives.reduce_scatter([[r] for r in repeated], devices, rows)
         whole = collectives.all_gather(own, devices, rows)
         copies = collectives.broadcast(totals[:1], devices)
         gathered = [part for (row,) in whole for part in tf.split(row, number)]
-        return [*totals, *gathered, *(copy for copy, in copies)]
+        return [*totals, *gathered, *(copy for (copy,) in copies)]
 
     return nccl_trial.failure_of(step, number)

@@ -127,7 +127,9 @@ class OnTowers(Collectives):
         if len(devices) == 1:
             return [list(tensors)]
         columns = [self._copy(tensor, devices) for tensor in tensors]
-        return [[column[k] for column in columns] for k, _ in enumerate(devices)]
+        return [
+            [column[k] for column in columns] for k, _ in enumerate(devices)
+        ]
 
     def _place(self, index: int, devices: Sequence[str]) -> str:
         """Return where tensor ``index`` is added up for all."""

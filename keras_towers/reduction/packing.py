@@ -208,9 +208,7 @@ class Packed(Collectives):
         return groups + [[i] for i, _ in enumerate(rows) if i not in known]
 
 
-def _all_of(
-    group: Sequence[int], *lists: Sequence[Any]
-) -> list[list[Any]]:
+def _all_of(group: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:
     """Return the members of a group in each of some lists."""
     return [[values[i] for i in group] for values in lists]
 

@@ -29,6 +29,7 @@ _SUMMED_AS = {
 
 MESSAGE_BYTES: int = 4 * 2**20
 
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
     """The rows that each of K members has of a tensor, or gets.
