@@ -20,9 +20,9 @@ from keras_towers.reduction import (
     OnDevice,
     OnTowers,
     Packed,
+    collective_ops,
     nccl_available,
 )
-from keras_towers.reduction import collective_ops
 from keras_towers.transport.messages import Rows
 from tests.reduction.cases import (
     ON_CPUS,
@@ -54,7 +54,7 @@ def test_every_tower_gets_the_sum(name, towers):
     assert_placed(results, devices)
 
 
-# Wholes, the axis of their rows, and how many of these each of three devices has.
+# Wholes, the axis of their rows, and how many each of three devices has.
 ROWS = [
     ([7, 2], 0, [2, 3, 2]),
     ([2, 6, 3], 1, [2, 2, 2]),

@@ -192,6 +192,10 @@ class _Here:
             if goes_on and kind == "scatter":
                 kind = "sum"
             is_own = group.exchange.is_own and not goes_on
+            if 0 < len(group.values) < len(group.devices):
+                # It is computed once, and so it is the result.
+                results[k] = _of_one(group) if is_own else group.values[0]
+                continue
             if kind in ("sum", "scatter") or (kind == "gather" and is_own):
                 key = kind, tuple(group.devices), self._collectives_for(group)
                 together.setdefault(key, []).append(k)
@@ -231,6 +235,14 @@ class _Here:
                 own, zip(*copies, strict=True), strict=True
             ):
                 results[k] = list(of_devices)
+
+
+def _of_one(members: Members) -> list[Any]:
+    """Return what each member gets of what only one of them has."""
+    (value,) = members.values
+    if members.exchange.kind == "scatter":
+        return _rows_of_takers(value, members)
+    return [value for _ in members.devices]
 
 
 def _on_one_device(members: Members, goes_on: bool) -> Any:
