@@ -43,6 +43,9 @@ from keras_towers.reduction import (
     HookState as HookState,
 )
 from keras_towers.reduction import (
+    OnDevice as OnDevice,
+)
+from keras_towers.reduction import (
     Reduction as Reduction,
 )
 from keras_towers.reduction import (
@@ -50,9 +53,6 @@ from keras_towers.reduction import (
 )
 from keras_towers.reduction import (
     on_values as on_values,
-)
-from keras_towers.reduction import (
-    sum_on_host as sum_on_host,
 )
 from keras_towers.rendezvous.joined_job import (
     JoinedJob as JoinedJob,
