@@ -55,6 +55,7 @@ from keras_towers.reduction.collectives import (
     Hierarchical as Hierarchical,
     OnDevice as OnDevice,
     OnTowers as OnTowers,
+    Reduction as Reduction,
     SumsByFunction as SumsByFunction,
 )
 from keras_towers.reduction.communication_hooks import (
@@ -69,7 +70,6 @@ from keras_towers.reduction.compression import (
 from keras_towers.reduction.gradients import (
     Gradient as Gradient,
     Gradients as Gradients,
-    Reduction as Reduction,
     divide as divide,
     on_values as on_values,
     scaled as scaled,

@@ -12,7 +12,6 @@ from keras_towers.errors import TowerError
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
-    Reduction,
     check_sums,
     check_towers,
     is_sparse,
@@ -21,6 +20,11 @@ from keras_towers.transport.messages import Rows
 
 Tensors: TypeAlias = Sequence[Sequence[tf.Tensor]]
 """K lists of N dense tensors: one list per device."""
+
+Reduction: TypeAlias = Callable[
+    [Gradients, Sequence[str]], list[list[Gradient]]
+]
+"""Turns K lists of N gradients and K device names into K lists of N sums."""
 
 
 @runtime_checkable
