@@ -2,6 +2,7 @@
 
 =====================  ========================================================
 ``Reduction``          a function that sums gradients of a process's towers
+``OnDevice``           sums them on one device, such as the host
 ``CommunicationHook``  a function that sums gradients of processes
 ``StatefulHook``       likewise, with a state from one step to the next
 ``EngineTransport``    the base class of transports, which connect processes
