@@ -97,8 +97,8 @@ EXCHANGES = [
 ]
 
 
-def tensors_of_tower(k):
-    """The tensors of tower k, which has k rows."""
+def tensors_of_tower(k, width):
+    """The tensors of tower k, which has k of so many rows."""
     return [
         tf.constant([1.0, k]),
         tf.fill([k, 2], float(k)),
@@ -106,7 +106,7 @@ def tensors_of_tower(k):
         tf.eye(2) * k,
         tf.constant(k, tf.int64),
         tf.constant(5.0),
-        tf.fill([2, 36], float(k)) * tf.range(36.0),
+        tf.fill([2, width], float(k)) * tf.range(float(width)),
         tf.fill([k, 2], float(k)),
     ]
 
@@ -153,7 +153,8 @@ def test_exchanges_over_towers_and_ranks(towers, ranks):
     total = towers * ranks
     # Tower k gets k rows, after those of all earlier towers.
     results, _ = over(
-        *(towers, ranks, EXCHANGES, tensors_of_tower),
+        *(towers, ranks, EXCHANGES),
+        lambda k: tensors_of_tower(k, sum(range(total))),
         lambda k: (sum(range(k)), k),
     )
     numbers = np.arange(total)
