@@ -17,8 +17,8 @@ SHOWN_BY = {
         engines/byteps/byteps_transport
     """,
     "engines/horovod": """
-        engines/dropin/horovod_callbacks engines/dropin/connection
         engines/dropin/distributed_models engines/dropin/distributed_optimizer
+        engines/dropin/horovod_callbacks
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
         engines/horovod/hvd/distributed_gradients engines/horovod/hvd/operations
