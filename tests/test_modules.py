@@ -72,6 +72,9 @@ SHOWN_BY = {
         fit/calls/callback_effects fit/update/local_sgd
         reduction/compression reduction/gradients transport/engine_transport
     """,
+    "reduction/test_collectives.py": """
+        reduction/collective_ops reduction/packing
+    """,
     "rendezvous/test_hosts.py": "rendezvous/network",
     "rendezvous/test_store.py": "rendezvous/store_server",
     "strategies/test_async_towers.py": """
