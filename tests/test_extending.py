@@ -215,12 +215,12 @@ def test_options_that_parts_contradict_are_refused(options, said):
         ({"mode": lambda grads, devices: None}, "<lambda> has to return 2 l"),
         (
             {"mode": lambda grads, devices: [row[:1] for row in grads]},
-            "reduction .*<lambda> returned 1 sums for 2 gradients",
+            "reduction .*<lambda> returned 1 sums for . gradients",
         ),
         (
             {
                 "mode": lambda grads, devices: [
-                    [g[:1] for g in row] for row in grads
+                    [tf.ones(9) for _ in row] for row in grads
                 ]
             },
             "returned a tf.Tensor of float32 .* as the sum of gradient 0",
