@@ -71,7 +71,6 @@ SHOWN_BY = {
         fit/calls/callback_effects fit/update/local_sgd
         reduction/compression reduction/gradients transport/engine_transport
     """,
-    "rendezvous/test_hosts.py": "rendezvous/network",
     "rendezvous/test_store.py": "rendezvous/store_server",
     "strategies/test_async_towers.py": """
         replicas/averages replicas/hogwild replicas/named_resources
