@@ -25,7 +25,7 @@ from keras_towers.fit.step.step_costs import (
     exchanged_by,
 )
 from keras_towers.fit.step.trace import Trace, cause_of
-from keras_towers.fit.weights import adoption, model_state
+from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.layouts import (
     Layout,
@@ -126,7 +126,7 @@ def explain(
     size = reader.data_adapter.batch_size or compat.batch_size_of(dataset)
     with (
         restored_values(model),
-        adoption.ignoring_default_strategy(model),
+        model_binding.ignoring_default_strategy(model),
         # The description says it.
         patches.shadowed(strategy, {"_announce": lambda: None}),
         strategy,

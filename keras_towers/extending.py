@@ -2,6 +2,7 @@
 
 =====================  ========================================================
 ``Reduction``          a function that sums gradients of a process's towers
+``OnDevice``           sums them on one device, such as the host
 ``CommunicationHook``  a function that sums gradients of processes
 ``StatefulHook``       likewise, with a state from one step to the next
 ``EngineTransport``    the base class of transports, which connect processes
@@ -43,6 +44,9 @@ from keras_towers.reduction import (
     HookState as HookState,
 )
 from keras_towers.reduction import (
+    OnDevice as OnDevice,
+)
+from keras_towers.reduction import (
     Reduction as Reduction,
 )
 from keras_towers.reduction import (
@@ -50,9 +54,6 @@ from keras_towers.reduction import (
 )
 from keras_towers.reduction import (
     on_values as on_values,
-)
-from keras_towers.reduction import (
-    sum_on_host as sum_on_host,
 )
 from keras_towers.rendezvous.joined_job import (
     JoinedJob as JoinedJob,

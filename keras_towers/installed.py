@@ -29,8 +29,10 @@ def nccl_state() -> str:
     possible, obstacle = reduction.nccl_available(names)
     state = {"obstacle": "" if possible else obstacle, "failure": ""}
     if possible:
-        all_reduce = reduction.nccl_all_reduce
-        state["failure"] = reduction.failure_of_sum(all_reduce, names)
+        for mode in (reduction.NcclAllReduce(), reduction.CollectiveOps()):
+            state["failure"] = reduction.failure_of(mode, names)
+            if state["failure"]:
+                break
     return json.dumps(state | {"version": _nccl_version()})
 
 

@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
-from keras_towers.fit.weights import adoption, model_state
+from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
 from keras_towers.system import defer_interrupts
@@ -151,7 +151,7 @@ def checked_strategy(
         )
     inside = tf.distribute.has_strategy()
     if not inside:
-        adoption.release_from_default(model)
+        model_binding.release_from_default(model)
     if inside or contract.strategy_of(model) is not None:
         what = "was called in a strategy's scope, or its model is on one"
         raise TowerError(f"{caller} {what}: call it before the `with` block.")
@@ -204,7 +204,7 @@ def _run_fit(
     )
     with restored_values(model):
         block = strategy or contextlib.nullcontext()
-        with adoption.ignoring_default_strategy(model), block:
+        with model_binding.ignoring_default_strategy(model), block:
             model.fit(data, callbacks=[recorder], verbose=0, shuffle=False)
         # States of metrics and random draws are compared by their effects.
         state = model_state.collect(model)

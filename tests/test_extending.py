@@ -61,7 +61,6 @@ class Alone(EngineTransport):
     """A transport of one process, in a job that it takes for one of two."""
 
     name = "mine"
-    sums_float16 = True
 
     def __init__(self, size=2):
         place = SimpleNamespace(rank=0, size=size, local_rank=0, local_size=1)
@@ -128,7 +127,6 @@ class NoSum(StatefulHook):
 
 class NoGather(EngineTransport):
     name = "mine"
-    sums_float16 = False
 
     def engine_sum(self, tensors, key):
         return tensors

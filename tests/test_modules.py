@@ -7,6 +7,7 @@ PACKAGE = ROOT / "keras_towers"
 # What users see of these modules is tested elsewhere.
 SHOWN_BY = {
     "docs": "settings",
+    "checkers": "_types",
     "strategies/test_registry.py": "_compression_names",
     "cli/test_doctor.py": "installed",
     "cli/test_plan.py": "cli/plan_hosts",
@@ -70,6 +71,9 @@ SHOWN_BY = {
     "processes/test_ranks.py": """
         fit/calls/callback_effects fit/update/local_sgd
         reduction/compression reduction/gradients transport/engine_transport
+    """,
+    "reduction/test_collectives.py": """
+        reduction/collective_ops reduction/packing
     """,
     "rendezvous/test_store.py": "rendezvous/store_server",
     "strategies/test_async_towers.py": """

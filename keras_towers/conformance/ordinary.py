@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.fit.weights.adoption import strategy_that_runs
+from keras_towers.fit.weights.model_binding import strategy_that_runs
 from keras_towers.fit.weights.shards import is_over_ranks
 
 

@@ -64,7 +64,7 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.contract import METHODS
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
-from keras_towers.fit.weights import adoption
+from keras_towers.fit.weights import adoption, model_binding
 
 logger = logging.getLogger("keras_towers")
 
@@ -387,8 +387,8 @@ def _run(
     in_block = tf.distribute.has_strategy()
     if in_block and contract.active_strategy() is None:
         # One of TensorFlow's own strategies may train an ordinary model.
-        adoption.release_from_default(model)
-    strategy = adoption.strategy_that_runs(model, kind)
+        model_binding.release_from_default(model)
+    strategy = model_binding.strategy_that_runs(model, kind)
     if strategy is not None:
         if compat.in_replica():
             raise TowerError(
@@ -397,7 +397,7 @@ def _run(
                 "itself: call it in the strategy's block, outside of these."
             )
         if not in_block:
-            adoption.announce_default(model, kind, strategy._config)
+            model_binding.announce_default(model, kind, strategy._config)
         calls = strategy._calls
         with calls.failing_together(kind):
             call = contract.KerasCall.of(kind, original, model, args, kwargs)

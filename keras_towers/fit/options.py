@@ -42,7 +42,7 @@ MicroBatches: TypeAlias = int | Literal["auto"]
 ModeName: TypeAlias = Literal[
     "nccl", "collective", "hierarchical", "towers", "host"
 ]
-"""How the towers of a process sum gradients."""
+"""How the towers of a process exchange tensors."""
 ShardOver: TypeAlias = Literal["job", "process"]
 """Whether the towers of all processes, or of each one, share a weight."""
 Tokens: TypeAlias = Literal["per_replica", "shared"]
@@ -106,13 +106,13 @@ class StrategyOptions:
             If one of the first steps of a call runs out of memory, double the
             number, and repeat the step from the same weights. Several processes
             use the largest number that any of them needs.
-        mode: how the towers of a process sum gradients: ``"nccl"``,
-            ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
-            GPUs), ``"hierarchical"`` (two groups; needs an even number of
-            towers), ``"towers"`` (on each in turn), ``"host"``, or None to
-            choose automatically. If a mode cannot run, another replaces it, and
-            the log says why. Or a ``keras_towers.extending.Reduction``, a
-            function of your own.
+        mode: how the towers of a process sum gradients, and exchange all else:
+            ``"nccl"``, ``"collective"`` (TensorFlow's collective ops: ring on
+            CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs an even
+            number of towers), ``"towers"`` (on each in turn), ``"host"``, or
+            None to choose automatically. If a mode cannot run, another replaces
+            it, and the log says why. Or a ``keras_towers.extending.Reduction``,
+            a function of your own.
         updates: ``"once"``: tower 0 updates the weights and distributes them.
             ``"each"``: every tower updates its own copy. ``"sharded"``: every
             tower of all processes updates its rows of each large weight, and
@@ -135,8 +135,8 @@ class StrategyOptions:
             each process share it, and every process has all shards, as with
             hybrid shards (HSDP). Weights are then gathered within a process,
             and processes exchange only the sums of gradients.
-        packer: a ``GradientPacker``, which packs gradients into a few buffers
-            before they are summed; True for one with default settings, False
+        packer: a ``GradientPacker``, which packs what towers exchange into a
+            few buffers; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
         compression: how processes exchange gradients. None: losslessly, as the
             strategy prefers. ``"none"``: losslessly, always by the strategy's
@@ -215,13 +215,18 @@ class StrategyOptions:
             return parse_bytes(f"gather_bytes={number!r}", number)
         return number
 
-    def _check_shards(self) -> None:
-        """Refuse options that shards contradict."""
-        in_shards = [
+    @property
+    def in_shards(self) -> list[str]:
+        """What divides variables into shards, in words."""
+        return [
             "a layout map" if name == "layouts" else f'{name}="sharded"'
             for name in ("layouts", "weights", "updates")
             if getattr(self, name) not in (None, "once", "each")
         ]
+
+    def _check_shards(self) -> None:
+        """Refuse options that shards contradict."""
+        in_shards = self.in_shards
         gathers = self.weights is not None or self.layouts is not None
         if self.gather_bytes != StrategyOptions.gather_bytes and not gathers:
             raise TowerError(
@@ -247,26 +252,16 @@ class StrategyOptions:
                 "updates keep whole weights on every tower. Leave one of them "
                 "out. Either divides the optimizer's state."
             )
-        if not in_shards:
+        if not in_shards or self.shard_over == "process":
             return
-        of_towers = (
-            "each tower adds up its own rows of a gradient",
-            "Leave one of them out.",
-        )
-        of_ranks = (
-            'without shard_over="process", no rank has all shards',
-            "Add it, or leave one of them out.",
-        )
-        reasons = {"mode": of_towers, "packer": of_towers}
-        if self.shard_over == "job":
-            reasons |= {"compression": of_ranks, "sync_every": of_ranks}
-        for name, (reason, advice) in reasons.items():
+        for name in ("compression", "sync_every"):
             value = getattr(self, name)
-            # Some values ask for nothing.
-            if value not in (None, False, "none"):
+            # One value asks for nothing.
+            if value not in (None, "none"):
                 raise TowerError(
-                    f"{in_shards[0]} contradicts {name}={value!r}: {reason}. "
-                    f"{advice}"
+                    f"{in_shards[0]} contradicts {name}={value!r}: without "
+                    'shard_over="process", no rank has all shards. Add it, or '
+                    "leave one of them out."
                 )
 
     def _check_local_sgd(self) -> None:
@@ -322,7 +317,9 @@ class AllReduceKeywords(StepKeywords, total=False):
 class MeshKeywords(StepKeywords, total=False):
     """The ``StrategyOptions`` of a mesh of devices, which divides weights."""
 
+    mode: ModeName | None
     gather_bytes: Bytes
+    packer: GradientPacker | bool | None
 
 
 class RankKeywords(AllReduceKeywords, total=False):

@@ -379,7 +379,7 @@ def _assign(
 
 
 def _next_seed(
-    original: Callable[..., object],
+    original: Callable[..., tf.Tensor],
     generator: Any,
     *args: object,
     **kwargs: object,

@@ -155,7 +155,7 @@ class _Nodes:
         compat.add_functions(self._here, [atomic])
         return tf.compat.as_str(atomic.name)
 
-    def add_to_graph(self, wanted: Sequence[str]) -> Sequence[object]:
+    def add_to_graph(self, wanted: Sequence[str]) -> Sequence[Any]:
         """Add all nodes; return the tensors and operations of some names."""
         # TensorFlow cannot import a graph inside of control dependencies.
         with tf.control_dependencies(None):

@@ -490,7 +490,7 @@ class Elements:
         is_optional: whether it is an optional value, not a list.
     """
 
-    dtype: tf.DType
+    dtype: tf.DType | None
     declared: Any = None
     length: Dimension = UNKNOWN
     item: Value | None = None

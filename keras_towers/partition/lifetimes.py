@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import (
     Collection,
     Iterable,
@@ -26,6 +27,12 @@ from keras_towers import compat
 from keras_towers.partition.emission import emit, placeholder_of
 from keras_towers.partition.program import Exchange, Program, Tensor
 from keras_towers.partition.rules.elementwise import ELEMENTWISE
+from keras_towers.partition.sizes import (
+    EXAMPLES,
+    UNKNOWN,
+    Size,
+    symbol_name,
+)
 
 # Their results are their inputs, or the memory of a variable.
 _SAME_MEMORY = """
@@ -159,6 +166,46 @@ class Lifetimes:
             for exchange in program.exchanges:
                 if exchange.level == level:
                     yield _Event(exchange.used, [exchange.result])
+
+
+def bytes_of_all(program: Program, towers: int, rows: int) -> int:
+    """Return the bytes that a tower has if it keeps all that it computes.
+
+    They follow from the sizes that the layout knows: no shapes are inferred.
+
+    Args:
+        program: the program.
+        towers: as for ``Lifetimes``.
+        rows: likewise.
+    """
+    counts: dict[Tensor, int] = {}
+    for value in program.values.values():
+        own = rows if value.sharded else rows * towers
+        for tensor, examples in (
+            (value.local, own),
+            (value.whole, rows * towers),
+        ):
+            if tensor is not None and value.shape is not None:
+                sizes = [_length(size, examples, rows) for size in value.shape]
+                counts[tensor] = math.prod(sizes)
+    tensors = [t for o in program.operations for t in o.outputs]
+    tensors += [exchange.result for exchange in program.exchanges]
+    total = 0
+    for tensor in tensors:
+        count = counts.get(tensor)
+        if count is None and tensor.shape.rank is not None:
+            count = math.prod(size or rows for size in tensor.shape)
+        total += (count or 0) * tensor.dtype.size
+    return total
+
+
+def _length(size: Any, examples: int, rows: int) -> int:
+    """Return the length of an axis, given how many examples it has."""
+    if not isinstance(size, Size):
+        return rows if size is UNKNOWN else int(size)
+    known = {symbol_name(EXAMPLES): examples}
+    factors = [known.get(symbol, rows) ** p for symbol, p in size.powers]
+    return size.number * math.prod(factors)
 
 
 def held_tensors(program: Program) -> set[Tensor]:

@@ -1,4 +1,4 @@
-"""Arguments and results of reductions: K towers with N gradients each."""
+"""Gradients of K towers: their kinds, and what they must have in common."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ Gradients: TypeAlias = Sequence[Sequence[Gradient]]
 
 Gradient i belongs to the same variable on all towers.
 """
-
-Reduction: TypeAlias = Callable[
-    [Gradients, Sequence[str]], list[list[Gradient]]
-]
-"""Turns K lists of N gradients and K device names into K lists of N sums."""
 
 
 def is_sparse(gradient: Gradient) -> bool:
@@ -143,30 +138,6 @@ def check_sums(
                 f"{index}, which is {_describe(gradient)}. {advice}"
             )
     return sums
-
-
-def checked(reduction: Reduction, source: str) -> Reduction:
-    """Return a reduction that refuses wrong results of another one.
-
-    Args:
-        reduction: the other one.
-        source: what it is, in a message.
-    """
-
-    def reduce(
-        grads: Gradients, devices: Sequence[str]
-    ) -> list[list[Gradient]]:
-        rows: Any = reduction(grads, devices)
-        if not isinstance(rows, (list, tuple)) or len(rows) != len(grads):
-            raise TowerError(
-                f"the reduction {source} has to return {len(grads)} lists of "
-                f"sums, one for each tower, not {rows!r}."
-            )
-        for row, gradients in zip(rows, grads, strict=True):
-            check_sums(row, gradients, f"the reduction {source}")
-        return [list(row) for row in rows]
-
-    return reduce
 
 
 def _match(gradient: Any, first: Any) -> bool:

@@ -25,7 +25,7 @@ from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.reduction import Reduction, scaled
+from keras_towers.reduction import Collectives, scaled
 from keras_towers.replicas.named_resources import after_writes_of
 
 _numbers = itertools.count()
@@ -41,13 +41,13 @@ class HogwildUpdate(WeightUpdate):
     def __init__(
         self,
         config: TowerConfig,
-        reduction: Reduction,
+        collectives: Collectives,
         scale: float = 1.0,
         after_update: Callable[[Sequence[object]], Any] = lambda variables: (
             None
         ),
     ):
-        super().__init__(config, reduction)
+        super().__init__(config, collectives)
         self._scale = scale
         self.after_update = after_update
         self._steps: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -225,7 +225,7 @@ def _uses_of(handle: tf.Tensor) -> list[tf.Operation]:
 
 
 def _next_seed(
-    original: Callable[..., object],
+    original: Callable[..., tf.Tensor],
     generator: Any,
     *args: object,
     **kwargs: object,

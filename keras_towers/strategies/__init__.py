@@ -12,7 +12,7 @@ Other packages can add strategies by entry points in the group
 ``model_parallel``
   Towers of several devices, which divide each layer: tensor parallelism.
 ``modes``
-  Modes of the all-reduce of gradients: sums, updates, and reasons.
+  Modes of exchanges among towers: who makes them, updates, and reasons.
 ``noop``
   A strategy under which ``fit`` runs callbacks but no steps.
 ``parameter_server_strategies``

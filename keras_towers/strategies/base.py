@@ -130,7 +130,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         # Refuse a malformed TF_CONFIG before TensorFlow reads it.
         tf_config.read_config()
         options = options or StrategyOptions()
-        self._mode = modes.choose(devices, options)
+        self._mode = modes.choose([*itertools.chain(*rows)], options)
         # An elastic job may have a single rank for the time being.
         connects = transport is not None or (job is not None and job.size > 1)
         if connects:
@@ -163,16 +163,18 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     ) -> None:
         """Assemble the components; by default gradients are all-reduced."""
         self._follows_options = update is calls is None
-        if update is None and self._mesh is not None:
-            update = UpdateOnMesh(
-                self._config,
-                self._mesh,
-                lambda: self._adoption.models,
-                **modes.sums_over_ranks(self._config),
-            )
-        elif update is None:
+        if update is None:
             self._mode = modes.fall_back_unless_tried(self._mode, self._config)
-            update = modes.create_update(self._config, self._mode)
+            if self._mesh is None:
+                update = modes.create_update(self._config, self._mode)
+            else:
+                update = UpdateOnMesh(
+                    self._config,
+                    self._mesh,
+                    lambda: self._adoption.models,
+                    self._mode.collectives,
+                    **modes.sums_over_ranks(self._config),
+                )
         self._update = update
         self._calls = calls or TowerCalls(update)
 

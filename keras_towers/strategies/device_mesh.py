@@ -19,6 +19,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.in_shards import UpdateInShards
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.partition.layouts import InShards, MeshLayout
+from keras_towers.reduction import Collectives
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import Transport
 
@@ -153,6 +154,7 @@ class UpdateOnMesh(UpdateInShards):
         config: the towers.
         mesh: the mesh.
         models: returns the models on the towers.
+        collectives: as in ``WeightUpdate``.
         **sums: what sums over ranks, as in ``WeightUpdate``.
     """
 
@@ -164,10 +166,11 @@ class UpdateOnMesh(UpdateInShards):
         config: TowerConfig,
         mesh: Mesh,
         models: Callable[[], Iterable[keras.Model]],
+        collectives: Collectives,
         **sums: Any,
     ):
         self._layouts = _Layouts(mesh, config.shards.size)
-        super().__init__(config, True, self._layouts, **sums)
+        super().__init__(config, True, collectives, self._layouts, **sums)
         self._models = models
         self._speaks: bool = config.transport.rank == 0
 

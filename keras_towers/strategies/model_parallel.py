@@ -53,8 +53,11 @@ class ModelParallelStrategy(OnMesh):
             ``weights="sharded"`` does.
         batch_dim_name: the axis of the mesh that divides batches; None: the
             first.
+        mode: how the devices of the mesh exchange tensors, as for
+            ``TowerStrategy``.
         gather_bytes: for weights that towers divide: how many bytes of gathered
             weights a device holds at a time.
+        packer: packs what they exchange, as for ``TowerStrategy``.
         **options: as for ``TowerStrategy``.
 
     Raises:

@@ -1,9 +1,10 @@
-"""Modes of the all-reduce of gradients: sums, updates, and reasons."""
+"""Modes of exchanges among towers: who makes them, updates, and reasons."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,14 +26,14 @@ from keras_towers.transport.engine_transport import EngineTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-MODES: dict[ModeName, Callable[[Sequence[str]], reduction.Reduction]] = {
-    "nccl": lambda devices: reduction.nccl_all_reduce,
-    "collective": reduction.CollectiveAllReduce,
-    "hierarchical": lambda devices: reduction.hierarchical_all_reduce,
-    "towers": lambda devices: reduction.sum_on_towers,
-    "host": lambda devices: reduction.sum_on_host,
+MODES: dict[ModeName, Callable[[], reduction.Collectives]] = {
+    "nccl": reduction.NcclAllReduce,
+    "collective": reduction.CollectiveOps,
+    "hierarchical": reduction.Hierarchical,
+    "towers": reduction.OnTowers,
+    "host": reduction.OnDevice,
 }
-"""The reduction of each mode, for given devices."""
+"""What exchanges tensors among towers in each mode."""
 
 
 def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
@@ -50,18 +51,18 @@ def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """A reduction that can run here, its name and why it was chosen."""
+    """What exchanges tensors here, its name and why it was chosen."""
 
     name: str
     reason: str
-    reduce: reduction.Reduction
+    collectives: reduction.Collectives
 
 
 def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
-    """Choose the reduction for devices; warn if it is not the wanted one."""
+    """Choose the mode for devices; warn if it is not the wanted one."""
     wanted = options.mode
     if callable(wanted):
-        own = reduction.checked(wanted, name_of(wanted))
+        own = reduction.SumsByFunction(wanted, name_of(wanted))
         return _mode(name_of(wanted), "requested", own, devices, options)
     on_host = devices_lib.all_on_host(devices)
     name: ModeName = "host" if on_host else "towers"
@@ -80,57 +81,72 @@ def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     else:
         name = "nccl"
         reason = "several GPUs, whose links NCCL detects"
-    return _mode(name, reason, MODES[name](devices), devices, options)
+    return _mode(name, reason, MODES[name](), devices, options)
 
 
 def _mode(
     name: str,
     reason: str,
-    reduce: reduction.Reduction,
+    collectives: reduction.Collectives,
     devices: Sequence[str],
     options: StrategyOptions,
 ) -> Mode:
-    """Make the reduction of a mode, which was chosen for a reason."""
+    """Return a mode, which was chosen for a reason."""
     on_host, packer = devices_lib.all_on_host(devices), options.packer
-    if isinstance(reduce, reduction.CollectiveAllReduce):
-        reason += f"; {reduce.hint} algorithm"
+    if name == "nccl" and options.in_shards:
+        # One communicator: those of two may wait for each other.
+        collectives = reduction.CollectiveOps()
+    if name == "collective":
+        reason += f"; {reduction.hint_for(devices)} algorithm"
     if name in ("nccl", "collective") and not on_host:
-        reason += "; bfloat16 is sent as float32"
+        reason += "; bfloat16 is summed as float32"
     if packer is None:
         packer = not on_host
     if packer and len(devices) > 1:
         if packer is True:
             packer = reduction.GradientPacker()
-        reduce = reduction.PackedReduction(reduce, packer)
+        collectives = reduction.Packed(collectives, packer)
         reason += "; gradients are packed"
-    return Mode(name, reason, reduce)
+    return Mode(name, reason, collectives)
 
 
 def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
-    """Return a mode if a first sum over NCCL works, or needs none.
+    """Return a mode if first exchanges over NCCL work, or it needs none.
 
     Else the mode "towers".
 
     A process tries the same devices only once.
     """
-    devices, options = config.devices, config.options
+    devices, options = [*itertools.chain(*config.mesh)], config.options
     over_nccl = mode.name == "nccl" or (
         mode.name == "collective" and reduction.nccl_available(devices)[0]
     )
-    if not over_nccl or "sharded" in (options.weights, options.updates):
+    if not over_nccl:
         return mode
-    failure = _failure(mode.name, tuple(devices))
+    has_more = bool(options.in_shards) or config.transport.size > 1
+    kind = type(_alone(mode.collectives))
+    failure = _failure(kind, tuple(devices), has_more)
     if not failure:
         return mode
     reason = f"NCCL does not work here: {failure}"
     logger.warning("using mode 'towers': %s", reason)
-    reduce = MODES["towers"](devices)
-    return _mode("towers", reason, reduce, devices, options)
+    return _mode("towers", reason, MODES["towers"](), devices, options)
+
+
+def _alone(collectives: reduction.Collectives) -> reduction.Collectives:
+    """Return what exchanges what a packer packs."""
+    if isinstance(collectives, reduction.Packed):
+        return collectives.collectives
+    return collectives
 
 
 @functools.cache
-def _failure(name: ModeName, devices: Sequence[str]) -> str:
-    return reduction.failure_of_sum(MODES[name](devices), devices)
+def _failure(
+    kind: Callable[[], reduction.Collectives],
+    devices: Sequence[str],
+    all_kinds: bool,
+) -> str:
+    return reduction.failure_of(kind(), devices, all_kinds)
 
 
 def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:
@@ -163,7 +179,8 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     divides_weights = options.weights == "sharded"
     if divides_weights or updates == "sharded":
         if config.num_towers * config.shards.size > 1:
-            return UpdateInShards(config, divides_weights, **sums)
+            collectives = mode.collectives
+            return UpdateInShards(config, divides_weights, collectives, **sums)
         name = "weights" if divides_weights else "updates"
         if config.transport.rank == 0:
             logger.warning(
@@ -175,7 +192,7 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     if updates is None:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
-    return WeightUpdate(config, mode.reduce, updates != "once", **sums)
+    return WeightUpdate(config, mode.collectives, updates != "once", **sums)
 
 
 def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
@@ -190,10 +207,7 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
 
 def describe_mode(update: Any, mode: Mode) -> list[str]:
     """Describe where gradients are summed, and what their hook holds."""
-    line = f'mode "{mode.name}": {mode.reason}'
-    if update.divides_slots:
-        line = "gradients are added up on the towers that update their rows"
-    lines = [line]
+    lines = [f'mode "{mode.name}": {mode.reason}']
     rank_sum = update.rank_sum
     if rank_sum is not None and rank_sum.held_bytes:
         lines.append(

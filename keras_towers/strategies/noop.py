@@ -70,7 +70,7 @@ class NoOpStrategy(BaseStrategy):
             )
         self.logs: dict[str, float] = dict(logs or {})
         super().__init__(devices_lib.devices_of(None)[:1])
-        update = WeightUpdate(self._config, self._mode.reduce)
+        update = WeightUpdate(self._config)
         self._compose(update, NoOpCalls(update, self.logs))
 
     def __repr__(self) -> str:

@@ -340,5 +340,5 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         check_arguments(DistributedReplicatedStrategy, cluster=cluster)
         super().__init__(towers, cluster, options)
         self._compose_workers(
-            ServerUpdate(self._config, reduction=self._mode.reduce)
+            ServerUpdate(self._config, collectives=self._mode.collectives)
         )

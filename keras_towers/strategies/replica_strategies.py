@@ -102,7 +102,7 @@ class AsyncTowerStrategy(BaseStrategy):
         super().__init__(devices, options)
         self.scale_gradient = scale_gradient
         scale = 1 / len(devices) if scale_gradient else 1.0
-        update = HogwildUpdate(self._config, self._mode.reduce, scale)
+        update = HogwildUpdate(self._config, self._mode.collectives, scale)
         self._calls: AsyncCalls
         self._compose(update, AsyncCalls(update))
 
@@ -263,11 +263,11 @@ class SyncReplicasStrategy(BaseStrategy):
     def _compose_replicas(self, quorum: Quorum) -> None:
         if self._peers is None:
             update = HogwildUpdate(
-                self._config, self._mode.reduce, after_update=self._average
+                self._config, self._mode.collectives, after_update=self._average
             )
             self._compose(update, ReplicaCalls(update, quorum))
             return
-        copies = ServerUpdate(self._config, reduction=self._mode.reduce)
+        copies = ServerUpdate(self._config, collectives=self._mode.collectives)
         make_session = functools.partial(
             AveragedSession, quorum=quorum, after_update=self._average
         )

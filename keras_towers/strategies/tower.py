@@ -37,7 +37,7 @@ class TowerStrategy(BaseStrategy):
             global batch. ``"tower"``: those of each tower's rows.
         micro_batches: the number of parts into which each tower divides its
             rows, to save memory; ``"auto"``: as few as memory allows.
-        mode: how towers sum gradients: ``"nccl"``, ``"collective"``,
+        mode: how towers exchange tensors: ``"nccl"``, ``"collective"``,
             ``"hierarchical"``, ``"towers"``, ``"host"``, or None to choose.
         updates: ``"once"``: one tower updates the weights; ``"each"``: every
             tower updates its copy; ``"sharded"``: every tower updates its
@@ -46,7 +46,7 @@ class TowerStrategy(BaseStrategy):
             for models that do not fit on one device; None: whole weights.
         gather_bytes: with ``weights="sharded"``: how many bytes of gathered
             weights a tower holds at a time, such as ``"256MiB"``.
-        packer: packs gradients into a few buffers before they are summed: a
+        packer: packs what towers exchange into a few buffers: a
             ``GradientPacker``, True, False, or None to choose.
         **options: ``StrategyOptions`` describes these options in more detail.
 

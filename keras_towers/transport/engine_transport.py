@@ -38,10 +38,11 @@ MAYBE_LOST = (
 class EngineTransport(Extensible, Transport):
     """The common part of all transports: to make one, inherit from this class.
 
-    A subclass sets ``name``, and defines ``sums_float16``, ``engine_sum`` and
-    ``engine_gather``. The other collectives are built from these. If the engine
-    has its own, the subclass overrides ``engine_gather_known``,
-    ``engine_scatter``, ``engine_exchange`` or ``engine_broadcast``.
+    A subclass sets ``name``, and defines ``engine_sum`` and ``engine_gather``.
+    The other collectives are built from these. If the engine has its own, the
+    subclass overrides ``engine_gather_known``, ``engine_scatter``,
+    ``engine_exchange`` or ``engine_broadcast``; and ``sums_float16``, if the
+    engine sums float16 as fast as it can send it.
 
     These methods get N tensors and a key. They run in a ``tf.function``, and
     add operations to its graph. Operations with one key belong together: all
@@ -97,13 +98,13 @@ class EngineTransport(Extensible, Transport):
         return self._known_place.local_size
 
     @property
-    @abstractmethod
-    def sums_float16(self) -> bool: ...
+    def sums_float16(self) -> bool:
+        return False
 
     @abstractmethod
     def engine_sum(
         self, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
+    ) -> Sequence[tf.Tensor]:
         """Sum each of N tensors over the ranks, with the same bits on all.
 
         Args:

@@ -7,6 +7,8 @@ tensors of a dtype share a message.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,6 +28,48 @@ _SUMMED_AS = {
 }
 
 MESSAGE_BYTES: int = 4 * 2**20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows that each of K members has of a tensor, or gets.
+
+    Attributes:
+        axis: the axis of the rows.
+        counts: the numbers of rows of the members, in their order: whole
+            numbers, or scalar tensors if they are not known before a step; of
+            what is gathered they may be missing then.
+    """
+
+    axis: int
+    counts: Sequence[Any] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the numbers are known before a step."""
+        is_number = [isinstance(count, int) for count in self.counts]
+        return bool(is_number) and all(is_number)
+
+    def shapes(self, shape: Sequence[int]) -> list[list[int]]:
+        """Return the shapes of the members' rows, given that of the whole."""
+        before, after = shape[: self.axis], shape[self.axis + 1 :]
+        return [[*before, count, *after] for count in self.counts]
+
+    def whole_shape(self, shape: tf.TensorShape) -> tf.TensorShape:
+        """Return the shape of the whole, given that of a member's rows."""
+        size = sum(self.counts) if self.is_known else None
+        before, after = shape[: self.axis], shape[self.axis + 1 :]
+        return before.concatenate([size]).concatenate(after)
+
+    def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Return each member's rows of a whole."""
+        counts = list(self.counts)
+        return tf.split(tensor, counts, self.axis, num=len(counts))
+
+    def follow_in_memory(self, shape: Sequence[int]) -> bool:
+        """Whether the rows of one member follow those of another in memory."""
+        return math.prod(shape[: self.axis]) == 1
+
 
 _MOST_DIMENSIONS = 8
 HEADER: int = 2 + _MOST_DIMENSIONS
@@ -204,6 +248,56 @@ def divided(vector: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
     """Undo ``joined``: return tensors of these static shapes."""
     sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
     return list(map(tf.reshape, tf.split(vector, sizes), shapes))
+
+
+def joined_rows(
+    wholes: Sequence[tf.Tensor], rows: Sequence[Rows]
+) -> tuple[tf.Tensor, list[int]]:
+    """Return N tensors of a dtype as one vector: a member's rows, the next's.
+
+    Args:
+        wholes: the tensors, of known shapes.
+        rows: for each of them, the rows of K members.
+
+    Returns:
+        The vector, and how many of its elements are of each member.
+    """
+    shapes = [whole.shape.as_list() for whole in wholes]
+    sizes = elements_of_members(shapes, rows)
+    if len(wholes) == 1 and rows[0].follow_in_memory(shapes[0]):
+        # It takes no copy.
+        return tf.reshape(wholes[0], [-1]), sizes
+    parts = [own.split(whole) for own, whole in zip(rows, wholes, strict=True)]
+    vectors = map(joined, zip(*parts, strict=True))
+    return tf.concat(list(vectors), 0), sizes
+
+
+def wholes_of(
+    vector: tf.Tensor, shapes: Sequence[Sequence[int]], rows: Sequence[Rows]
+) -> list[tf.Tensor]:
+    """Undo ``joined_rows``: return N tensors of these shapes."""
+    if len(shapes) == 1 and rows[0].follow_in_memory(shapes[0]):
+        return [tf.reshape(vector, shapes[0])]
+    of_members = tf.split(vector, elements_of_members(shapes, rows))
+    of_tensors = [
+        own.shapes(shape) for own, shape in zip(rows, shapes, strict=True)
+    ]
+    parts = map(divided, of_members, zip(*of_tensors, strict=True))
+    return [
+        tf.concat(list(of_tensor), own.axis)
+        for own, of_tensor in zip(rows, zip(*parts, strict=True), strict=True)
+    ]
+
+
+def elements_of_members(
+    shapes: Sequence[Sequence[int]], rows: Sequence[Rows]
+) -> list[int]:
+    """Return how many elements of N tensors are in the rows of each member."""
+    sizes = [
+        map(math.prod, own.shapes(shape))
+        for own, shape in zip(rows, shapes, strict=True)
+    ]
+    return list(map(sum, zip(*sizes, strict=True)))
 
 
 def buckets(

@@ -14,6 +14,8 @@ from tests.kit.scripts import ROOT, run_python
 from tests.kit.wheels import build, install_alone
 
 HERE = Path(__file__).parent
+# A package that implements what keras_towers.extending declares.
+PARTS = ROOT / "tests" / "extending" / "package" / "parts_of_mine"
 
 needs_pyright = pytest.mark.skipif(
     find_spec("pyright") is None
@@ -67,6 +69,7 @@ def _run(folder: Path, *command: str, **variables: str) -> str:
 def scripts(tmp_path):
     for name in ("right.py", "wrong.py"):
         shutil.copy(HERE / name, tmp_path)
+    shutil.copytree(PARTS, tmp_path / PARTS.name)
     return tmp_path
 
 
@@ -95,16 +98,17 @@ def test_mypy(scripts):
         # Keras and TensorFlow come without types.
         *("--ignore-missing-imports", "--follow-imports=silent"),
         *("--cache-dir", str(ROOT / ".mypy_cache" / "users")),
-        *("right.py", "wrong.py"),
+        *("right.py", "wrong.py", PARTS.name),
     )
-    lines = re.findall(r"^(\w+\.py):(\d+): error: (.*)$", found, re.M)
+    lines = re.findall(r"^([\w/]+\.py):(\d+): error: (.*)$", found, re.M)
     _check([(name, int(number), said) for name, number, said in lines])
 
 
 @needs_pyright
 def test_pyright(scripts, installed):
     found = _ask_pyright(scripts, installed, ".")
-    assert found["summary"]["filesAnalyzed"] == 2
+    number = len([*scripts.rglob("*.py")])
+    assert found["summary"]["filesAnalyzed"] == number > 2
     errors = [
         (Path(one["file"]).name, one["range"]["start"]["line"], one["message"])
         for one in found["generalDiagnostics"]

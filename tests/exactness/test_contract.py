@@ -26,14 +26,15 @@ from tests.kit.sampling import sample_of
 from tests.kit.training import classifier, compiled, fit
 
 
-def _on_a_mesh(name, towers):
+def _on_a_mesh(name, towers, **options):
     # Keras counts the names of the model that is trained from 0, too.
     keras.backend.clear_session()
     weights = CASES[name].build().variables
     keras.backend.clear_session()
-    return on_a_mesh(weights, towers)
+    return on_a_mesh(weights, towers, **options)
 
 
+PACKER = kt.GradientPacker(num_split=2, min_elements=2)
 MODES = ("nccl", "collective", "hierarchical", "towers", "host")
 WAYS = {
     "towers": kt.TowerStrategy,
@@ -47,7 +48,18 @@ WAYS = {
     "weights gathered twice": functools.partial(
         kt.TowerStrategy, weights="sharded", updates="each", gather_bytes=2000
     ),
-    "mesh": None,  # Of the weights of a case.
+    **{
+        f"weights in shards, {mode}": functools.partial(
+            kt.TowerStrategy, weights="sharded", mode=mode, packer=PACKER
+        )
+        for mode in ("collective", "hierarchical", "towers")
+    },
+    "in shares, collective": functools.partial(
+        kt.TowerStrategy, updates="sharded", mode="collective", packer=PACKER
+    ),
+    # Of the weights of a case.
+    "mesh": None,
+    "mesh, collective": None,
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
     "served": kt.ParameterServerTowerStrategy,
     "served by all": lambda towers: kt.ParameterServerTowerStrategy(
@@ -78,6 +90,10 @@ def _cases():
         # Several optimizers, and a scale that all of them read.
         *((name, "in shares", 2) for name in ("gan", "loss-scale-overflow")),
         ("wide", "with weights in shards", 3),
+        ("uneven", "weights in shards, collective", 3),
+        ("embedding-clipped", "weights in shards, hierarchical", 4),
+        ("sync-batch-norm", "in shares, collective", 2),
+        ("embedding-clipped", "mesh, collective", 2),
         *((name, "weights gathered twice", 2) for name in HARDEST),
         *((name, "mesh", 2) for name in ("embedding-clipped", "gan")),
     ]
@@ -105,12 +121,15 @@ def test_case(name, way, towers, monkeypatch):
     parts = 2 if way == "replicas" else 1
     # Compiling takes longer than a step of these.
     xla = way in ("towers", "served")
-    make = WAYS[way] or functools.partial(_on_a_mesh, name)
+    options = {"mode": "collective", "packer": PACKER}
+    if way == "mesh":
+        options = {}
+    make = WAYS[way] or functools.partial(_on_a_mesh, name, **options)
     strategy = make(towers)
     assert_contract(name, strategy, parts, xla)
-    if "weights" in way or way == "mesh":
+    if "weights" in way or way.startswith("mesh"):
         assert "weights: " in strategy.describe()
-    if way == "in shares":
+    if way.startswith("in shares"):
         assert "its share of the weights" in strategy.describe()
 
 

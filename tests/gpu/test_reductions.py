@@ -1,8 +1,9 @@
-"""Sums of gradients on GPUs, of every kind that gradients are of."""
+"""Exchanges on GPUs, of tensors of every kind."""
 
 import pytest
 
 from keras_towers import reduction
+from keras_towers.strategies.modes import MODES
 from tests.gpu.towers import skip_unless_possible, towers
 from tests.reduction.cases import (
     assert_placed,
@@ -13,24 +14,23 @@ from tests.reduction.cases import (
 
 pytestmark = pytest.mark.gpu
 
-REDUCTIONS = {
-    "host": lambda: reduction.sum_on_host,
-    "towers": lambda: reduction.sum_on_towers,
-    "hierarchical": lambda: reduction.hierarchical_all_reduce,
-    "nccl": lambda: reduction.nccl_all_reduce,
-    "collective": lambda: reduction.CollectiveAllReduce(towers()),
-}
+PACKER = reduction.GradientPacker(num_split=3, min_elements=2)
 
 
-@pytest.fixture(params=REDUCTIONS)
-def reduce(request):
+@pytest.fixture(params=MODES)
+def mode(request):
     skip_unless_possible(request.param)
-    return REDUCTIONS[request.param]()
+    return MODES[request.param]()
 
 
-def test_every_tower_gets_the_sum_on_its_device(reduce):
-    packer = reduction.GradientPacker(num_split=3, min_elements=2)
-    for function in (reduce, reduction.PackedReduction(reduce, packer)):
+def test_every_kind_of_exchange(mode):
+    for collectives in (mode, reduction.Packed(mode, PACKER)):
+        assert not reduction.failure_of(collectives, towers())
+
+
+def test_every_tower_gets_the_sum_on_its_device(mode):
+    reduce = mode.all_reduce
+    for function in (reduce, reduction.Packed(mode, PACKER).all_reduce):
         step = compiled(function, towers())
         for seed in range(3):
             grads = make_gradients(len(towers()), seed)

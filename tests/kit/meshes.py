@@ -19,7 +19,7 @@ def layout_map(mesh, layouts):
     return made
 
 
-def on_a_mesh(weights, towers):
+def on_a_mesh(weights, towers, **options):
     """Towers of two devices, which divide all weights that they can."""
     layouts = {}
     for weight in weights:
@@ -36,4 +36,4 @@ def on_a_mesh(weights, towers):
         if any(axes):
             layouts[weight.path] = tuple(axes)
     mesh = mesh_of(towers, 2, ("a", "b"))
-    return kt.ModelParallelStrategy(layout_map(mesh, layouts))
+    return kt.ModelParallelStrategy(layout_map(mesh, layouts), **options)

@@ -6,7 +6,11 @@ import tensorflow as tf
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from keras_towers.partition.lifetimes import AssumedBatch, Lifetimes
+from keras_towers.partition.lifetimes import (
+    AssumedBatch,
+    Lifetimes,
+    bytes_of_all,
+)
 from keras_towers.partition.local_step import to_local_step
 from tests.partition.kit import replicated, sharded, trace
 
@@ -93,3 +97,16 @@ def test_the_step_of_one_process_also_counts_the_rows_of_all():
     local = to_local_step(program, {}).program
     (rows,) = AssumedBatch(local, 2, 8).inputs_of([local.results[0]])
     assert rows.shape[1] == 3
+
+
+def test_the_bytes_of_all_follow_from_the_layout():
+    def step(x, w):
+        rows = tf.reshape(x, [-1, 4]) @ w
+        return tf.exp(tf.reshape(rows, [-1, 3 * 50]))
+
+    specs = [tf.TensorSpec([None, 3, 4]), tf.TensorSpec([4, 50])]
+    program, found = lifetimes(step, [Sharded(0), REPLICATED], specs)
+    most = bytes_of_all(program, 2, 8)
+    # Rows of a tower: of the input, and each three times: product and reshape.
+    assert most >= 8 * 3 * (4 + 50 + 50 + 50) * 4
+    assert found.most_bytes() < most < 2 * found.most_bytes() + 8 * 3 * 100 * 4

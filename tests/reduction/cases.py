@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import reduction
 from keras_towers.devices import same_device
 from keras_towers.reduction.gradients import is_sparse
+from keras_towers.strategies.modes import MODES
 
 ROWS = 11
 DENSE = [
@@ -28,13 +28,7 @@ def cpus(number):
     return [f"/device:CPU:{k}" for k in range(number)]
 
 
-# By the number of towers.
-REDUCTIONS = {
-    "host": lambda towers: reduction.sum_on_host,
-    "towers": lambda towers: reduction.sum_on_towers,
-    "hierarchical": lambda towers: reduction.hierarchical_all_reduce,
-    "collective": lambda towers: reduction.CollectiveAllReduce(cpus(towers)),
-}
+ON_CPUS = {name: make for name, make in MODES.items() if name != "nccl"}
 
 
 def make_gradients(towers, seed=0):

@@ -69,7 +69,7 @@ def test_a_mode_that_cannot_run_is_replaced_with_a_warning(nccl, caplog):
             assert "requested" in mode.reason
             assert ("algorithm" in mode.reason) == (name == "collective")
             wider = name in ("collective", "nccl") and devices[0] in GPUS
-            assert ("bfloat16 is sent as float32" in mode.reason) == wider
+            assert ("bfloat16 is summed as float32" in mode.reason) == wider
             continue
         assert mode.name == ("host" if devices[0] in CPUS else "towers")
         assert f"{name!r} was requested, but" in mode.reason
@@ -101,14 +101,14 @@ def fails(parts, devices):
 
 
 def adds_wrongly(parts, devices):
-    sums = reduction.sum_on_towers(parts, devices)
+    sums = reduction.OnTowers().all_reduce(parts, devices)
     return [*sums[:-1], [grad + 1 for grad in sums[-1]]]
 
 
 def hangs(parts, devices):
     never = tf.numpy_function(lambda: END.wait() and 0.0, [], tf.float64)
     with tf.control_dependencies([never]):
-        return reduction.sum_on_towers(parts, devices)
+        return reduction.OnTowers().all_reduce(parts, devices)
 
 
 END = threading.Event()
@@ -120,12 +120,17 @@ END = threading.Event()
         (fails, "no link"),
         (hangs, "has not ended after 1 s"),
         (adds_wrongly, r"a first sum is .* instead of \[6.0, 14.0\]"),
-        (reduction.sum_on_towers, None),
+        (reduction.OnTowers().all_reduce, None),
     ],
 )
 def test_nccl_is_tried_before_it_is_used(reduce, why, monkeypatch, caplog):
     monkeypatch.setattr(reduction, "nccl_available", lambda devices: (True, ""))
-    monkeypatch.setitem(modes.MODES, "nccl", lambda devices: reduce)
+
+    class Tried(reduction.OnTowers):
+        def all_reduce(self, grads, devices):
+            return reduce(grads, devices)
+
+    monkeypatch.setitem(modes.MODES, "nccl", Tried)
     monkeypatch.setattr(system, "limit_teardown", lambda: None)
     monkeypatch.setenv(
         settings.ENV_NCCL_TIMEOUT, "1" if reduce is hangs else ""

@@ -1,7 +1,5 @@
 """Code that the drop-ins for Horovod's and BytePS's modules share.
 
-``connection``
-  The connection of a drop-in for Horovod or BytePS to the other ranks.
 ``distributed_models``
   Models with a distributed optimizer: how they are compiled and loaded.
 ``distributed_optimizer``
@@ -12,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import keras
@@ -19,6 +18,34 @@ import keras
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
+from keras_towers.transport import Transport
+
+# Returns the transport to the other ranks.
+_connect: Callable[[], Transport] | None = None
+
+
+def use_connection(
+    connect: Callable[[], Transport], as_default: bool = False
+) -> None:
+    """Set the connection that callbacks and ``fit`` use.
+
+    Args:
+        connect: returns this process's transport, which it may have to connect.
+        as_default: do nothing if a connection was set before.
+    """
+    global _connect
+    if not as_default or _connect is None:
+        _connect = connect
+
+
+def connection() -> Transport:
+    """Return the connection to the other ranks."""
+    if _connect is None:
+        raise TowerError(
+            "the ranks are not connected: first call init() of "
+            "keras_towers.horovod or keras_towers.byteps."
+        )
+    return _connect()
 
 
 def tf_variable(variable: Variable) -> Any:

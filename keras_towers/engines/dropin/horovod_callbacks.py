@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Logs, Structure, Variable
-from keras_towers.engines.dropin import tf_variable, variable_key
-from keras_towers.engines.dropin.connection import connection
+from keras_towers.engines.dropin import connection, tf_variable, variable_key
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement

@@ -276,7 +276,7 @@ def _starts(size: Any, number: int) -> list[Any]:
     return starts
 
 
-def _as_tensor(leaf: Any) -> tf.Tensor:
+def _as_tensor(leaf: Any) -> Structure:
     kinds = (tf.experimental.Optional, tf.experimental.ExtensionType)
     if leaf is None or isinstance(leaf, kinds) or tf.is_tensor(leaf):
         return leaf
@@ -448,7 +448,7 @@ def as_one_batch(
 def gather_batch(batch: Structure, transport: Transport) -> Structure:
     """Return the global batch, given this rank's part; eager only."""
 
-    def gather_leaf(leaf: Any) -> tf.Tensor:
+    def gather_leaf(leaf: Any) -> Structure:
         if isinstance(leaf, tf.RaggedTensor):
             lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
             ragged: Any = tf.RaggedTensor

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +34,7 @@ from keras_towers.fit.step.planned_step import (
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights.least_loaded import byte_size
+from keras_towers.partition.lifetimes import bytes_of_all
 from keras_towers.partition.program import Program
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -44,7 +44,7 @@ logger = logging.getLogger("keras_towers")
 
 # Estimates that are wrong by less stop nothing.
 _MARGIN = 0.1
-# What takes this part of the memory is not looked at more closely.
+# Of variables that take this part of the memory, slots fit, too.
 _ROOM = 16
 # How many times as many devices are planned; of those whose memory has room
 # for the variables, so many.
@@ -177,16 +177,19 @@ class MemoryCheck:
             return
         places, ranks = settings.places, settings.places.ranks.batch.size
         cells = ranks * config.num_towers * places.parts
-        if _ROOM * _all_bytes(program, -(-examples // cells)) <= limit.size:
-            return
+        rows = -(-examples // cells)
         step = LaidOutStep(config, model, traced, program)
+        held = self._held.get(model) or Needs(*step.held(ranks), None, None)
+        most = held.held + places.parts * bytes_of_all(program, cells, rows)
+        if most <= limit.size * (1 - _MARGIN):
+            # What exists at a time takes longer to find out.
+            return
         lifetimes = step.lifetimes(examples, ranks, places.parts)
-        needs = step.needs(lifetimes, examples, ranks)
-        held = self._held.get(model)
-        if held is not None:
-            needs = dataclasses.replace(
-                needs, weights=held.weights, optimizer=held.optimizer
-            )
+        needs = dataclasses.replace(
+            step.needs(lifetimes, examples, ranks),
+            weights=held.weights,
+            optimizer=held.optimizer,
+        )
         if needs.total is None or needs.total <= limit.size * (1 - _MARGIN):
             return
         planner = _Planner(config, model, settings.kind, spec, examples)
@@ -195,16 +198,6 @@ class MemoryCheck:
             _warn(planner, needs, limit)
         else:
             raise DoesNotFit(_describe(planner, needs, limit))
-
-
-def _all_bytes(program: Program, rows: int) -> int:
-    """Return about how many bytes all results of a program have together."""
-    tensors = [t for o in program.operations for t in o.outputs]
-    return sum(
-        math.prod([size or rows for size in t.shape]) * t.dtype.size
-        for t in tensors
-        if t.shape.rank is not None
-    )
 
 
 def _spec(leaf: Any) -> Any:

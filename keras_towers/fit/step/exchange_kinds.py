@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,17 +15,16 @@ from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.step_order import row_of_rank
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind
-from keras_towers.reduction import Gradients, sum_over_ranks
+from keras_towers.reduction import Collectives, sum_over_ranks
 from keras_towers.transport import Transport, messages, next_key
+from keras_towers.transport.messages import Rows
 
 
 class GradientSums(Protocol):
     """What adds up gradients of weights."""
 
-    def sum_over_towers(
-        self, tower_grads: Gradients, weights: Sequence[Any]
-    ) -> list[list[Any]]:
-        """Return K lists of N sums, given K lists of N gradients."""
+    def collectives_for(self, weight: Any) -> Collectives:
+        """Return what sums the gradients of a weight over towers."""
         ...
 
     def sum_over_ranks(
@@ -52,12 +50,10 @@ class GradientExchange:
     ):
         self._sums, self._gradients = sums, gradients
 
-    def over_towers(self, members: Sequence[Members]) -> list[list[Any]]:
-        """Return K sums for each of N exchanges among the towers."""
-        weights = [self._gradients[m.exchange.gradient][1] for m in members]
-        tower_grads = zip(*(m.values for m in members), strict=True)
-        rows = self._sums.sum_over_towers(list(map(list, tower_grads)), weights)
-        return list(map(list, zip(*rows, strict=True)))
+    def collectives_for(self, exchange: Exchange) -> Collectives:
+        """Return what sums a gradient over towers."""
+        _, weight = self._gradients[exchange.gradient]
+        return self._sums.collectives_for(weight)
 
     def over_ranks(
         self, members: Sequence[Members], tensors: Sequence[Any]
@@ -88,10 +84,12 @@ class Members:
     Attributes:
         exchange: the exchange.
         devices: the devices of K members.
-        values: their tensors; empty if only the first process has one.
-        rows: for each member that gets rows of the result, the first of them
+        values: their tensors, one or several of each; empty if only the first
+            process has one.
+        rows: for each taker that gets rows of the result, the first of them
             and their number.
-        takers: who gets the result of each member, or that of all.
+        takers: who gets the result of each member, or that of all; of rows
+            several takers may be on each device.
     """
 
     exchange: Exchange
@@ -103,6 +101,7 @@ class Members:
 
 def exchange_tensors(
     members: Sequence[Members],
+    collectives: Collectives,
     transport: Transport,
     in_order: Callable[[Sequence[Any], Callable[..., list[Any]]], list[Any]],
     gradients: GradientExchange | None = None,
@@ -111,6 +110,7 @@ def exchange_tensors(
 
     Args:
         members: those of this process in each of N exchanges.
+        collectives: exchange tensors among them.
         transport: connects the processes.
         in_order: as ``StepOrder.exchange``.
         gradients: adds gradients up; None: as anything else is.
@@ -119,24 +119,17 @@ def exchange_tensors(
         The result of each exchange; a list of results if each member has its
         own.
     """
-    over_ranks = {
-        k: group
+    over_ranks = [
+        k
         for k, group in enumerate(members)
         if transport.size > 1 and "ranks" in group.exchange.over
-    }
-    sums = _sum_gradients(members, gradients)
-    results: list[Any] = []
-    for k, group in enumerate(members):
-        with tf.device(group.devices[0]):
-            goes_on = k in over_ranks
-            result = sums[k] if k in sums else _exchange_here(group, goes_on)
-            if k in sums and (goes_on or not group.exchange.is_own):
-                result, *_ = result
-            results.append(result)
+    ]
+    here = _Here(members, over_ranks, collectives, gradients)
+    results = here.exchange()
     if over_ranks:
         exchange = functools.partial(
             _exchange_over_ranks,
-            [*over_ranks.values()],
+            [members[k] for k in over_ranks],
             transport,
             gradients,
         )
@@ -144,6 +137,7 @@ def exchange_tensors(
             exchanged = in_order([results[k] for k in over_ranks], exchange)
         for k, result in zip(over_ranks, exchanged, strict=True):
             results[k] = result
+        here.broadcast(results)
     _mark_gradients(members, results)
     return results
 
@@ -167,59 +161,192 @@ def _mark_gradients(members: Sequence[Members], results: Sequence[Any]) -> None:
             step_clock.reached(tower, "reduced", reduced)
 
 
-def _sum_gradients(
-    members: Sequence[Members], gradients: GradientExchange | None
-) -> dict[int, list[Any]]:
-    """Return sums of gradients over towers, by the index of the exchange."""
-    own = {
-        k: group
-        for k, group in enumerate(members)
-        if group.exchange.kind == "sum"
-        and group.exchange.gradient
-        and "towers" in group.exchange.over
-        and not group.exchange.given.on_columns
-        and len(group.values) > 1
-    }
-    if not own or gradients is None:
-        return {}
-    return dict(zip(own, gradients.over_towers([*own.values()]), strict=True))
+class _Here:
+    """N exchanges among the members of this process.
+
+    Args:
+        members: the members of each.
+        over_ranks: the exchanges whose result is that of one of several ranks,
+            which go on to exchange it: a sum, rows or a value.
+        collectives: exchange tensors among them.
+        gradients: adds gradients up; None: as anything else is.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Members],
+        over_ranks: Sequence[int],
+        collectives: Collectives,
+        gradients: GradientExchange | None,
+    ):
+        self._members, self._over_ranks = members, over_ranks
+        self._collectives, self._gradients = collectives, gradients
+
+    def exchange(self) -> list[Any]:
+        """Return the result of each; a list if each member has its own."""
+        results: list[Any] = [None] * len(self._members)
+        together: dict[Any, list[int]] = {}
+        for k, group in enumerate(self._members):
+            goes_on = k in self._over_ranks
+            kind = group.exchange.kind
+            if goes_on and kind == "scatter":
+                kind = "sum"
+            is_own = group.exchange.is_own and not goes_on
+            if 0 < len(group.values) < len(group.devices):
+                # It is computed once, and so it is the result.
+                results[k] = _of_one(group) if is_own else group.values[0]
+                continue
+            if kind in ("sum", "scatter") or (kind == "gather" and is_own):
+                key = kind, tuple(group.devices), self._collectives_for(group)
+                together.setdefault(key, []).append(k)
+                continue
+            with tf.device(group.devices[0]):
+                results[k] = _on_one_device(group, goes_on)
+        for (kind, devices, collectives), own in together.items():
+            groups = [self._members[k] for k in own]
+            found = _exchange_together(kind, groups, devices, collectives)
+            for k, (group, result) in zip(
+                own, zip(groups, found, strict=True), strict=True
+            ):
+                goes_on = k in self._over_ranks
+                is_own = group.exchange.is_own and not goes_on
+                results[k] = result if is_own else result[0]
+        return results
+
+    def _collectives_for(self, group: Members) -> Collectives:
+        exchange = group.exchange
+        over_towers = "towers" in exchange.over
+        if self._gradients is None or not (exchange.gradient and over_towers):
+            return self._collectives
+        return self._gradients.collectives_for(exchange)
+
+    def broadcast(self, results: list[Any]) -> None:
+        """Give all members what ranks have got together."""
+        together: dict[tuple[str, ...], list[int]] = {}
+        for k in self._over_ranks:
+            group = self._members[k]
+            is_whole = group.exchange.kind in ("sum", "gather")
+            if is_whole and group.exchange.is_own:
+                together.setdefault(tuple(group.devices), []).append(k)
+        for devices, own in together.items():
+            wholes = [results[k] for k in own]
+            copies = self._collectives.broadcast(wholes, devices)
+            for k, of_devices in zip(
+                own, zip(*copies, strict=True), strict=True
+            ):
+                results[k] = list(of_devices)
 
 
-def _exchange_here(members: Members, goes_on: bool) -> Any:
-    """Exchange the tensor of the members of this process.
+def _of_one(members: Members) -> list[Any]:
+    """Return what each member gets of what only one of them has."""
+    (value,) = members.values
+    if members.exchange.kind == "scatter":
+        return _rows_of_takers(value, members)
+    return [value for _ in members.devices]
+
+
+def _on_one_device(members: Members, goes_on: bool) -> Any:
+    """Return what the first member gets of all, or what is no exchange.
 
     Args:
         members: the members.
-        goes_on: whether the result is that of one of several ranks, which go
-            on to exchange it: a sum, rows or a value.
-
-    Returns:
-        The result; a list of results if each member has its own.
+        goes_on: whether ranks go on to exchange the result.
     """
-    exchange, devices = members.exchange, members.devices
-    values, axis = list(members.values), members.exchange.axis
+    values = list(members.values)
     if not values:
         return None
-    match exchange.kind:
-        case "sum" if exchange.is_own and not goes_on:
-            total = tf.add_n(values)
-            return [total for _ in devices]
-        case "sum":
-            return tf.add_n(values)
-        case "scatter" if goes_on:
-            return tf.add_n(values)
-        case "gather" if exchange.is_own and not goes_on:
-            return _gather_on_members(values, axis, devices)
+    match members.exchange.kind:
         case "gather":
-            return tf.concat(values, axis)
-        case "scatter":
-            return _scatter(values, axis, members.rows, devices)
+            return tf.concat(values, members.exchange.axis)
         case "before":
             nothing = tf.zeros_like(values[0])
             before = itertools.accumulate(values, initial=nothing)
             return [*before] if goes_on else [*before][:-1]
         case _:
             return values[0]
+
+
+def _exchange_together(
+    kind: ExchangeKind,
+    groups: Sequence[Members],
+    devices: Sequence[str],
+    collectives: Collectives,
+) -> list[list[Any]]:
+    """Exchange N tensors among devices; return for each what they get."""
+    axes = [group.exchange.axis for group in groups]
+    tensors: list[list[Any]] = [[] for _ in devices]
+    for group, axis in zip(groups, axes, strict=True):
+        for own, value in zip(tensors, _of_devices(group, axis), strict=True):
+            own.append(value)
+    match kind:
+        case "sum":
+            found = collectives.all_reduce(tensors, devices)
+        case "gather":
+            rows = [_rows_had(group) for group in groups]
+            found = collectives.all_gather(tensors, devices, rows)
+        case _:
+            rows = [_rows_taken(group) for group in groups]
+            found = collectives.reduce_scatter(tensors, devices, rows)
+    results = list(map(list, zip(*found, strict=True)))
+    if kind == "scatter":
+        results = [
+            _of_takers(group, parts)
+            for group, parts in zip(groups, results, strict=True)
+        ]
+    return results
+
+
+def _of_devices(members: Members, axis: int) -> list[Any]:
+    """Return a tensor of each device, which may have several."""
+    parts = len(members.values) // len(members.devices)
+    if parts == 1:
+        return list(members.values)
+    wholes = []
+    for k, device in enumerate(members.devices):
+        with tf.device(device):
+            own = members.values[k * parts :][:parts]
+            wholes.append(tf.concat(own, axis))
+    return wholes
+
+
+def _rows_had(members: Members) -> Rows:
+    """Return the rows that the devices have of what is gathered."""
+    axis = members.exchange.axis
+    known = _RowsOfRanks.of(members, 1)
+    if known is not None:
+        return Rows(axis, known.counts[0])
+    counts = [value.shape[axis] for value in members.values]
+    return Rows(axis, counts if len(counts) == len(members.devices) else ())
+
+
+def _rows_taken(members: Members) -> Rows:
+    """Return the rows that the devices get of a sum."""
+    axis = members.exchange.axis
+    known = _RowsOfRanks.of(members, 1)
+    if known is not None:
+        return Rows(axis, known.counts[0])
+    counts = [count for _, count in members.rows]
+    parts = len(counts) // len(members.devices)
+    if parts == 1:
+        return Rows(axis, counts)
+    of_devices = [counts[k:][:parts] for k in range(0, len(counts), parts)]
+    return Rows(axis, list(map(tf.add_n, of_devices)))
+
+
+def _of_takers(members: Members, of_devices: Sequence[Any]) -> list[Any]:
+    """Return the rows of each taker, of which a device may have several."""
+    counts = [count for _, count in members.rows]
+    parts = len(counts) // len(members.devices)
+    if parts == 1:
+        return list(of_devices)
+    results: list[Any] = []
+    for k, (device, own) in enumerate(
+        zip(members.devices, of_devices, strict=True)
+    ):
+        with tf.device(device):
+            of_device = Rows(members.exchange.axis, counts[k * parts :][:parts])
+            results += of_device.split(own)
+    return results
 
 
 def _exchange_over_ranks(
@@ -236,7 +363,7 @@ def _exchange_over_ranks(
         members: the members of N exchanges.
         transport: connects the processes.
         gradients: adds gradients up; None: as anything else is.
-        results: the results of ``_exchange_here``.
+        results: what this process has of each.
     """
     results = [*results]
     rows_of_ranks = [
@@ -261,15 +388,12 @@ def _exchange_over_ranks(
         sums = gradients.over_ranks(groups, list(of_hooks.values()))
         totals.update(zip(of_hooks, sums, strict=True))
     for k, group in enumerate(members):
-        exchange, devices = group.exchange, group.devices
+        exchange = group.exchange
         match exchange.kind:
             case "sum":
                 results[k] = totals[k]
-                if exchange.is_own:
-                    results[k] = [totals[k]] * len(devices)
             case "scatter" if k in totals:
-                rows, axis = group.rows, exchange.axis
-                results[k] = _scatter([totals[k]], axis, rows, devices)
+                results[k] = _rows_of_takers(totals[k], group)
             case "before":
                 earlier = tf.reduce_sum(totals[k][: transport.rank], 0)
                 results[k] = [before + earlier for before in results[k]]
@@ -278,52 +402,22 @@ def _exchange_over_ranks(
                     results[k] = _gather_any_rows(
                         results[k], exchange.axis, transport
                     )
-                if exchange.is_own:
-                    results[k] = [results[k]] * len(devices)
             case "root":
                 results[k] = _from_root(exchange, results[k], transport)
     return results
 
 
-def _gather_on_members(
-    values: Sequence[Any], axis: int, devices: Sequence[str]
-) -> list[Any]:
-    """Join the tensors of members on each of their devices."""
-    wholes: dict[str, Any] = {}
-    for device in devices:
-        if device not in wholes:
-            with tf.device(device):
-                wholes[device] = tf.concat(list(values), axis)
-    return [wholes[device] for device in devices]
-
-
-def _scatter(
-    values: Sequence[Any],
-    axis: int,
-    rows: Sequence[Any],
-    devices: Sequence[str],
-) -> list[Any]:
-    """Add up the tensors of members; return the rows of each taker.
-
-    Args:
-        values: the tensors of K members, or one that is summed already.
-        axis: the axis of the rows.
-        rows: for each member, or each micro-batch of each tower, the first of
-            its rows and their number.
-        devices: the K members' devices.
-    """
-    parts = len(rows) // len(devices)
-    results: list[Any] = []
-    for k, (first, count) in enumerate(rows):
-        terms: list[Any] = []
-        for value, device in zip(values, devices, strict=False):
-            begin: list[Any] = [0] * value.shape.rank
-            size: list[Any] = [-1] * value.shape.rank
-            begin[axis], size[axis] = first, count
-            with tf.device(device):
-                terms.append(tf.slice(value, begin, size))
-        with tf.device(devices[k // parts]):
-            results.append(tf.add_n(terms))
+def _rows_of_takers(whole: Any, members: Members) -> list[Any]:
+    """Return the rows of a whole that each taker gets, on its device."""
+    axis, parts = members.exchange.axis, len(members.rows)
+    parts //= len(members.devices)
+    results = []
+    for k, (first, count) in enumerate(members.rows):
+        begin: list[Any] = [0] * whole.shape.rank
+        size: list[Any] = [-1] * whole.shape.rank
+        begin[axis], size[axis] = first, count
+        with tf.device(members.devices[k // parts]):
+            results.append(tf.slice(whole, begin, size))
     return results
 
 
@@ -356,11 +450,10 @@ class _RowsOfRanks:
         of_ranks = [counts[k * towers :][:towers] for k in range(ranks)]
         return cls(exchange.given.dtype, shape, axis, of_ranks)
 
-    def shape_of(self, rank: int) -> list[int]:
-        """Return the shape of a rank's rows."""
-        shape = list(self.shape)
-        shape[self.axis] = sum(self.counts[rank])
-        return shape
+    @property
+    def of_ranks(self) -> Rows:
+        """The rows of all towers of each rank."""
+        return Rows(self.axis, list(map(sum, self.counts)))
 
 
 def _messages(
@@ -380,24 +473,6 @@ def _messages(
         yield dict(known[i] for i in group)
 
 
-def _sizes_of_ranks(group: Mapping[int, _RowsOfRanks]) -> list[int]:
-    """Return how many entries of a message are of each rank's rows."""
-    ranks = range(len(next(iter(group.values())).counts))
-    return [
-        sum(math.prod(rows.shape_of(rank)) for rows in group.values())
-        for rank in ranks
-    ]
-
-
-def _is_in_order(group: Mapping[int, _RowsOfRanks]) -> bool:
-    """Whether the rows of one rank follow those of another in memory.
-
-    A message is then the tensor itself, which takes no copy.
-    """
-    first, *others = group.values()
-    return not others and math.prod(first.shape[: first.axis]) == 1
-
-
 def _scatter_over_ranks(
     members: Sequence[Members],
     rows_of_ranks: Sequence[_RowsOfRanks | None],
@@ -407,28 +482,22 @@ def _scatter_over_ranks(
     """Replace the sums of this rank's towers by the rows that each takes."""
     for group in _messages("scatter", members, rows_of_ranks):
         key = next_key("scatter")
-        sizes = _sizes_of_ranks(group)
-        if _is_in_order(group):
-            (only,) = group
-            message = tf.reshape(results[only], [-1])
-        else:
-            parts = [
-                tf.split(results[k], list(map(sum, rows.counts)), rows.axis)
-                for k, rows in group.items()
-            ]
-            vectors = map(messages.joined, zip(*parts, strict=True))
-            message = tf.concat(list(vectors), 0)
+        message, sizes = messages.joined_rows(
+            [tf.ensure_shape(results[k], r.shape) for k, r in group.items()],
+            [rows.of_ranks for rows in group.values()],
+        )
         own = transport.reduce_scatter(message, sizes, key)
-        shapes = [rows.shape_of(transport.rank) for rows in group.values()]
+        shapes = [
+            rows.of_ranks.shapes(rows.shape)[transport.rank]
+            for rows in group.values()
+        ]
         for (k, rows), part in zip(
             group.items(), messages.divided(own, shapes), strict=True
         ):
-            counts = rows.counts[transport.rank]
+            of_towers = Rows(rows.axis, rows.counts[transport.rank]).split(part)
             results[k] = []
             for device, of_tower in zip(
-                members[k].devices,
-                tf.split(part, counts, rows.axis),
-                strict=True,
+                members[k].devices, of_towers, strict=True
             ):
                 with tf.device(device):
                     results[k].append(tf.identity(of_tower))
@@ -442,23 +511,16 @@ def _gather_over_ranks(
 ) -> None:
     """Replace the rows of this rank by those of all ranks."""
     for group in _messages("gather", members, rows_of_ranks):
-        sizes = _sizes_of_ranks(group)
+        shapes = [rows.shape for rows in group.values()]
+        rows = [own.of_ranks for own in group.values()]
         whole = transport.all_gather(
-            messages.joined(results[k] for k in group), next_key("rows"), sizes
+            messages.joined(results[k] for k in group),
+            next_key("rows"),
+            messages.elements_of_members(shapes, rows),
         )
-        if _is_in_order(group):
-            ((only, rows),) = group.items()
-            results[only] = tf.reshape(whole, rows.shape)
-            continue
-        shapes = [
-            [rows.shape_of(rank) for rows in group.values()]
-            for rank in range(transport.size)
-        ]
-        parts = map(messages.divided, tf.split(whole, sizes), shapes)
-        for (k, rows), of_ranks in zip(
-            group.items(), zip(*parts, strict=True), strict=True
-        ):
-            results[k] = tf.concat(of_ranks, rows.axis)
+        found = messages.wholes_of(whole, shapes, rows)
+        for k, result in zip(group, found, strict=True):
+            results[k] = result
 
 
 def _gather_any_rows(tensor: Any, axis: int, transport: Transport) -> Any:

@@ -223,6 +223,7 @@ class GlobalStep:
             call_mode(config, settings),
             places,
             self.order,
+            self.update.collectives,
             GradientExchange(self.update, traced.gradients),
         )
         with contextlib.ExitStack() as stack:

@@ -23,9 +23,9 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasStrategy, TowerConfig
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_state
-from keras_towers.fit.weights.adoption import unbound
 from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.least_loaded import byte_size
+from keras_towers.fit.weights.model_binding import unbound
 from keras_towers.fit.weights.shards import (
     ShardedVariable,
     choose_layout,

@@ -22,6 +22,7 @@ from keras_towers.fit.step.placed_tensors import (
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.emission import value_of
 from keras_towers.partition.program import Exchange
+from keras_towers.reduction import Collectives
 
 # The axes of places.
 _TOWERS, _COLUMNS, _PARTS = range(3)
@@ -30,6 +31,7 @@ _TOWERS, _COLUMNS, _PARTS = range(3)
 def add_exchanges(
     exchanges: Sequence[Exchange],
     tensors: PlacedTensors,
+    collectives: Collectives,
     order: StepOrder,
     gradients: GradientExchange | None,
 ) -> list[Any]:
@@ -38,6 +40,7 @@ def add_exchanges(
     Args:
         exchanges: the exchanges.
         tensors: the tensors of the step.
+        collectives: exchange tensors among the devices of this process.
         order: orders the exchanges between processes.
         gradients: adds gradients up; None: as anything else is.
 
@@ -47,7 +50,11 @@ def add_exchanges(
     with tf.device(tensors.shared.device):
         groups = [m for e in exchanges for m in _members(e, tensors)]
     results = exchange_tensors(
-        groups, tensors.places.ranks.step, order.exchange, gradients
+        groups,
+        collectives,
+        tensors.places.ranks.step,
+        order.exchange,
+        gradients,
     )
     for group, result in zip(groups, results, strict=True):
         exchange = group.exchange

@@ -248,7 +248,13 @@ def devices_for(
         has_copies: whether each tower has copies of variables on its device.
     """
     mesh = places.mesh
-    if has_copies or not devices.all_on_host(itertools.chain(*mesh)):
+    # Other modes exchange among the towers' own devices.
+    has_mode = config.options.mode not in (None, "host")
+    if (
+        has_mode
+        or has_copies
+        or not devices.all_on_host(itertools.chain(*mesh))
+    ):
         return places
     # They share all cores anyway, and TensorFlow instantiates each function
     # only once for a single device.

@@ -33,6 +33,7 @@ from keras_towers.partition.program import (
     Program,
 )
 from keras_towers.partition.xla_pieces import Stage, Stages
+from keras_towers.reduction import Collectives, OnTowers
 
 
 class TowerProgram:
@@ -44,6 +45,8 @@ class TowerProgram:
         places: where it computes, and with whom. A tower computes its
             micro-batches one after another.
         order: orders the exchanges between processes.
+        collectives: exchange tensors among the devices of this process; None:
+            as ``OnTowers``.
         gradients: adds gradients up; None: as anything else is.
 
     Attributes:
@@ -57,10 +60,12 @@ class TowerProgram:
         mode: CallMode,
         places: Places,
         order: StepOrder,
+        collectives: Collectives | None = None,
         gradients: GradientExchange | None = None,
     ):
         self._program = program
         self._order, self._gradients = order, gradients
+        self._collectives: Collectives = collectives or OnTowers()
         # Where towers compute what all of their columns share.
         self._devices: list[str] = [row[0] for row in places.mesh]
         self.xla = Stages(program, self._devices[0])
@@ -108,7 +113,11 @@ class TowerProgram:
             if exchanges:
                 with pace.before_exchanges(exchanges):
                     exchanged = add_exchanges(
-                        exchanges, tensors, self._order, self._gradients
+                        exchanges,
+                        tensors,
+                        self._collectives,
+                        self._order,
+                        self._gradients,
                     )
                 pace.note_exchanged(exchanged)
             pace.end_level()

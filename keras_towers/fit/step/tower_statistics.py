@@ -19,7 +19,7 @@ from keras_towers.partition.rules.control_flow import own_mean
 
 
 def normalize(
-    original: Callable[..., object],
+    original: Callable[..., tf.Tensor],
     layer: keras.layers.BatchNormalization,
     inputs: Any,
     training: Any = None,

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._types import Step, Structure
+from keras_towers._types import Step, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, ApplyCall
@@ -196,7 +196,7 @@ class Trace:
         return self.graph.inputs[first:]
 
 
-def handle_of(variable: Any) -> tf.Tensor | None:
+def handle_of(variable: Variable) -> Any:
     """Return the handle of a variable's first copy; None: on another rank."""
     return getattr(copy_on_tower(native(variable), 0), "handle", None)
 

@@ -218,7 +218,7 @@ def _name_inputs(traced: Trace, model: keras.Model) -> dict[int, bytes]:
     return names
 
 
-def _places_of(state: ModelState) -> Iterator[tuple[tf.Tensor, bytes]]:
+def _places_of(state: ModelState) -> Iterator[tuple[tf.Tensor | None, bytes]]:
     """Yield the handles of a model's variables, with their places."""
     for kind, variables in (
         ("seed", state.seeds),

@@ -33,6 +33,7 @@ from keras_towers.fit.weights.shards import (
     choose_layout,
 )
 from keras_towers.partition.layouts import GradientLayout, MeshLayout
+from keras_towers.reduction import Collectives
 from keras_towers.rendezvous import rank_checks
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -47,6 +48,7 @@ class UpdateInShards(WeightUpdate):
     Args:
         config: the towers.
         divides_weights: whether weights are in shards, not only their slots.
+        collectives: as in ``WeightUpdate``.
         layout_of: returns how a variable of Keras is divided, given its shape,
             too; None: large ones are, over towers.
         **sums: what sums over ranks, as in ``WeightUpdate``.
@@ -61,13 +63,14 @@ class UpdateInShards(WeightUpdate):
         self,
         config: TowerConfig,
         divides_weights: bool,
+        collectives: Collectives,
         layout_of: Callable[[Any, Sequence[int]], MeshLayout | None]
         | None = None,
         **sums: Any,
     ):
         # Small weights, and what a tower computes, are on its device.
         each = config.options.updates == "each"
-        super().__init__(config, each=each, **sums)
+        super().__init__(config, collectives, each, **sums)
         self._divides_weights = divides_weights
         if not divides_weights:
             self.option = 'updates="sharded"'
@@ -171,7 +174,7 @@ class UpdateInShards(WeightUpdate):
 
     def _layout_of(self, variable: Any) -> MeshLayout | None:
         """Return how a weight and its slots are divided; None: they are not."""
-        value = copy_on_tower(native(variable))
+        value: Any = copy_on_tower(native(variable))
         if isinstance(value, ShardedVariable) and variable in self._divided:
             return value.layout
         if type(value) is compat.UninitializedVariable:

@@ -47,11 +47,12 @@ from keras_towers.partition.layouts import (
     GradientLayout,
 )
 from keras_towers.reduction import (
+    Collectives,
     Gradients,
+    OnDevice,
+    OnTowers,
     RankSum,
-    Reduction,
     scaled,
-    sum_at_variables,
 )
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ class WeightUpdate:
 
     Args:
         config: the towers.
-        reduction: adds gradients up; None: each is summed on the device of its
-            weight.
+        collectives: what exchanges tensors among towers; None: as without
+            NCCL.
         each: whether every tower has, and updates, weights and slots.
-        device_for: returns the only device of a weight and its slots; None: the
-            towers have them.
+        device_for: returns the only device of a weight and its slots, where
+            its gradient is summed, too; None: the towers have them.
         local_sgd: lets ranks update their weights independently, and adds
             changes up at the end of a round.
         rank_sum: adds this rank's sums up over the ranks.
@@ -93,23 +94,25 @@ class WeightUpdate:
     def __init__(
         self,
         config: TowerConfig,
-        reduction: Reduction | None = None,
+        collectives: Collectives | None = None,
         each: bool = False,
         device_for: Placement | None = None,
         local_sgd: LocalSGD | None = None,
         rank_sum: RankSum | None = None,
     ):
         self.config = config
+        on_host = devices.all_on_host(config.devices)
         mirrors = self.mirrors
         if mirrors is None:
-            on_host = devices.all_on_host(config.devices)
             mirrors = device_for is None and (each or not on_host)
         self.variables: TowerVariables = TowerVariables(config, mirrors)
         self.order: StepOrder = StepOrder(config.transport)
         self.local_sgd = local_sgd
         self.rank_sum = rank_sum
-        self._reduction, self._device_for = reduction, device_for
-        self._each = each
+        if collectives is None:
+            collectives = OnDevice() if on_host else OnTowers()
+        self.collectives: Collectives = collectives
+        self._device_for, self._each = device_for, each
         if self.name != WeightUpdate.name:
             return
         if each:
@@ -266,7 +269,7 @@ class WeightUpdate:
         weights = list(itertools.compress(call.variables, present))
 
         def reduce(grads: Gradients) -> list[list[Any]]:
-            rows = self.sum_over_towers(grads, weights)
+            rows = self._sum_over_towers(grads, weights)
             if self.rank_sum is None:
                 return rows
             sums = self.sum_over_ranks(call.optimizer, weights, rows[0])
@@ -310,15 +313,26 @@ class WeightUpdate:
         with as_one_device(call.optimizer, call.variables, tower):
             call.original(sums, variables)
 
-    def sum_over_towers(
+    def collectives_for(self, weight: Any) -> Collectives:
+        """Return what sums the gradients of a weight over towers."""
+        if self._device_for is None:
+            return self.collectives
+        return OnDevice(copy_on_tower(native(weight)).device)
+
+    def _sum_over_towers(
         self, tower_grads: Gradients, weights: Sequence[Any]
     ) -> list[list[Any]]:
         """Return K lists of N sums, given K lists of N gradients."""
-        if self._reduction is not None:
-            return self._reduction(tower_grads, self.config.devices)
-        targets = [copy_on_tower(native(v)).device for v in weights]
-        sums = sum_at_variables(tower_grads, self.config.devices, targets)
-        return [sums for _ in self.config.devices]
+        names = self.config.devices
+        if self._device_for is None:
+            return self.collectives.all_reduce(tower_grads, names)
+        sums = [
+            self.collectives_for(weight).all_reduce(
+                [[gradient] for gradient in of_towers], names
+            )
+            for weight, *of_towers in zip(weights, *tower_grads, strict=True)
+        ]
+        return [[total[k][0] for total in sums] for k, _ in enumerate(names)]
 
     def sum_over_ranks(
         self, optimizer: Any, weights: Sequence[Any], grads: Sequence[Any]

@@ -8,8 +8,8 @@
   The choice of a variable's device: the one with the fewest bytes.
 ``mirrored_variable``
   A variable with a copy on each tower, which is one variable to its users.
-``model_stage``
-  A model's way through a strategy: its stages, and which one follows which.
+``model_binding``
+  What binds a model to a strategy: its stages there, and its default strategy.
 ``model_state``
   Finding all variables of a compiled model, and of its optimizers.
 ``shards``

@@ -13,17 +13,12 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import (
-    TRAINING,
-    KerasStrategy,
     TowerConfig,
-    active_strategy,
     strategy_of,
-    tower_strategy_of,
     words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
@@ -32,7 +27,15 @@ from keras_towers.fit.weights.deferred_variable import (
     DeferredVariable,
     is_repeatable,
 )
-from keras_towers.fit.weights.model_stage import ModelStage, ModelStages
+from keras_towers.fit.weights.model_binding import (
+    ModelStage,
+    ModelStages,
+    defaults,
+    drop_functions,
+    release_from_default,
+    renew_functions,
+    unbind,
+)
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import failed_calls, rank_checks
@@ -40,32 +43,6 @@ from keras_towers.rendezvous.rank_checks import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate
-
-
-# Shadows that remain on a model if calls of it in two threads overlap.
-_SHADOWS_OF_CALLS = (
-    "_maybe_symbolic_build",
-    "_get_metrics_result_or_logs",
-    "_make_function",
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
-)
-
-# What a model has of a strategy, and of its calls.
-_BOUND = (
-    "_distribute_strategy",
-    "train_function",
-    "test_function",
-    "predict_function",
-    "_eval_epoch_iterator",
-    *_SHADOWS_OF_CALLS,
-)
-
-# The strategies on whose towers models train outside of any block.
-_defaults: weakref.WeakKeyDictionary[keras.Model, Any] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 class Adoption:
@@ -112,7 +89,7 @@ class Adoption:
         if self.in_block and self.stages.of(model) is ModelStage.FREE:
             self.stages.move(model, ModelStage.CREATED)
         if self._keeps or not self.in_block:
-            _defaults[model] = self._config.strategy
+            defaults[model] = self._config.strategy
 
     def register_compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
@@ -189,7 +166,7 @@ class Adoption:
             # In a call that has failed ranks may have come differently far.
             self._failed = failed_calls.calls.failed
             for known in self.stages.bound:
-                _drop_functions(known)
+                drop_functions(known)
         for optimizer in state_lib.collect(model).optimizers:
             self.update.place_optimizer(optimizer)
         for trainer in state_lib.models_in(model):
@@ -199,7 +176,7 @@ class Adoption:
             strategy = self._config.strategy
             if strategy_of(trainer) is not strategy:
                 trainer._distribute_strategy = strategy
-                _drop_functions(trainer)
+                drop_functions(trainer)
 
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
@@ -249,7 +226,7 @@ class Adoption:
             for trainer in state_lib.models_in(model):
                 # A nested model may have been placed before, and may train.
                 if not _variables_of(trainer).isdisjoint(map(id, moved)):
-                    _renew_functions(trainer)
+                    renew_functions(trainer)
         if self.stages.of(model) is ModelStage.CLAIMED:
             self.stages.move(model, ModelStage.PLACED)
         return bool(moved)
@@ -469,7 +446,7 @@ class Adoption:
             stack.callback(self._forget)
             for model in self.stages.at(ModelStage.COMPILED):
                 strategy = self._config.strategy
-                stack.callback(_defaults.__setitem__, model, strategy)
+                stack.callback(defaults.__setitem__, model, strategy)
             for variable in self._variables:
                 stack.callback(self.update.restore, variable)
             for model in reversed(models):
@@ -498,7 +475,7 @@ class Adoption:
                 # It is to be claimed and compared again when it is used again.
                 stack.callback(self._prepared.pop, trainer, None)
                 stack.callback(self.stages.move, trainer, ModelStage.FREE)
-                stack.callback(_unbind, trainer)
+                stack.callback(unbind, trainer)
             for variable in state.everything():
                 stack.callback(self.update.restore, variable)
 
@@ -535,91 +512,7 @@ def _compilation(model: keras.Model) -> _Compilation:
     )
 
 
-def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:
-    """Return the strategy on whose towers a method of a model runs.
-
-    It is the strategy of the current block, else the model's strategy, else, if
-    the method trains, the strategy of the block in which the model was created
-    or compiled.
-    """
-    strategy = active_strategy() or tower_strategy_of(model)
-    outside = strategy is None and not tf.distribute.has_strategy()
-    return _defaults.get(model) if outside and kind in TRAINING else strategy
-
-
-def announce_default(
-    model: keras.Model, kind: str, config: TowerConfig
-) -> None:
-    """Announce once that a model trains on towers outside of a block."""
-    if kind not in TRAINING or config.job.rank:
-        return
-    line = (
-        f"{kind} of model {model.name!r} runs on the strategy under which it "
-        f"was created or compiled: {config.strategy!r}"
-    )
-    if first_time(model, line):
-        announce(line)
-
-
-def release_from_default(trainer: keras.Model) -> None:
-    """Turn a model placed outside of any block into an ordinary one."""
-    owner = tower_strategy_of(trainer)
-    if owner is not None:
-        adoption = owner._adoption
-        if _defaults.get(trainer) is owner and not adoption.in_block:
-            # Another strategy may be active.
-            with compat.single_device_mode():
-                adoption.release_model(trainer)
-
-
-@contextlib.contextmanager
-def ignoring_default_strategy(model: keras.Model) -> Iterator[None]:
-    """In this block, train on one device even if the model has a default."""
-    default = _defaults.pop(model, None)
-    try:
-        yield
-    finally:
-        if default is not None:
-            _defaults[model] = default
-
-
-@contextlib.contextmanager
-def unbound(model: keras.Model) -> Iterator[None]:
-    """Take a model off its strategy, and out of its running calls, in a block.
-
-    Its variables stay where they are.
-    """
-    with contextlib.ExitStack() as stack:
-        for trainer in state_lib.models_in(model):
-            own = vars(trainer)
-            before = {name: own.pop(name) for name in _BOUND if name in own}
-            stack.callback(own.update, before)
-            _unbind(trainer)
-        yield
-
-
-def _unbind(trainer: keras.Model) -> None:
-    """Unbind a model from its strategy; it may train there by default."""
-    trainer._distribute_strategy = None
-    _drop_functions(trainer)
-    for name in ("_eval_epoch_iterator", *_SHADOWS_OF_CALLS):
-        vars(trainer).pop(name, None)
-
-
-def _drop_functions(trainer: keras.Model) -> None:
-    """Drop the traced train, test and predict functions."""
-    for kind in ("train", "test", "predict"):
-        setattr(trainer, f"{kind}_function", None)
-
-
 def _variables_of(trainer: keras.Model) -> set[int]:
     """Return the ids of the variables that the steps of a model use."""
     state = state_lib.collect(trainer)
     return set(map(id, (*state.seeds, *state.weights, *state.metrics)))
-
-
-def _renew_functions(trainer: keras.Model) -> None:
-    """Recreate existing traced functions, for a running ``fit``."""
-    for kind in ("train", "test", "predict"):
-        if getattr(trainer, f"{kind}_function") is not None:
-            getattr(trainer, f"make_{kind}_function")(force=True)

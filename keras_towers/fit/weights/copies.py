@@ -16,7 +16,7 @@ from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable
 
 
-def native(variable: Variable) -> tf.Variable:
+def native(variable: Variable) -> Any:
     """Return the ``tf.Variable`` of a Keras variable; others as they are."""
     return getattr(variable, "_value", variable)
 

@@ -58,7 +58,7 @@ def copy_to_device(variable: tf.Variable, device: str) -> tf.Variable:
     return copy
 
 
-def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> tf.Variable:
+def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
     """Create a plain variable like another one."""
     with compat.single_device_mode(), tf.device(device):
         return tf.Variable(

@@ -91,7 +91,7 @@ _OWN_MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @tf.custom_gradient
-def own_mean(x: tf.Tensor) -> tf.Tensor:
+def own_mean(x: tf.Tensor) -> Any:
     """Return for each row the mean of all rows of its tower.
 
     On one device it is the mean of all rows. It is its own gradient, as the

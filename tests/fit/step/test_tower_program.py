@@ -16,6 +16,7 @@ from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.program import Exchange, Tensor
+from keras_towers.reduction import OnTowers
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 
@@ -113,7 +114,10 @@ def tensors_of_tower(k):
 def exchanged(members, transport):
     """The results of some exchanges."""
     return exchange_tensors(
-        members, transport, lambda tensors, exchange: exchange(tensors)
+        members,
+        OnTowers(),
+        transport,
+        lambda tensors, exchange: exchange(tensors),
     )
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance import models as m
 from keras_towers.errors import TowerError
+from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.update import in_shards
 from keras_towers.fit.weights import shards
 from keras_towers.partition.gathers import gathered_bytes
@@ -347,8 +348,8 @@ def test_weights_are_whole_after_an_error():
 def test_what_contradicts_is_refused():
     with pytest.raises(TowerError, match='contradicts updates="sharded"'):
         sharded(updates="sharded")
-    with pytest.raises(TowerError, match="weights=.*contradicts mode='host'"):
-        sharded(mode="host")
+    with pytest.raises(TowerError, match="contradicts sync_every=2"):
+        StrategyOptions(weights="sharded", sync_every=2)
     with pytest.raises(TowerError, match="only applies with weights="):
         kt.TowerStrategy(2, gather_bytes=10)
     with pytest.raises(TowerError, match="gather_bytes=-1"):

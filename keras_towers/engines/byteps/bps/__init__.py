@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers.reduction.gradients import Gradient
 from keras_towers._types import Variable
 from keras_towers.engines.byteps.byteps_transport import transport
 from keras_towers.known_engines import BYTEPS
@@ -38,7 +39,7 @@ from byteps.tensorflow import (
 from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines import dropin
 from keras_towers.engines.dropin import distributed_models
-from keras_towers.engines.dropin.connection import use_connection
+from keras_towers.engines.dropin import use_connection
 from keras_towers.engines.dropin.distributed_optimizer import (
     Reducer,
     distribute,
@@ -203,7 +204,7 @@ class _MeanReducer(Reducer):
 
     def reduce_groups(
         self, grads: list[Any], groups: list[list[int]], key: str
-    ) -> list[tf.Tensor]:
+    ) -> list[Gradient]:
         # BytePS decides what it sends together.
         totals = sum_over_ranks(
             transport(), grads, self._hook, f"bps.gradients.{key}"

@@ -20,13 +20,13 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.engines import dropin
-from keras_towers.engines.dropin import distributed_models
-from keras_towers.engines.dropin.connection import use_connection
+from keras_towers.engines.dropin import distributed_models, use_connection
 from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
     connect,
 )
 from keras_towers.errors import TowerError
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous import activity
 from keras_towers.transport import next_key
 
@@ -57,13 +57,13 @@ def prepare_process() -> None:
 use_connection(HorovodTransport, as_default=True)
 
 
-def _tensor(value: Any) -> tf.Tensor:
+def _tensor(value: Any) -> Gradient:
     if isinstance(value, tf.IndexedSlices):
         return value
     return tf.convert_to_tensor(dropin.tf_variable(value))
 
 
-def _tensors(values: Any) -> list[tf.Tensor]:
+def _tensors(values: Any) -> list[Gradient]:
     return [_tensor(value) for value in values]
 
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras_towers.extending import (
     Gradient,
     Gradients,
+    OnDevice,
     on_values,
-    sum_on_host,
 )
 
 
@@ -21,7 +21,7 @@ def in_float64(
         return on_values(gradient, lambda values: tf.cast(values, dtype))
 
     wide = [[cast(g, tf.float64) for g in tower] for tower in grads]
-    sums = sum_on_host(wide, devices)
+    sums = OnDevice().all_reduce(wide, devices)
     return [
         [cast(s, g.dtype) for s, g in zip(own, tower, strict=True)]
         for own, tower in zip(sums, grads, strict=True)

@@ -17,7 +17,6 @@ class FolderTransport(EngineTransport):
     """Ranks write what they send to a folder, and read what others do."""
 
     name = "a folder"
-    sums_float16 = True
 
     def __init__(self) -> None:
         job = join_job(self.name)

@@ -1,4 +1,4 @@
-"""Sums of towers' gradients: their values, and what their graphs say.
+"""Exchanges among devices: their values, and what their graphs say.
 
 NCCL cannot run on CPUs: of it there is only the graph, and the reasons.
 """
@@ -6,24 +6,26 @@ NCCL cannot run on CPUs: of it there is only the graph, and the reasons.
 import concurrent.futures
 import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_towers.devices import same_device, same_devices
 from keras_towers.errors import TowerError
 from keras_towers.reduction import (
-    CollectiveAllReduce,
+    CollectiveOps,
     GradientPacker,
-    PackedReduction,
-    hierarchical_all_reduce,
-    nccl_all_reduce,
+    Hierarchical,
+    NcclAllReduce,
+    OnDevice,
+    OnTowers,
+    Packed,
+    collective_ops,
     nccl_available,
-    sum_at_variables,
-    sum_on_host,
-    sum_on_towers,
 )
+from keras_towers.transport.messages import Rows
 from tests.reduction.cases import (
-    REDUCTIONS,
+    ON_CPUS,
     assert_placed,
     assert_sums,
     compiled,
@@ -36,12 +38,13 @@ from tests.reduction.cases import (
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_every_tower_gets_the_sum(name):
-    towers = 4 if name == "hierarchical" else 3
-    reduce, devices = REDUCTIONS[name](towers), cpus(towers)
+@pytest.mark.parametrize("towers", [3, 4])
+@pytest.mark.parametrize("name", ON_CPUS)
+def test_every_tower_gets_the_sum(name, towers):
+    mode, devices = ON_CPUS[name](), cpus(towers)
     packer = GradientPacker(num_split=3, min_elements=2)
-    for function in (reduce, PackedReduction(reduce, packer)):
+    reduce = mode.all_reduce
+    for function in (reduce, Packed(mode, packer).all_reduce):
         step = compiled(function, devices)
         for seed in range(2):
             grads = make_gradients(towers, seed)
@@ -51,23 +54,109 @@ def test_every_tower_gets_the_sum(name):
     assert_placed(results, devices)
 
 
+# Wholes, the axis of their rows, and how many each of three devices has.
+ROWS = [
+    ([7, 2], 0, [2, 3, 2]),
+    ([2, 6, 3], 1, [2, 2, 2]),
+    ([6], 0, [2, 2, 2]),
+    ([2, 1], 0, [0, 1, 1]),
+    ([0, 3], 0, [0, 0, 0]),
+]
+OF_ROWS = ("float32", "bfloat16", "complex64", "int32", "int8")
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ON_CPUS)
+def test_rows_are_scattered_and_gathered_and_wholes_broadcast(name, packed):
+    made = collectives = ON_CPUS[name]()
+    if packed:
+        made = Packed(collectives, GradientPacker(num_split=2, min_elements=9))
+    devices, dtypes = cpus(3), [d for _ in ROWS for d in OF_ROWS]
+    rows = [Rows(axis, counts) for _, axis, counts in ROWS for _ in OF_ROWS]
+    draw = np.random.default_rng(0)
+    wholes = [
+        [
+            tf.constant(draw.integers(-9, 9, shape), dtype)
+            for shape, _, _ in ROWS
+            for dtype in OF_ROWS
+        ]
+        for _ in devices
+    ]
+
+    @tf.function
+    def step(wholes):
+        own = made.reduce_scatter(wholes, devices, rows)
+        unknown = [Rows(r.axis, list(map(tf.constant, r.counts))) for r in rows]
+        same = made.reduce_scatter(wholes, devices, unknown)
+        gathered = made.all_gather(own, devices, rows)
+        if not tf.executing_eagerly():
+            assert_placed(own, devices)
+            assert_placed(gathered, devices)
+        return own, same, gathered, made.broadcast(wholes[1], devices)
+
+    def check(own, same, gathered, copies):
+        for i, (whole, dtype) in enumerate(zip(wholes[0], dtypes, strict=True)):
+            of_devices = [tf.cast(w[i], "complex128") for w in wholes]
+            total = sum(map(np.asarray, of_devices))
+            parts = tf.split(total, rows[i].counts, rows[i].axis)
+            for k, _ in enumerate(devices):
+                found = gathered[k][i], copies[k][i], own[k][i], same[k][i]
+                wanted = total, of_devices[1], parts[k], parts[k]
+                for one, other in zip(found, wanted, strict=True):
+                    assert one.dtype == whole.dtype == dtype
+                    one = np.asarray(tf.cast(one, "complex128"))
+                    np.testing.assert_array_equal(one, other)
+
+    for _ in range(2):
+        check(*step(wholes))
+    check(*step.python_function(wholes))
+    (concrete,) = step._list_all_concrete_functions()
+    types = {op.type for op in concrete.graph.get_operations()}
+    used = {type_ for type_ in types if type_.startswith("Collective")}
+    wanted = {"CollectiveAllToAllV2", "CollectiveGatherV2"}
+    assert used == (wanted if name == "collective" else set())
+
+
+def test_rows_over_nccl_are_one_operation_on_each_gpu(monkeypatch):
+    monkeypatch.setattr(collective_ops, "nccl_available", lambda _: (True, ""))
+    rows = [Rows(1, [2, 3, 2]), Rows(0, [1, 1, 1])]
+    row = [tf.ones([4, 7]), tf.ones([3, 2])]
+
+    def step(wholes, devices):
+        made = CollectiveOps()
+        own = made.reduce_scatter(wholes, devices, rows)
+        return made.all_gather(own, devices, rows)
+
+    found = {}
+    for op in ops_of(step, [row] * 3, GPUS):
+        if op.type.startswith("Collective"):
+            assert op.get_attr("communication_hint") == b"nccl"
+            found.setdefault(op.type, []).append(op)
+    assert set(found) == {"CollectiveReduceScatterV2", "CollectiveGatherV2"}
+    for ops in found.values():
+        of_one, of_other = ops[:3], ops[3:]
+        assert same_devices([op.device for op in of_one], GPUS)
+        assert same_devices([op.device for op in of_other], GPUS)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ON_CPUS)
 def test_one_tower_no_gradients_and_unlike_ones(name):
     (grads,) = make_gradients(1)
-    (results,) = REDUCTIONS[name](1)([grads], cpus(1))
+    (results,) = ON_CPUS[name]().all_reduce([grads], cpus(1))
     for index, (result, grad) in enumerate(zip(results, grads, strict=True)):
         assert result is grad, index
-    reduce = REDUCTIONS[name](2)
+    reduce = ON_CPUS[name]().all_reduce
     assert reduce([[], []], cpus(2)) == [[], []]
     with pytest.raises(TowerError, match="Gradient 1 .* tower 1"):
         reduce([[ONES, ONES], [ONES, tf.ones([1])]], cpus(2))
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("name", ON_CPUS)
 def test_shapes_known_only_at_run_time_and_before(name):
-    reduce = REDUCTIONS[name](2)
+    reduce = ON_CPUS[name]().all_reduce
     row = [tf.TensorSpec([None, 2], tf.float32), tf.TensorSpec([4, 3])]
 
     @tf.function(input_signature=[[row, row]])
@@ -114,7 +203,7 @@ UNLIKE = [
 )
 def test_what_differs_is_named(grads, message):
     with pytest.raises(TowerError, match=message):
-        sum_on_towers(grads, cpus(2))
+        OnTowers().all_reduce(grads, cpus(2))
 
 
 # ---- where they sum, and who waits for whom ----------------------------------
@@ -136,27 +225,25 @@ def sums_of(ops, size):
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("reduce", "expected"),
-    [(sum_on_host, [0, 0, 0, 0]), (sum_on_towers, [0, 1, 2, 0])],
+    [(OnDevice(), [0, 0, 0, 0]), (OnTowers(), [0, 1, 2, 0])],
 )
 def test_where_gradients_are_added(reduce, expected):
     row = [tf.ones([i + 1]) for i in range(4)]
-    ops = ops_of(reduce, [row] * 3, cpus(3))
+    ops = ops_of(reduce.all_reduce, [row] * 3, cpus(3))
     assert [places(sums_of(ops, i + 1)) for i in range(4)] == [
         [place] for place in expected
     ]
 
 
-def test_sums_at_the_places_of_weights():
-    grads = make_gradients(3)
-    where = cpus(2) * (len(grads[0]) // 2)
-    sums = sum_at_variables(grads, cpus(3), where)
-    assert_sums([sums] * 3, grads)
-    assert_placed([[total] for total in sums], where)
+def test_sums_at_the_place_of_a_weight():
+    row = [tf.ones([1]), tf.ones([2])]
+    ops = ops_of(OnDevice(cpus(3)[1]).all_reduce, [row] * 3, cpus(3))
+    assert [places(sums_of(ops, size)) for size in (1, 2)] == [[1], [1]]
 
 
 def test_main_devices_rotate_and_groups_do_not_mix():
     row = [tf.ones([i + 1]) for i in range(6)]
-    ops = ops_of(hierarchical_all_reduce, [row] * 8, cpus(8))
+    ops = ops_of(Hierarchical().all_reduce, [row] * 8, cpus(8))
     for index in range(6):
         adds = sums_of(ops, index + 1)
         inside = [op for op in adds if len(op.inputs) == 4]
@@ -170,7 +257,7 @@ def test_main_devices_rotate_and_groups_do_not_mix():
 def test_nccl_has_an_op_for_each_tower_and_none_can_be_pruned():
     row = [tf.ones([2]), tf.ones([])]
     found = {}
-    for op in ops_of(nccl_all_reduce, [row] * 3, GPUS):
+    for op in ops_of(NcclAllReduce().all_reduce, [row] * 3, GPUS):
         if op.type == "NcclAllReduce":
             assert op.get_attr("num_devices") == 3
             assert op.get_attr("reduction") == b"sum"
@@ -200,9 +287,9 @@ SENT_AS = {
 @pytest.mark.parametrize(
     ("reduce", "devices", "column"),
     [
-        (CollectiveAllReduce(cpus(3)), cpus(3), 0),
-        (CollectiveAllReduce(GPUS), GPUS, 1),
-        (nccl_all_reduce, GPUS, 2),
+        (CollectiveOps().all_reduce, cpus(3), 0),
+        (CollectiveOps().all_reduce, GPUS, 1),
+        (NcclAllReduce().all_reduce, GPUS, 2),
     ],
 )
 def test_what_operations_do_not_know_is_sent_wider_or_added(
@@ -226,7 +313,7 @@ def test_what_operations_do_not_know_is_sent_wider_or_added(
 
 def test_in_eager_code_everything_is_added():
     grads = make_gradients(3)
-    assert_sums(nccl_all_reduce(grads, cpus(3)), grads)
+    assert_sums(NcclAllReduce().all_reduce(grads, cpus(3)), grads)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +352,7 @@ def rows(towers, number=3, size=100):
 
 
 def on_cpus(towers):
-    return compiled(CollectiveAllReduce(cpus(towers)), cpus(towers))
+    return compiled(CollectiveOps().all_reduce, cpus(towers))
 
 
 def test_groups_and_graphs_in_turn_also_of_a_stock_strategy():
@@ -291,7 +378,7 @@ def test_groups_and_graphs_in_turn_also_of_a_stock_strategy():
 
 
 def test_inside_a_loop_and_a_condition():
-    reduce = CollectiveAllReduce(cpus(2))
+    reduce = CollectiveOps().all_reduce
 
     @tf.function
     def step(grads, times):
@@ -318,7 +405,7 @@ def test_two_threads_run_one_graph():
 
 
 def test_steps_after_one_that_failed():
-    reduce = CollectiveAllReduce(cpus(4))
+    reduce = CollectiveOps().all_reduce
 
     @tf.function
     def step(grads, fail):
@@ -340,12 +427,17 @@ def test_steps_after_one_that_failed():
         assert_sums(results, rows(4))
 
 
-def test_devices_of_another_group_are_refused():
-    reduce = CollectiveAllReduce(cpus(2))
-    with pytest.raises(TowerError, match="was created for"):
-        reduce(rows(3), cpus(3))
+def test_several_groups_of_devices_and_one_device_twice():
+    reduce = CollectiveOps().all_reduce
+
+    @tf.function
+    def step(devices):
+        return [reduce(rows(len(names)), names) for names in devices]
+
     full = [f"/job:localhost/replica:0/task:0{name}" for name in cpus(2)]
-    assert_sums(reduce(rows(2), full), rows(2))
+    again = [cpus(1)[0]] * 2
+    for found in step([cpus(3), full, cpus(2), again]):
+        assert_sums(found, rows(len(found)))
 
 
 # ---- gradients that are packed into buffers ----------------------------------
@@ -353,14 +445,16 @@ def test_devices_of_another_group_are_refused():
 
 @pytest.fixture
 def spy():
-    """Sums, and keeps what it was called with as ``seen``."""
+    """Exchanges, and keeps what it was called with as ``seen``."""
 
-    def reduce(grads, devices):
-        reduce.seen.append(grads)
-        return sum_on_towers(grads, devices)
+    class Spy(OnTowers):
+        seen = []
 
-    reduce.seen = []
-    return reduce
+        def all_reduce(self, grads, devices):
+            self.seen.append(grads)
+            return super().all_reduce(grads, devices)
+
+    return Spy()
 
 
 @pytest.mark.core
@@ -390,7 +484,7 @@ def test_empty_gradients_are_left_out_and_unknown_ones_alone():
 @pytest.mark.core
 def test_wrapped_reduction_sees_buffers_and_slices(spy):
     grads = make_gradients(3)
-    step = PackedReduction(spy, GradientPacker(num_split=1))
+    step = Packed(spy, GradientPacker(num_split=1)).all_reduce
     assert_sums(step(grads, cpus(3)), grads)
     for device, row in zip(cpus(3), *spy.seen, strict=True):
         kinds = [isinstance(part, tf.IndexedSlices) for part in row]
@@ -403,7 +497,7 @@ def test_wrapped_reduction_sees_buffers_and_slices(spy):
 @pytest.mark.core
 def test_one_tower_packs_nothing(spy):
     grads = [[tf.zeros([99])]]
-    PackedReduction(spy, GradientPacker())(grads, cpus(1))
+    Packed(spy, GradientPacker()).all_reduce(grads, cpus(1))
     assert spy.seen[0] is grads
 
 
@@ -413,7 +507,7 @@ def test_bad_arguments_and_towers_that_differ_are_refused(spy):
         for number in (0, 1.5, "2"):
             with pytest.raises(TowerError, match=f"{name}={number!r}"):
                 GradientPacker(**{name: number})
-    step = PackedReduction(spy, GradientPacker())
+    step = Packed(spy, GradientPacker()).all_reduce
     with pytest.raises(TowerError, match="Gradient 0 "):
         step([[tf.zeros([20])], [tf.zeros([21])]], cpus(2))
     assert not spy.seen

@@ -1,0 +1,220 @@
+"""What binds a model to a strategy: its stages there, and its default strategy.
+
+::
+
+    FREE ──> COMPILED ──┐
+      ├────> CREATED ───┤
+      └─────────────────┴──> CLAIMED ──> PLACED <──> APART
+
+From each of them a model goes back to ``FREE`` when it is released. Two more
+facts are not stages of a model: a call prepares its model anew, whatever the
+stage (``TowerCall``), and each variable in shards knows whether this rank has
+the whole of it (``ShardedVariable``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers._notices import announce, first_time
+from keras_towers.fit.contract import (
+    TRAINING,
+    KerasStrategy,
+    TowerConfig,
+    active_strategy,
+    tower_strategy_of,
+)
+from keras_towers.fit.weights import model_state as state_lib
+
+# Shadows that remain on a model if calls of it in two threads overlap.
+_SHADOWS_OF_CALLS = (
+    "_maybe_symbolic_build",
+    "_get_metrics_result_or_logs",
+    "_make_function",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+)
+
+# What a model has of a strategy, and of its calls.
+_BOUND = (
+    "_distribute_strategy",
+    "train_function",
+    "test_function",
+    "predict_function",
+    "_eval_epoch_iterator",
+    *_SHADOWS_OF_CALLS,
+)
+
+# The strategies on whose towers models train outside of any block.
+defaults: weakref.WeakKeyDictionary[keras.Model, Any] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class ModelStage(enum.Enum):
+    """Where a model is on its way through a strategy."""
+
+    FREE = "an ordinary model, of which the strategy knows nothing"
+    COMPILED = "compiled in the block, and not created or used there"
+    CREATED = "created in the block, and not used there"
+    CLAIMED = "bound to the strategy, as are its optimizers and nested models"
+    PLACED = "bound, and its variables are on the towers"
+    APART = "placed, and since a step each rank may have a part of its state"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the strategy runs the calls of a model."""
+        return self in (ModelStage.CLAIMED, ModelStage.PLACED, ModelStage.APART)
+
+
+NEXT: dict[ModelStage, frozenset[ModelStage]] = {
+    ModelStage.FREE: frozenset(
+        (ModelStage.COMPILED, ModelStage.CREATED, ModelStage.CLAIMED)
+    ),
+    ModelStage.COMPILED: frozenset((ModelStage.CLAIMED, ModelStage.FREE)),
+    ModelStage.CREATED: frozenset((ModelStage.CLAIMED, ModelStage.FREE)),
+    ModelStage.CLAIMED: frozenset((ModelStage.PLACED, ModelStage.FREE)),
+    ModelStage.PLACED: frozenset((ModelStage.APART, ModelStage.FREE)),
+    ModelStage.APART: frozenset((ModelStage.PLACED, ModelStage.FREE)),
+}
+"""The stages that may follow each one."""
+
+
+class ModelStages:
+    """The stages of models on one strategy.
+
+    Models that the user has dropped are freed, even inside the block.
+    """
+
+    def __init__(self) -> None:
+        # Those that are not free.
+        self._stages: weakref.WeakKeyDictionary[keras.Model, ModelStage] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, model: keras.Model) -> ModelStage:
+        """Return the stage of a model."""
+        return self._stages.get(model, ModelStage.FREE)
+
+    def move(self, model: keras.Model, stage: ModelStage) -> None:
+        """Move a model to a stage, where it may be already.
+
+        Raises:
+            AssertionError: the stage does not follow that of the model.
+        """
+        before = self.of(model)
+        if stage is not before and stage not in NEXT[before]:
+            raise AssertionError(
+                f"model {model.name!r} cannot go from stage {before.name} to "
+                f"{stage.name}: it is {before.value}."
+            )
+        if stage is ModelStage.FREE:
+            self._stages.pop(model, None)
+        else:
+            self._stages[model] = stage
+
+    def at(self, *stages: ModelStage) -> list[keras.Model]:
+        """Return the models at some stages."""
+        return [m for m, stage in self._stages.items() if stage in stages]
+
+    @property
+    def bound(self) -> list[keras.Model]:
+        """The models whose calls the strategy runs."""
+        return [m for m, stage in self._stages.items() if stage.is_bound]
+
+    def free_all(self) -> None:
+        """Move all models to ``FREE``."""
+        self._stages.clear()
+
+
+def strategy_that_runs(model: keras.Model, kind: str) -> KerasStrategy | None:
+    """Return the strategy on whose towers a method of a model runs.
+
+    It is the strategy of the current block, else the model's strategy, else, if
+    the method trains, the strategy of the block in which the model was created
+    or compiled.
+    """
+    strategy = active_strategy() or tower_strategy_of(model)
+    outside = strategy is None and not tf.distribute.has_strategy()
+    return defaults.get(model) if outside and kind in TRAINING else strategy
+
+
+def announce_default(
+    model: keras.Model, kind: str, config: TowerConfig
+) -> None:
+    """Announce once that a model trains on towers outside of a block."""
+    if kind not in TRAINING or config.job.rank:
+        return
+    line = (
+        f"{kind} of model {model.name!r} runs on the strategy under which it "
+        f"was created or compiled: {config.strategy!r}"
+    )
+    if first_time(model, line):
+        announce(line)
+
+
+def release_from_default(trainer: keras.Model) -> None:
+    """Turn a model placed outside of any block into an ordinary one."""
+    owner = tower_strategy_of(trainer)
+    if owner is not None:
+        adoption = owner._adoption
+        if defaults.get(trainer) is owner and not adoption.in_block:
+            # Another strategy may be active.
+            with compat.single_device_mode():
+                adoption.release_model(trainer)
+
+
+@contextlib.contextmanager
+def ignoring_default_strategy(model: keras.Model) -> Iterator[None]:
+    """In this block, train on one device even if the model has a default."""
+    default = defaults.pop(model, None)
+    try:
+        yield
+    finally:
+        if default is not None:
+            defaults[model] = default
+
+
+@contextlib.contextmanager
+def unbound(model: keras.Model) -> Iterator[None]:
+    """Take a model off its strategy, and out of its running calls, in a block.
+
+    Its variables stay where they are.
+    """
+    with contextlib.ExitStack() as stack:
+        for trainer in state_lib.models_in(model):
+            own = vars(trainer)
+            before = {name: own.pop(name) for name in _BOUND if name in own}
+            stack.callback(own.update, before)
+            unbind(trainer)
+        yield
+
+
+def unbind(trainer: keras.Model) -> None:
+    """Unbind a model from its strategy; it may train there by default."""
+    trainer._distribute_strategy = None
+    drop_functions(trainer)
+    for name in ("_eval_epoch_iterator", *_SHADOWS_OF_CALLS):
+        vars(trainer).pop(name, None)
+
+
+def drop_functions(trainer: keras.Model) -> None:
+    """Drop the traced train, test and predict functions."""
+    for kind in ("train", "test", "predict"):
+        setattr(trainer, f"{kind}_function", None)
+
+
+def renew_functions(trainer: keras.Model) -> None:
+    """Recreate existing traced functions, for a running ``fit``."""
+    for kind in ("train", "test", "predict"):
+        if getattr(trainer, f"{kind}_function") is not None:
+            getattr(trainer, f"make_{kind}_function")(force=True)

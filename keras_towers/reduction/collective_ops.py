@@ -1,0 +1,426 @@
+"""Exchanges among devices by TensorFlow's collective operations, and NCCL."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.devices import all_on_host
+from keras_towers.reduction.collectives import (
+    Collectives,
+    OnTowers,
+    copy_to,
+)
+from keras_towers.reduction.gradients import Gradient
+from keras_towers.transport import messages, nccl_trial
+from keras_towers.transport.messages import Rows
+
+# The dtypes that TensorFlow's collectives send, on GPUs and on the host.
+_ON_GPUS = (tf.float16, tf.float32, tf.float64, tf.int64)
+_ON_HOST = (*_ON_GPUS, tf.bfloat16, tf.int32)
+
+# TensorFlow identifies a group of devices by its key, with a fixed size, until
+# the process ends. TensorFlow's own strategies count from 1.
+_group_keys = itertools.count(1_000_000)
+
+# TensorFlow also identifies each exchange by a key, and remembers its dtype, so
+# a key belongs to one tensor in one graph. Each tensor cycles through this
+# number of keys.
+_KEYS_PER_TENSOR = 16
+
+# The collection of a graph for what its runs add to keys.
+_SLOTS = "keras_towers_slots"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Devices that exchange tensors.
+
+    Attributes:
+        key: identifies them to TensorFlow.
+        hint: TensorFlow's algorithm: ``"nccl"`` if it can run, else ``"ring"``.
+    """
+
+    key: int
+    hint: str
+
+
+class CollectiveOps(OnTowers):
+    """Exchanges tensors by TensorFlow's collective ops.
+
+    In the ring, every tower sends 2 (K-1)/K times the bytes of a sum, and half
+    of that for rows (P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce
+    algorithms for clusters of workstations, 2009). Ports mode "collective" of
+    tensorpack's ``SyncMultiGPUTrainerReplicated``. Mode "nccl" uses it for
+    variables in shards: TensorFlow has no other op that scatters or gathers
+    over NCCL, and the operations of one communicator cannot wait for those of
+    another one.
+
+    A step that fails on one tower fails with the same error on all towers; the
+    next step works again. All collectives of a graph run, even if their results
+    are unused, so that no tower leaves its peers waiting.
+
+    Some tensors are exchanged as ``OnTowers`` does: slices, dtypes that cannot
+    be sent, and shapes that are empty or unknown at tracing time. In eager code
+    this applies to all, because an operation would wait forever for peers that
+    are launched after it. The ring crashes on empty tensors (TF 2.21), and
+    after a shape mismatch no collective op of the process works any more.
+
+    Example:
+        >>> ops, devices = CollectiveOps(), ["/device:CPU:0", "/device:CPU:1"]
+        >>> @tf.function
+        ... def step(grads):
+        ...     return ops.all_reduce(grads, devices)
+        >>> step([[tf.ones([2])], [tf.ones([2])]])[1][0].numpy()
+        array([2., 2.], dtype=float32)
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, ...], _Group] = {}
+        self._keys = itertools.count(0, _KEYS_PER_TENSOR)
+        self._steps = compat.hidden_variable(0, tf.int64)
+        # TensorFlow serializes the stateful ops of a graph, which would
+        # deadlock collective peers, unless they use different resources: one
+        # per device.
+        self._orders: dict[str, Any] = {}
+
+    def _sum(
+        self, index: int, tensors: Sequence[tf.Tensor], devices: Sequence[str]
+    ) -> Sequence[tf.Tensor]:
+        sent = _summable(tensors, devices)
+        if sent is None:
+            return super()._sum(index, tensors, devices)
+        sums = self._exchange(
+            tf.raw_ops.CollectiveReduceV2,
+            *(sent, devices),
+            merge_op="Add",
+            final_op="Id",
+        )
+        for total, tensor in zip(sums, sent, strict=True):
+            total.set_shape(tensor.shape)
+        return _on_each(devices, messages.summed, sums, tensors[0].dtype)
+
+    def _scatter(
+        self,
+        index: int,
+        tensors: Sequence[tf.Tensor],
+        devices: Sequence[str],
+        rows: Rows,
+    ) -> Sequence[tf.Tensor]:
+        sent = _summable(tensors, devices)
+        if sent is None or not rows.is_known:
+            return super()._scatter(index, tensors, devices, rows)
+        vectors: list[tf.Tensor] = []
+        sizes: list[int] = []
+        for device, tensor in zip(devices, sent, strict=True):
+            with tf.device(device):
+                vector, sizes = messages.joined_rows([tensor], [rows])
+                vectors.append(messages.with_rows_each(vector, sizes))
+        has_nccl = self._group_of(devices).hint == "nccl"
+        scatter = self._reduce_scatter if has_nccl else self._swap_and_add
+        shapes = rows.shapes(sent[0].shape.as_list())
+        results = []
+        for device, part, size, shape in zip(
+            devices, scatter(vectors, devices), sizes, shapes, strict=True
+        ):
+            with tf.device(device):
+                own = tf.reshape(part[:size], shape)
+                results.append(messages.summed(own, tensors[0].dtype))
+        return results
+
+    def _reduce_scatter(
+        self, vectors: Sequence[tf.Tensor], devices: Sequence[str]
+    ) -> list[tf.Tensor]:
+        """Sum vectors; return an equal part of the sum for each device."""
+        return self._exchange(
+            tf.raw_ops.CollectiveReduceScatterV2,
+            *(vectors, devices),
+            merge_op="Add",
+            final_op="Id",
+        )
+
+    def _swap_and_add(
+        self, vectors: Sequence[tf.Tensor], devices: Sequence[str]
+    ) -> list[tf.Tensor]:
+        """Do likewise where TensorFlow has no operation for it."""
+        number = len(devices)
+
+        def in_rows(vector: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(vector, [number, -1])
+
+        received = self._exchange(
+            tf.raw_ops.CollectiveAllToAllV2,
+            *(_on_each(devices, in_rows, vectors), devices),
+        )
+        return _on_each(devices, lambda part: tf.reduce_sum(part, 0), received)
+
+    def _gather(
+        self,
+        index: int,
+        tensors: Sequence[tf.Tensor],
+        devices: Sequence[str],
+        rows: Rows,
+    ) -> Sequence[tf.Tensor]:
+        dtype, shape = tensors[0].dtype, rows.whole_shape(tensors[0].shape)
+        # Its bits travel as those of another one.
+        is_bfloat16 = dtype == tf.bfloat16
+        sent_as = tf.float16 if is_bfloat16 else dtype
+        spec = tf.TensorSpec(shape, sent_as)
+        if not _can_send(spec, devices):
+            return super()._gather(index, tensors, devices, rows)
+        sizes = messages.elements_of_members([shape], [rows])
+        most = max(sizes)
+
+        def padded(tensor: tf.Tensor) -> tf.Tensor:
+            sent = tf.bitcast(tensor, sent_as) if is_bfloat16 else tensor
+            return messages.with_rows(tf.reshape(sent, [-1]), most)
+
+        def whole(vector: tf.Tensor) -> tf.Tensor:
+            parts = zip(tf.split(vector, len(sizes)), sizes, strict=True)
+            own = tf.concat([part[:size] for part, size in parts], 0)
+            (found,) = messages.wholes_of(own, [shape], [rows])
+            return tf.bitcast(found, dtype) if is_bfloat16 else found
+
+        vectors = self._exchange(
+            tf.raw_ops.CollectiveGatherV2,
+            *(_on_each(devices, padded, tensors), devices),
+        )
+        return _on_each(devices, whole, vectors)
+
+    def _copy(
+        self, tensor: tf.Tensor, devices: Sequence[str]
+    ) -> Sequence[tf.Tensor]:
+        size = tensor.shape.num_elements()
+        if not size:
+            return super()._copy(tensor, devices)
+        # Each device gets a part, and passes it on. An operation that
+        # broadcasts takes no token, without which its peers would wait for one
+        # another.
+        number = len(devices)
+        ends = [size * k // number for k in range(number + 1)]
+        rows = Rows(0, [end - begin for begin, end in itertools.pairwise(ends)])
+        with tf.device(tensor.device):
+            parts = rows.split(tf.reshape(tensor, [-1]))
+        parts = list(map(copy_to, devices, parts))
+        return _on_each(
+            devices,
+            lambda whole: tf.reshape(whole, tensor.shape),
+            self._gather(0, parts, devices, rows),
+        )
+
+    def _exchange(
+        self,
+        operation: Callable[..., tf.Tensor],
+        tensors: Sequence[tf.Tensor],
+        devices: Sequence[str],
+        **arguments: Any,
+    ) -> list[tf.Tensor]:
+        """Add an operation on each device; return what they get."""
+        group, first_key = self._group_of(devices), next(self._keys)
+        with tf.device(compat.HOST):
+            instance_key = first_key + self._slot()
+        results = []
+        for device, tensor in zip(devices, tensors, strict=True):
+            with tf.device(device):
+                result = operation(
+                    input=tensor,
+                    group_size=len(devices),
+                    group_key=group.key,
+                    instance_key=instance_key,
+                    ordering_token=[self._order_on(device).handle],
+                    communication_hint=group.hint,
+                    **arguments,
+                )
+            results.append(result)
+        return results
+
+    def _group_of(self, devices: Sequence[str]) -> _Group:
+        names = tuple(devices)
+        if names not in self._groups:
+            key = next(_group_keys)
+            self._groups[names] = _Group(key, hint_for(devices))
+        return self._groups[names]
+
+    def _order_on(self, device: str) -> Any:
+        if device not in self._orders:
+            order = compat.hidden_variable(0, tf.float32, device)
+            self._orders[device] = order
+        return self._orders[device]
+
+    def _slot(self) -> tf.Tensor:
+        """Count the runs of this graph; return what that adds to its keys.
+
+        With a single key, two threads that run the same graph would mix up
+        their buffers. With a new key for every step, TensorFlow would leak
+        memory.
+        """
+        graph: Any = compat.get_default_graph()
+        slots = graph.get_collection_ref(_SLOTS)
+        for owner, slot in slots:
+            if owner is self:
+                return slot
+        # Atomically.
+        step = tf.raw_ops.ResourceCountUpTo(
+            resource=self._steps.handle, limit=2**62, T=tf.int64
+        )
+        slot = tf.cast(step % _KEYS_PER_TENSOR, tf.int32)
+        slots.append((self, slot))
+        return slot
+
+
+def hint_for(devices: Sequence[str]) -> str:
+    """Return the algorithm of TensorFlow's collective ops on devices."""
+    return "nccl" if nccl_available(devices)[0] else "ring"
+
+
+def _can_send(
+    tensor: tf.Tensor | tf.TensorSpec,
+    devices: Sequence[str],
+    dtypes: Collection[tf.DType] | None = None,
+) -> bool:
+    """Whether an operation can send a tensor, in the function being traced.
+
+    Args:
+        tensor: the tensor, or what is known of it.
+        devices: the devices that exchange it.
+        dtypes: what the operation sends; None: what collective ops send.
+    """
+    if dtypes is None:
+        dtypes = _ON_HOST if all_on_host(devices) else _ON_GPUS
+    # Two operations on one device would wait for each other.
+    if tf.executing_eagerly() or len({*devices}) < len(devices):
+        return False
+    return bool(tensor.shape.num_elements()) and tensor.dtype in dtypes
+
+
+def _summable(
+    tensors: Sequence[tf.Tensor],
+    devices: Sequence[str],
+    dtypes: Collection[tf.DType] | None = None,
+) -> list[tf.Tensor] | None:
+    """Return tensors as an operation can sum them; None: it cannot.
+
+    Other dtypes are sent as one that has all of their values.
+    """
+    if all(_can_send(tensor, devices, dtypes) for tensor in tensors):
+        return list(tensors)
+    wider = _on_each(devices, messages.summable, tensors)
+    can = all(_can_send(tensor, devices, dtypes) for tensor in wider)
+    return wider if can else None
+
+
+def _on_each(
+    devices: Sequence[str],
+    function: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    *args: Any,
+) -> list[tf.Tensor]:
+    """Call a function of each device's tensor, there."""
+    results = []
+    for device, tensor in zip(devices, tensors, strict=True):
+        with tf.device(device):
+            results.append(function(tensor, *args))
+    return results
+
+
+# The dtypes that TensorFlow's kernel supports.
+_NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+_names = itertools.count()
+
+
+class NcclAllReduce(OnTowers):
+    """Sums dense tensors on K physical GPUs of this process with NCCL.
+
+    All else is exchanged as ``OnTowers`` does, and so are the tensors that
+    ``CollectiveOps`` leaves to it. Ports mode "nccl" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``.
+    """
+
+    def _sum(
+        self, index: int, tensors: Sequence[tf.Tensor], devices: Sequence[str]
+    ) -> Sequence[tf.Tensor]:
+        sent = _summable(tensors, devices, _NCCL_DTYPES)
+        if sent is None:
+            return super()._sum(index, tensors, devices)
+        name = f"keras_towers_{next(_names)}"
+        sums = _on_each(
+            devices,
+            lambda tensor: tf.raw_ops.NcclAllReduce(
+                input=tensor,
+                reduction="sum",
+                num_devices=len(devices),
+                shared_name=name,
+            ),
+            sent,
+        )
+        # An op that waits for its peers hangs if one of them is pruned from the
+        # graph because its result is unused: each depends on all of them.
+        with tf.control_dependencies(sums):
+            sums = list(map(copy_to, devices, sums))
+        return _on_each(devices, messages.summed, sums, tensors[0].dtype)
+
+
+def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
+    """Whether NCCL can sum over these devices, and why (not), as a clause."""
+    if len(devices) < 2:
+        return False, "it needs at least two GPUs"
+    # The physical GPU of each logical one.
+    physical = [
+        gpu.name
+        for gpu in tf.config.get_visible_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(gpu) or [None]
+    ]
+    seen: dict[str, str] = {}
+    for device in devices:
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type != "GPU":
+            return False, f"{device} is not a GPU"
+        index = spec.device_index or 0
+        if index >= len(physical):
+            return False, f"{device} does not exist"
+        # NCCL refuses two ranks on one GPU.
+        other = seen.setdefault(physical[index], device)
+        if other is not device:
+            return False, f"{other} and {device} are on the same physical GPU"
+    return True, f"{len(devices)} different physical GPUs"
+
+
+def failure_of(
+    collectives: Collectives, devices: Sequence[str], all_kinds: bool = True
+) -> str:
+    """Exchange small tensors of the devices; return why that fails, or nothing.
+
+    Args:
+        collectives: exchange them.
+        devices: the K devices.
+        all_kinds: whether to try all kinds of exchanges, not sums only.
+    """
+    number = len(devices)
+
+    @tf.function(autograph=False)
+    def step() -> list[Gradient]:
+        parts = []
+        for k, device in enumerate(devices):
+            with tf.device(device):
+                parts.append([nccl_trial.part_of(k)])
+        totals = [row[0] for row in collectives.all_reduce(parts, devices)]
+        if not all_kinds:
+            return totals
+        size = totals[0].shape[0]
+        rows = [Rows(0, [size] * number)]
+        repeated = _on_each(
+            devices, lambda part: tf.tile(part, [number]), [p for (p,) in parts]
+        )
+        own = collectives.reduce_scatter([[r] for r in repeated], devices, rows)
+        whole = collectives.all_gather(own, devices, rows)
+        copies = collectives.broadcast(totals[:1], devices)
+        gathered = [part for (row,) in whole for part in tf.split(row, number)]
+        return [*totals, *gathered, *(copy for (copy,) in copies)]
+
+    return nccl_trial.failure_of(step, number)
