@@ -17,7 +17,7 @@ SHOWN_BY = {
         engines/byteps/byteps_transport
     """,
     "engines/horovod": """
-        engines/dropin/horovod_callbacks engines/dropin/connection
+        engines/dropin/horovod_callbacks
         engines/dropin/distributed_models engines/dropin/distributed_optimizer
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
