@@ -21,7 +21,7 @@ ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
 RAY := $(VENV)/ray-$(TENSORFLOW)
 
 .PHONY: demo test test-all test-ecosystem test-gpu test-ray \
-	test-cluster test-matrix test-next check lint types engines bench field docs \
+	test-cluster test-matrix test-next mutants check lint types engines bench field docs \
 	clean
 
 demo: $(STAMP)
@@ -75,6 +75,13 @@ test-matrix: $(STAMP)
 test-next: $(STAMP)
 	$(BIN)/nox --session newest $(NOX_ARGS) -- $(NEXT_ARGS) $(PYTEST_ARGS); \
 	code=$$?; cat .nox/newest.txt; exit $$code
+
+# Changes of single operators, some of which no test may notice: the diffs of
+# those are printed, for you to read.
+MUTANTS_ARGS ?= partition rendezvous --count 100
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),mutants]'
+	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 # The inner loop, in about a minute: some tests of most rooms that do not
 # need Horovod, and the contract's hardest cases.

@@ -5,8 +5,7 @@
 A mutant is a module with one change: another comparison, a number that is one
 off, a loop that never runs. If no test fails, it survives: a test is missing,
 or nothing follows from the change. The command prints survivors as diffs, for
-you to read; they are no error. ``make mutants`` draws them by the seed of the
-tests.
+you to read. ``make mutants`` draws them by the seed of the tests.
 """
 
 import argparse

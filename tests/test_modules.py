@@ -17,8 +17,8 @@ SHOWN_BY = {
         engines/byteps/byteps_transport
     """,
     "engines/horovod": """
-        engines/dropin/distributed_models engines/dropin/distributed_optimizer
         engines/dropin/horovod_callbacks
+        engines/dropin/distributed_models engines/dropin/distributed_optimizer
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
         engines/horovod/hvd/distributed_gradients engines/horovod/hvd/operations
@@ -75,7 +75,6 @@ SHOWN_BY = {
     "reduction/test_collectives.py": """
         reduction/collective_ops reduction/packing
     """,
-    "rendezvous/test_hosts.py": "rendezvous/network",
     "rendezvous/test_store.py": "rendezvous/store_server",
     "strategies/test_async_towers.py": """
         replicas/averages replicas/hogwild replicas/named_resources

@@ -65,6 +65,10 @@ def test_comparisons_are_true_of_all_numbers(compare):
             assert said == actual, (a, b, said)
 
 
+def test_sizes_below_zero_become_positive():
+    assert abs(-3 * EXAMPLES) == abs(3 * EXAMPLES) == 3 * EXAMPLES
+
+
 def test_comparisons_with_a_known_answer():
     assert compared(operator.ge, EXAMPLES, 0) is True
     assert compared(operator.gt, EXAMPLES, -1) is True

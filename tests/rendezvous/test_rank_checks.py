@@ -88,3 +88,14 @@ def test_facts_of_this_process(monkeypatch, tmp_path):
     assert found["script"] == f"train.py ({digest})"
     monkeypatch.setattr(sys, "argv", ["-c"])
     assert "script" not in rank_checks.process_facts.__wrapped__("Horovod")
+
+
+def test_how_steps_of_ranks_differ_is_told():
+    shared, own = ("a", "sum of a"), ("b", "sum of b")
+    told = rank_checks.describe_steps([[shared], [shared, own]], [[], []])
+    assert "different steps. " in told
+    assert "Only on rank 0: none; only on rank 1: sum of b" in told
+    assert "constants" not in told
+    told = rank_checks.describe_steps([[shared]] * 2, [["3.5"], ["4.5"]])
+    assert "different constants" in told
+    assert "different steps" not in told

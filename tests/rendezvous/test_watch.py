@@ -292,3 +292,4 @@ def test_thirty_silent_processes_are_found_as_fast_as_one():
     finally:
         asked.abort()
         watch.stop()
+    assert not watch.is_alive()
