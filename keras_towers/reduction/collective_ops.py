@@ -16,7 +16,7 @@ from keras_towers.reduction.collectives import (
     OnTowers,
     copy_to,
 )
-from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.gradients import Gradient, dense_of
 from keras_towers.transport import messages, nccl_trial
 from keras_towers.transport.messages import Rows
 
@@ -419,7 +419,7 @@ def failure_of(
         )
         own = collectives.reduce_scatter([[r] for r in repeated], devices, rows)
         whole = collectives.all_gather(own, devices, rows)
-        copies = collectives.broadcast(totals[:1], devices)
+        copies = collectives.broadcast(dense_of(totals[:1]), devices)
         gathered = [part for (row,) in whole for part in tf.split(row, number)]
         return [*totals, *gathered, *(copy for (copy,) in copies)]
 

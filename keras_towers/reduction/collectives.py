@@ -14,7 +14,8 @@ from keras_towers.reduction.gradients import (
     Gradients,
     check_sums,
     check_towers,
-    is_sparse,
+    dense_of,
+    sparse_of,
 )
 from keras_towers.transport.messages import Rows
 
@@ -101,10 +102,10 @@ class OnTowers(Collectives):
         def exchange(
             index: int, column: Sequence[Gradient]
         ) -> Sequence[Gradient]:
-            if is_sparse(column[0]):
+            if slices := sparse_of(column):
                 place = self._place(index, devices)
-                return _concat_slices(column, place, devices)
-            return self._sum(index, column, devices)
+                return _concat_slices(slices, place, devices)
+            return self._sum(index, dense_of(column), devices)
 
         return _for_each(grads, exchange)
 

@@ -59,7 +59,9 @@ class GradientPacker:
                     f"{name}={value!r}: give a whole number, 1 or more."
                 )
 
-    def groups(self, grads: Sequence[tf.Tensor]) -> list[list[int]]:
+    def groups(
+        self, grads: Sequence[tf.Tensor | tf.TensorSpec]
+    ) -> list[list[int]]:
         """Return the indices of the gradients of each buffer."""
         groups = []
         for dtype in dict.fromkeys(grad.dtype for grad in grads):

@@ -50,7 +50,7 @@ class Rows:
         is_number = [isinstance(count, int) for count in self.counts]
         return bool(is_number) and all(is_number)
 
-    def shapes(self, shape: Sequence[int]) -> list[list[int]]:
+    def shapes(self, shape: Sequence[Any]) -> list[list[int]]:
         """Return the shapes of the members' rows, given that of the whole."""
         before, after = shape[: self.axis], shape[self.axis + 1 :]
         return [[*before, count, *after] for count in self.counts]
@@ -66,7 +66,7 @@ class Rows:
         counts = list(self.counts)
         return tf.split(tensor, counts, self.axis, num=len(counts))
 
-    def follow_in_memory(self, shape: Sequence[int]) -> bool:
+    def follow_in_memory(self, shape: Sequence[Any]) -> bool:
         """Whether the rows of one member follow those of another in memory."""
         return math.prod(shape[: self.axis]) == 1
 
@@ -273,7 +273,7 @@ def joined_rows(
 
 
 def wholes_of(
-    vector: tf.Tensor, shapes: Sequence[Sequence[int]], rows: Sequence[Rows]
+    vector: tf.Tensor, shapes: Sequence[Any], rows: Sequence[Rows]
 ) -> list[tf.Tensor]:
     """Undo ``joined_rows``: return N tensors of these shapes."""
     if len(shapes) == 1 and rows[0].follow_in_memory(shapes[0]):
@@ -290,7 +290,7 @@ def wholes_of(
 
 
 def elements_of_members(
-    shapes: Sequence[Sequence[int]], rows: Sequence[Rows]
+    shapes: Sequence[Any], rows: Sequence[Rows]
 ) -> list[int]:
     """Return how many elements of N tensors are in the rows of each member."""
     sizes = [

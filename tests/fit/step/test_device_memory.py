@@ -5,10 +5,10 @@ import logging
 import keras
 import numpy as np
 import pytest
-from keras_towers.partition.assumed import AssumedBatch
 
 import keras_towers as kt
 from keras_towers.fit.step.device_memory import DoesNotFit
+from keras_towers.partition.lifetimes import AssumedBatch
 from keras_towers.settings import ENV_DEVICE_MEMORY
 
 RANDOM = np.random.default_rng(0)
