@@ -79,7 +79,11 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Tower, {"towers": 0}, "0"),
         (Tower, {"packer": 8}, "packer=8 .* a GradientPacker, True, False, or"),
         *(
-            (Tower, {"mode": mode}, f"mode={mode!r} .*{ALL_MODES}, or None")
+            (
+                Tower,
+                {"mode": mode},
+                f"mode={mode!r} .*{ALL_MODES}, a function, or None",
+            )
             for mode in ("NCCL", "", True)
         ),
         (Tower, {"batches": "all"}, "batches='all' .*'each'"),

@@ -67,7 +67,7 @@ def refused(options):
         ("--min-np 3 --max-np 2", "run: --min-np 3 and --max-np 2 have to be"),
         (
             "--min-np 3 -np 2 --max-np 4",
-            "--min-np 3, -np 2 and --max-np 4 have to be in this order",
+            "--min-np 3, -np 2 and --max-np 4 have to be in ascending order",
         ),
         ("-np 2 --reset-limit 0", "run: --reset-limit cannot be given with"),
         (

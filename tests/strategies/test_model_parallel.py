@@ -362,7 +362,7 @@ def test_meshes_that_are_refused():
     with pytest.raises(kt.TowerError, match=r"LayoutMap"):
         kt.ModelParallelStrategy(mesh_of(1, 2))
     with pytest.raises(kt.TowerError, match="has no option"):
-        kt.ModelParallelStrategy(layout_map(mesh_of(1, 2)), mode="host")
+        kt.ModelParallelStrategy(layout_map(mesh_of(1, 2)), weights="sharded")
     layouts = layout_map(mesh_of(1, 2), {"*up/kernel": (None, "model")})
     said = r"key '\*up/kernel' .* is not a regular expression \(nothing to"
     with pytest.raises(kt.TowerError, match=said):
