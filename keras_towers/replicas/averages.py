@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
-from keras_towers.fit.weights.copies import copies_of
+from keras_towers.fit.weights.copies import read_later
 from keras_towers.replicas.accumulators import (
     Accumulator,
     GradientSpec,
@@ -141,15 +141,10 @@ class Averages:
 
         It would read the old value: averages are applied after the step.
         """
-        inside = {id(outer): id(own) for outer, own in graph.captures}
-        operations = graph.get_operations()
         read: dict[str, None] = {}
         for begun, call in self._begun:
-            used = {id(t) for each in operations[begun:] for t in each.inputs}
-            for path, variable in zip(call.names, call.variables, strict=True):
-                handles = (id(copy.handle) for copy in copies_of(variable))
-                if any(inside.get(handle) in used for handle in handles):
-                    read[path] = None
+            read |= dict.fromkeys(call.read_later)
+            read |= dict.fromkeys(read_later(call, graph, begun))
         if read:
             raise TowerError(
                 f"the step reads {', '.join(read)} after it has called an "

@@ -23,7 +23,11 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, ApplyCall
 from keras_towers.fit.data.batches import tensors_in
-from keras_towers.fit.weights.copies import copy_on_tower, native
+from keras_towers.fit.weights.copies import (
+    copy_on_tower,
+    native,
+    read_later,
+)
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import GradientLayout
@@ -266,6 +270,8 @@ def trace(
     updates: dict[str, ApplyCall] = {}
     layouts: dict[str, Sequence[GradientLayout]] = {}
     in_updates: dict[str, str] = {}
+    # Of gradients that are results: how many operations come before.
+    begun: dict[str, int] = {}
     is_whole = update is not None and not update.pushes
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
@@ -288,6 +294,7 @@ def trace(
             updates[name], layouts[name] = call, of_call
             before = len(graph.get_operations())
             if update is None or update.pushes:
+                begun[name] = before
                 return
             update.apply_in_trace(call)
             for operation in graph.get_operations()[before:]:
@@ -307,6 +314,9 @@ def trace(
     with compat.single_device_mode():
         graph = compat.func_graph_from_py_func("one_device", run, specs, {})
     draw_counts[outer] = draw_counts.get(graph, 0)
+    for name, before in begun.items():
+        later = read_later(updates[name], graph, before)
+        updates[name] = dataclasses.replace(updates[name], read_later=later)
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
             "the step uses a value that is known only when it runs, and that "
