@@ -158,7 +158,8 @@ def run(**options: Any) -> None:
         strategy: Run the unmodified script inside this strategy, such as
             horovod. Options follow the name, as in
             horovod:weights=sharded:shard_over=process.
-        no_strategy: Let each process train a separate model.
+        no_strategy: Require no strategy: each process trains a separate model,
+            unless the script itself connects them.
         towers: Towers per process, with --strategy or --ps. Without GPUs, this
             splits the CPU into as many devices.
         servers: Number of BytePS servers to start. Default: 1 with --strategy

@@ -97,7 +97,8 @@ class CollectiveOps(OnTowers):
             return super()._sum(index, tensors, devices)
         sums = self._exchange(
             tf.raw_ops.CollectiveReduceV2,
-            *(sent, devices),
+            sent,
+            devices,
             merge_op="Add",
             final_op="Id",
         )
@@ -139,7 +140,8 @@ class CollectiveOps(OnTowers):
         """Sum vectors; return an equal part of the sum for each device."""
         return self._exchange(
             tf.raw_ops.CollectiveReduceScatterV2,
-            *(vectors, devices),
+            vectors,
+            devices,
             merge_op="Add",
             final_op="Id",
         )
@@ -155,7 +157,8 @@ class CollectiveOps(OnTowers):
 
         received = self._exchange(
             tf.raw_ops.CollectiveAllToAllV2,
-            *(_on_each(devices, in_rows, vectors), devices),
+            _on_each(devices, in_rows, vectors),
+            devices,
         )
         return _on_each(devices, lambda part: tf.reduce_sum(part, 0), received)
 
@@ -188,7 +191,8 @@ class CollectiveOps(OnTowers):
 
         vectors = self._exchange(
             tf.raw_ops.CollectiveGatherV2,
-            *(_on_each(devices, padded, tensors), devices),
+            _on_each(devices, padded, tensors),
+            devices,
         )
         return _on_each(devices, whole, vectors)
 
