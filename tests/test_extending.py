@@ -16,10 +16,12 @@ from keras_towers.extending import (
     ComposedStrategy,
     EngineTransport,
     HookState,
+    OnDevice,
     StatefulHook,
     check_strategy,
     join_job,
 )
+from keras_towers.fit.weights import shards
 from tests.kit.training import fit, linear
 
 
@@ -49,6 +51,24 @@ def test_a_strategy_that_differs_from_one_device_is_told_so():
 def test_what_is_no_strategy_and_no_case_is_refused(make, cases, said):
     with pytest.raises(kt.TowerError, match=said):
         check_strategy(make, cases)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("options", [{}, {"weights": "sharded"}])
+def test_a_reduction_gets_gradients_only(options, monkeypatch):
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+    found = []
+
+    def reduce(grads, devices):
+        found.extend((g.dtype, tuple(g.shape)) for g in grads[0])
+        return OnDevice().all_reduce(grads, devices)
+
+    model = linear()
+    with kt.TowerStrategy(2, mode=reduce, **options):
+        fit(model)
+    weights = {(tf.float32, tuple(w.shape)) for w in model.trainable_weights}
+    assert found
+    assert {*found} <= weights
 
 
 def test_ranks_whose_weights_differ_are_named(monkeypatch):

@@ -173,6 +173,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     self._mesh,
                     lambda: self._adoption.models,
                     self._mode.collectives,
+                    gradients=self._mode.gradients,
                     **modes.sums_over_ranks(self._config),
                 )
         self._update = update

@@ -51,21 +51,33 @@ def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """What exchanges tensors here, its name and why it was chosen."""
+    """What exchanges tensors here, its name and why it was chosen.
+
+    Attributes:
+        name: its name, or that of a user's function.
+        reason: why it was chosen, as a phrase.
+        collectives: exchanges the tensors.
+        gradients: sums gradients; None: ``collectives`` does.
+    """
 
     name: str
     reason: str
     collectives: reduction.Collectives
+    gradients: reduction.Collectives | None = None
 
 
 def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     """Choose the mode for devices; warn if it is not the wanted one."""
     wanted = options.mode
-    if callable(wanted):
-        own = reduction.SumsByFunction(wanted, name_of(wanted))
-        return _mode(name_of(wanted), "requested", own, devices, options)
     on_host = devices_lib.all_on_host(devices)
     name: ModeName = "host" if on_host else "towers"
+    if callable(wanted):
+        # Metrics and statistics are no gradients.
+        own = reduction.SumsByFunction(wanted, name_of(wanted))
+        mode = _mode(name_of(wanted), "requested", own, devices, options)
+        return dataclasses.replace(
+            mode, collectives=MODES[name](), gradients=mode.collectives
+        )
     obstacle = _obstacle(wanted or "nccl", devices)
     if wanted and obstacle:
         reason = f"{wanted!r} was requested, but {obstacle}"
@@ -179,8 +191,13 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     divides_weights = options.weights == "sharded"
     if divides_weights or updates == "sharded":
         if config.num_towers * config.shards.size > 1:
-            collectives = mode.collectives
-            return UpdateInShards(config, divides_weights, collectives, **sums)
+            return UpdateInShards(
+                config,
+                divides_weights,
+                mode.collectives,
+                gradients=mode.gradients,
+                **sums,
+            )
         name = "weights" if divides_weights else "updates"
         if config.transport.rank == 0:
             logger.warning(
@@ -192,7 +209,13 @@ def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
     if updates is None:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
-    return WeightUpdate(config, mode.collectives, updates != "once", **sums)
+    return WeightUpdate(
+        config,
+        mode.collectives,
+        updates != "once",
+        gradients=mode.gradients,
+        **sums,
+    )
 
 
 def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:

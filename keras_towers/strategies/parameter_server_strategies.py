@@ -340,5 +340,9 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         check_arguments(DistributedReplicatedStrategy, cluster=cluster)
         super().__init__(towers, cluster, options)
         self._compose_workers(
-            ServerUpdate(self._config, collectives=self._mode.collectives)
+            ServerUpdate(
+                self._config,
+                collectives=self._mode.collectives,
+                gradients=self._mode.gradients,
+            )
         )

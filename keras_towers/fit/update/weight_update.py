@@ -72,6 +72,7 @@ class WeightUpdate:
         each: whether every tower has, and updates, weights and slots.
         device_for: returns the only device of a weight and its slots, where
             its gradient is summed, too; None: the towers have them.
+        gradients: sums gradients; None: ``collectives`` does.
         local_sgd: lets ranks update their weights independently, and adds
             changes up at the end of a round.
         rank_sum: adds this rank's sums up over the ranks.
@@ -97,6 +98,7 @@ class WeightUpdate:
         collectives: Collectives | None = None,
         each: bool = False,
         device_for: Placement | None = None,
+        gradients: Collectives | None = None,
         local_sgd: LocalSGD | None = None,
         rank_sum: RankSum | None = None,
     ):
@@ -112,6 +114,7 @@ class WeightUpdate:
         if collectives is None:
             collectives = OnDevice() if on_host else OnTowers()
         self.collectives: Collectives = collectives
+        self._gradients = gradients or collectives
         self._device_for, self._each = device_for, each
         if self.name != WeightUpdate.name:
             return
@@ -316,7 +319,7 @@ class WeightUpdate:
     def collectives_for(self, weight: Any) -> Collectives:
         """Return what sums the gradients of a weight over towers."""
         if self._device_for is None:
-            return self.collectives
+            return self._gradients
         return OnDevice(copy_on_tower(native(weight)).device)
 
     def _sum_over_towers(
@@ -325,7 +328,7 @@ class WeightUpdate:
         """Return K lists of N sums, given K lists of N gradients."""
         names = self.config.devices
         if self._device_for is None:
-            return self.collectives.all_reduce(tower_grads, names)
+            return self._gradients.all_reduce(tower_grads, names)
         sums = [
             self.collectives_for(weight).all_reduce(
                 [[gradient] for gradient in of_towers], names
