@@ -201,6 +201,9 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
     is_local = not ranks.share_step and update.local_sgd is None
     if is_local or places.parts > 1 or update.divides_slots:
         return None
+    if callable(config.options.mode):
+        # A function of the user's gets each gradient.
+        return None
     if ranks.step.size == 1:
         # On one host, gathering does not change the computing time.
         rows = -(-(examples or _ASSUMED_BATCH) // places.towers)
