@@ -89,7 +89,7 @@ SHOWN_BY = {
         partition/mesh partition/rules/mesh_columns strategies/device_mesh
     """,
     "exactness/test_contract.py": """
-        conformance/cases conformance/models conformance/ordinary
+        conformance/cases conformance/case_models conformance/ordinary
         conformance/outcomes
     """,
     "test_backup.py": "backup_folder saved_training",

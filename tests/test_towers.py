@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.impl import api
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from tests.kit.compare import assert_all_close, assert_close
 
 pytestmark = pytest.mark.alternate

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.fit.weights import model_state as state_lib
 from tests.kit.compare import assert_all_close
 from tests.kit.sampling import sample_of

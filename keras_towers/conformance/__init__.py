@@ -1,6 +1,6 @@
 """The exactness contract as cases that any strategy can run.
 
-``models``
+``case_models``
   Small data and models of the cases.
 ``cases``
   The cases of the exactness contract: a compiled model and its ``fit``.

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 
 BATCH = 16
 _UNEVEN = 53

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.cases import CASES, HARDEST, OVERFLOW
 from keras_towers.fit.weights import shards
 from tests.exactness.contract import assert_contract

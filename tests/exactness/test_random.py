@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y, classifier, fit
 

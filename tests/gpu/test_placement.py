@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.ordinary import Originals
 from keras_towers.devices import canonical
 from tests.gpu.towers import some_on_cpus, strategy, towers

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.cases import CASES
 from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.replicas import named_resources

@@ -6,7 +6,7 @@ import unittest.mock
 import keras
 import tensorflow as tf
 
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.cases import Case
 from keras_towers.partition.registry import AXES
 from tests.fit.calls import test_building as building

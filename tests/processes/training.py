@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.conformance.models import ByHand
+from keras_towers.conformance.case_models import ByHand
 from keras_towers.fit.step import adaptive_function
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport.engine_transport import EngineTransport

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.ordinary import Originals, assert_ordinary
 from tests.kit import compare
 from tests.kit.again import begin_again

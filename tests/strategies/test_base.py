@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.ordinary import assert_ordinary
 from tests.kit.compare import use_model
 from tests.kit.training import compiled, fit, linear

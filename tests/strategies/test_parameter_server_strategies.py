@@ -7,7 +7,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from tests.kit.training import adam, fit
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.fit.weights import shards
 from keras_towers.fit.weights.shards import ShardedVariable
 from tests.kit.compare import assert_exact

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.data.epoch_iterator import RELEASES

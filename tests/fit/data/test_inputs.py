@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from tests.kit.compare import assert_exact
 from tests.kit.sampling import long_unless, sample_of

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
-from keras_towers.conformance.models import ByHand
+from keras_towers.conformance import case_models as m
+from keras_towers.conformance.case_models import ByHand
 from keras_towers.fit.data import batches
 from tests.fit.step.acts import sparse
 from tests.kit.compare import (

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.fit.step import adaptive_function
 from keras_towers.fit.step.adaptive_function import AdaptiveFunction
 from tests.kit.compare import assert_exact

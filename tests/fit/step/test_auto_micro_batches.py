@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.partition.division import elementwise
 from keras_towers.partition.registry import AXES
 from tests.kit.compare import assert_all_close, assert_exact

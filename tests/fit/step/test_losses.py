@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.fit import contract
 from tests.fit.step.acts import Stepping
 from tests.kit.compare import assert_close, assert_exact

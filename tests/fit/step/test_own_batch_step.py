@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
 from tests.fit.step.acts import Acts, Stepping, Twice, shown

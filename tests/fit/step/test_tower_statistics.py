@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from tests.kit.compare import assert_exact
 from tests.kit.training import fit, stacked
 

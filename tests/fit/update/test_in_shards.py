@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.update import in_shards

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.ordinary import all_variables
 from keras_towers.fit.weights import shards, tower_variables
 from tests.fit.one_device import two_layers

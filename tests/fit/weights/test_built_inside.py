@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.conformance.ordinary import assert_ordinary
 from keras_towers.fit import contract
 from tests.fit.one_device import trained, two_layers

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance import models as m
+from keras_towers.conformance import case_models as m
 from keras_towers.fit.weights.model_binding import ModelStage, ModelStages
 from tests.kit.training import fit, linear
 
