@@ -18,7 +18,7 @@ import pathlib
 import secrets
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -143,11 +143,28 @@ FOLDER = pathlib.Path("/dev/shm")
 _ALIGNMENT = 64
 
 
+class Room(NamedTuple):
+    """The bytes in a segment.
+
+    Attributes:
+        sums: for sums, at its beginning.
+        posted: for what its rank posts, at its end.
+    """
+
+    sums: int
+    posted: int
+
+    def holds(self, other: Room) -> bool:
+        """Whether it is as large as another one."""
+        return self.sums >= other.sums and self.posted >= other.posted
+
+
 class SharedMemory:
     """A segment of each rank of a machine, for one bucket after another.
 
     A segment is as large as the largest bucket that was known when it was
-    created, and gives way to a larger one.
+    created, and gives way to a larger one. What a rank posts of a bucket never
+    overlaps the sums of the one before, which others may be reading.
 
     Args:
         rank: this rank.
@@ -160,40 +177,40 @@ class SharedMemory:
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
-        self._largest = 0
+        self._largest = self._own = Room(0, 0)
         self._has_failed = False
         # Those of all ranks, and their names; 0: none is known.
         self._names = [0] * size
         self._segments = [np.empty(0, np.uint8)] * size
         self._remove: Callable[[], object] = lambda: None
 
-    def reserve(self, size: int) -> None:
-        """Note the bytes that a bucket needs in this rank's segment."""
-        self._largest = max(self._largest, size)
+    def reserve(self, room: Room) -> None:
+        """Note what a bucket needs in this rank's segment."""
+        self._largest = Room(*map(max, self._largest, room))
 
-    def publish(self, size: int) -> int:
-        """Return the name of this rank's segment; 0: there is no room.
+    def publish(self, room: Room) -> int:
+        """Return the name of this rank's segment; 0: there is no memory.
 
         Args:
-            size: the bytes that it needs at least.
+            room: what it needs at least.
         """
-        if not self._has_failed and self._segments[self.rank].size < size:
+        if not self._has_failed and not self._own.holds(room):
             try:
                 self._create(self._largest)
             except OSError as error:
                 self._fail(error)
         return 0 if self._has_failed else self._names[self.rank]
 
-    def _create(self, size: int) -> None:
+    def _create(self, room: Room) -> None:
         self._remove()
         name = secrets.randbelow(2**62) + 1
         self._remove = weakref.finalize(self, _remove, _path(name))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         with _opened(name, flags) as descriptor:
             # Fails if there is no room; a later write would kill us.
-            os.posix_fallocate(descriptor, 0, size)
+            os.posix_fallocate(descriptor, 0, sum(room))
             self._segments[self.rank] = _mapped(descriptor)
-        self._names[self.rank] = name
+        self._names[self.rank], self._own = name, room
 
     def open(self, names: Sequence[int]) -> bool:
         """Open the segments of all ranks; return whether that succeeded."""
@@ -236,8 +253,8 @@ class SharedBucket:
     one. Each element is summed by a single rank, in a fixed order, so the
     results are bit-identical on every rank.
 
-    A rank's segment has what the other ranks sum, in the order of ranks. Before
-    that, rank 0's has all sums.
+    Each rank's segment has what the other ranks sum, in their order. That of
+    rank 0 has all sums, too.
     """
 
     def __init__(
@@ -251,16 +268,22 @@ class SharedBucket:
         )
         size = memory.size
         self._bounds = [self._total * r // size for r in range(size + 1)]
-        low, high = self._bounds[memory.rank :][:2]
-        elements = self._total - (high - low)
-        if memory.rank == 0:
-            elements += self._total
-        self._bytes = elements * self._dtype.itemsize
-        memory.reserve(self._bytes)
+        self._posts = [
+            self._total - (high - low)
+            for low, high in itertools.pairwise(self._bounds)
+        ]
+        sums = self._total if memory.rank == 0 else 0
+        self._room = Room(
+            *(
+                -(-count // step) * _ALIGNMENT
+                for count in (sums, self._posts[memory.rank])
+            )
+        )
+        memory.reserve(self._room)
 
     def post(self, *arrays: np.ndarray) -> np.int64:
         """Publish the arrays; return the memory's name, 0 if it is full."""
-        name, mine = self._memory.publish(self._bytes), self._memory.rank
+        name, mine = self._memory.publish(self._room), self._memory.rank
         for rank in range(self._memory.size) if name else ():
             if rank != mine:
                 posted = self._posted(mine, rank)
@@ -299,21 +322,17 @@ class SharedBucket:
 
     @property
     def _sums(self) -> np.ndarray:
-        return self._elements(0)[: self._total]
+        size = self._total * self._dtype.itemsize
+        return self._memory.segment(0)[:size].view(self._dtype)
 
     def _posted(self, rank: int, share: int) -> np.ndarray:
         """Return what a rank has posted of the share of another rank."""
+        size = self._posts[rank] * self._dtype.itemsize
+        posted = self._memory.segment(rank)[-size:].view(self._dtype)
         low, high = self._bounds[share:][:2]
-        own_low, own_high = self._bounds[rank:][:2]
-        before = self._total if rank == 0 else 0
         # It does not post its own share.
-        before -= own_high - own_low if share > rank else 0
-        return self._elements(rank)[before + low : before + high]
-
-    def _elements(self, rank: int) -> np.ndarray:
-        segment = self._memory.segment(rank)
-        whole = segment.size - segment.size % self._dtype.itemsize
-        return segment[:whole].view(self._dtype)
+        before = self._total - self._posts[rank] if share > rank else 0
+        return posted[low - before : high - before]
 
     def _parts(
         self, rank: int, arrays: Sequence[np.ndarray]

@@ -107,9 +107,9 @@ def test_buckets_share_memory_that_is_as_large_as_the_largest(monkeypatch):
     made = []
     create = shared_memory.SharedMemory._create
 
-    def counted(memory, size):
-        made.append(size)
-        create(memory, size)
+    def counted(memory, room):
+        made.append(sum(room))
+        create(memory, room)
 
     monkeypatch.setattr(shared_memory.SharedMemory, "_create", counted)
     monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 1)

@@ -20,6 +20,7 @@ class Memories:
         """An exchange of this value, which takes a while."""
 
         def begin(value, name):
+            name = str(name)
             with self._lock:
                 self.used[name] += 1
                 self._now[name] += 1
@@ -30,7 +31,7 @@ class Memories:
 
         def end(value, name):
             with self._lock:
-                self._now[name] -= 1
+                self._now[str(name)] -= 1
             return value
 
         def add(name):
