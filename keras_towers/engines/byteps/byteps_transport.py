@@ -34,6 +34,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -340,7 +341,7 @@ class BytePSTransport(EngineTransport):
         sums = [
             self._sum_vector(vector, by_length)
             if by_length
-            else self._sum_in_turn(vector)
+            else self._sum_in_turn(vector, key)
             for vector, by_length in zip(vectors, names, strict=True)
         ]
         return [
@@ -348,16 +349,18 @@ class BytePSTransport(EngineTransport):
             for total, tensor in zip(sums, tensors, strict=True)
         ]
 
-    def _sum_in_turn(self, vector: tf.Tensor) -> tf.Tensor:
-        """Sum a vector under a name that others of its length use, too."""
+    def _sum_in_turn(self, vector: tf.Tensor, key: str) -> tf.Tensor:
+        """Sum a vector under a name that others of its kind use, too."""
         (length,) = _lengths(vector)
+        # Exchanges for other purposes are never taken for one another.
+        purpose = re.sub(r"\d+", "", key)
 
         def exchange(turn: str) -> list[tf.Tensor]:
             name = f"{failed_calls.calls.round}.{turn}"
             self._declare({name: (length + 1, vector.dtype)})
             return [self._push_pull(vector, name)]
 
-        kind = f"{vector.dtype.name}/{length}"
+        kind = f"{purpose}/{vector.dtype.name}/{length}"
         return self._turns.take(exchange, kind)[0]
 
     def _sum_vector(
