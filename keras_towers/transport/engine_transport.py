@@ -335,8 +335,8 @@ class EngineTransport(Extensible, Transport):
         except TimeoutError:
             raise TowerError(
                 f"NCCL does not work between the ranks ({why}), and "
-                f"{self.name} cannot end what it has begun: start the job "
-                f"again with {ENV_NCCL_TIMEOUT}=0, and ranks sum on the host."
+                f"{self.name} cannot cancel the sum that it has begun. To sum "
+                f"on the host, start the job again with {ENV_NCCL_TIMEOUT}=0."
             ) from None
 
     def describe_nccl(self) -> str:

@@ -51,7 +51,7 @@ def test_after_the_first_tensor(monkeypatch):
     tf.zeros(1)
     with local_cluster({"worker": 2}) as tasks:
         monkeypatch.setenv(tf_config.VARIABLE, tasks[0].to_json())
-        with pytest.raises(TowerError, match="before the first tensor"):
+        with pytest.raises(TowerError, match="before you create a tensor"):
             kt.MultiWorkerTowerStrategy()
 
 
