@@ -114,7 +114,7 @@ def test_the_self_test_runs_only_where_all_works(
 @pytest.mark.parametrize(
     ("failure", "status", "said"),
     [
-        ("", Status.OK, "adds up"),
+        ("", Status.OK, "sums over"),
         ("InternalError: NCCL: no link", Status.WARNING, "NCCL: no link"),
     ],
 )

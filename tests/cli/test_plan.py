@@ -282,7 +282,7 @@ def test_other_numbers_of_hosts_are_refused(text):
         (["eager"], "leave out run_eagerly=True"),
         (["wrong_data"], "cannot be planned: ValueError"),
         (["scalars"], "among them is 3"),
-        (["of_unknown_length"], "return (model, x, y)"),
+        (["of_unknown_length"], "Return (model, x, y)"),
         (["model", "--towers", "0"], "--towers 0 is not allowed"),
         (
             ["model", "--towers", "4", "--layouts", f"{__name__}:no_layouts"],
