@@ -68,15 +68,15 @@ class Phase(enum.IntEnum):
         ONCE: what is computed once for all towers.
         READ: towers read their copies of variables.
         TOWERS: towers compute.
-        WRITE: towers write their copies of variables. What an optimizer
-            computes for them belongs to it: so each update frees its memory
-            before the next one begins.
+        UPDATE: towers write their copies of variables, and compute what an
+            optimizer adds to them, outside of a function: it would keep what
+            all updates compute until it returns.
     """
 
     ONCE = 0
     READ = 1
     TOWERS = 2
-    WRITE = 3
+    UPDATE = 3
 
 
 def phase_of(
@@ -92,10 +92,10 @@ def phase_of(
     if not any(tensor.on_towers for tensor in inputs):
         return Phase.ONCE
     if of_update:
-        return Phase.WRITE
+        return Phase.UPDATE
     if all(tensor.handle is None for tensor in inputs):
         return Phase.TOWERS
-    return Phase.READ if type_ == "ReadVariableOp" else Phase.WRITE
+    return Phase.READ if type_ == "ReadVariableOp" else Phase.UPDATE
 
 
 def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:

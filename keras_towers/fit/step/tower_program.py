@@ -167,7 +167,7 @@ class TowerProgram:
 
         towers = tensors.scopes(towers=True, columns=on_columns)
         parts = tensors.scopes(towers=True, columns=on_columns, parts=True)
-        reads, writes = here(Phase.READ), here(Phase.WRITE)
+        reads, writes = here(Phase.READ), here(Phase.UPDATE)
         call = self.functions.call_of(here(Phase.TOWERS))
         if call:
             call, reads, writes = self.functions.with_variables(
