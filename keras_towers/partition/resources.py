@@ -276,4 +276,3 @@ def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:
     """Return the dtype and the shape of what a variable holds."""
     (spec,) = handle.handle.shape_and_type
     return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)
-
