@@ -7,13 +7,13 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_towers import backup_folder, saved_training
+from keras_towers._types import Logs
 from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls import tower_call
@@ -168,7 +168,7 @@ class Backup(ResumesFit):
             finally:
                 self._saved.close()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         if contract.active_strategy() is None:
             raise TowerError(
                 "Backup works only inside a strategy's block, because plain "
@@ -177,14 +177,14 @@ class Backup(ResumesFit):
             )
         self._saved.attach(self.model)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._skipped = self._saved.batch
         if self._saved.batch and self._counts_for_all():
             saved = self._saved.metrics
             for variable, value in zip(self._metrics(), saved, strict=True):
                 variable.assign(value)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         done = self._skipped + batch + 1
         if done == self.params.get("steps"):
             return  # The epoch's end is next.
@@ -203,7 +203,7 @@ class Backup(ResumesFit):
 
     setattr(on_train_batch_end, NEVER_STOPS, True)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         position = self._saved
         position.epoch, position.batch, position.metrics = epoch + 1, 0, []
         position.epochs = [*position.epochs, epoch]
@@ -214,7 +214,7 @@ class Backup(ResumesFit):
         if self._should_end():
             self._end(f"after epoch {epoch + 1}")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         self._saved.finish()
         history = self.model.history or keras.callbacks.History()
         history.epoch = list(self._saved.epochs)

@@ -9,11 +9,12 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import keras
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.synchronous_calls import TowerCalls
 from keras_towers.fit.context import patches
@@ -66,11 +67,11 @@ class Explanation:
 
 def explain(
     model: keras.Model,
-    x: Any = None,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: Structure = None,
+    y: Structure = None,
+    sample_weight: Structure = None,
     *,
-    strategy: Any = None,
+    strategy: BaseStrategy | None = None,
     batch_size: int | None = None,
 ) -> Explanation:
     """Explain what a step of ``fit`` does on towers, without running it.

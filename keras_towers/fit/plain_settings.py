@@ -83,8 +83,8 @@ def is_rate(name: str) -> bool:
     return name.startswith(_RATE)
 
 
-def _options_of(configured: Any) -> dict[str, Any]:
-    config: dict[str, Any] = {}
+def _options_of(configured: object) -> dict[str, object]:
+    config: dict[str, object] = {}
     with contextlib.suppress(Exception):  # Not every object has one.
         config = dict(configured.get_config())
     # Not all of Keras's losses have these in their configuration.
@@ -96,7 +96,7 @@ def _options_of(configured: Any) -> dict[str, Any]:
     }
 
 
-def _objects_of(layer: keras.layers.Layer) -> dict[str, Any]:
+def _objects_of(layer: keras.layers.Layer) -> dict[str, object]:
     """Describe a layer's regularizers, constraints and dtype policy."""
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):
@@ -119,7 +119,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | bool | int | float)
 
 
-def in_words(value: Any) -> str:
+def in_words(value: object) -> str:
     """Describe a value: equal ones have equal words on all ranks."""
     if isinstance(value, Mapping):
         pairs = ((str(key), in_words(of)) for key, of in value.items())

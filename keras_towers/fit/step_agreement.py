@@ -8,10 +8,11 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
 from keras_towers.fit.data.same_data import (
@@ -22,6 +23,8 @@ from keras_towers.fit.data.same_data import (
 from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
+
+_Result = TypeVar("_Result")
 
 _BATCH = "they have different examples in a batch after the first one"
 # The steps of a rank run one after another, and each compares itself once. So
@@ -119,7 +122,7 @@ class ComparedStep:
     exchanged: Sequence[str]
     operations: Operations | None = None
     constants: Constants = Constants()
-    spec: Any = None
+    spec: Structure = None
     fingerprint: tf.Tensor | None = None
 
     @functools.cached_property
@@ -205,7 +208,10 @@ class StepAgreement:
             )
 
     def all_end(
-        self, batches: Any, after: Sequence[object], in_rounds: bool = False
+        self,
+        batches: tf.Tensor,
+        after: Sequence[object],
+        in_rounds: bool = False,
     ) -> tf.Tensor:
         """Whether the data of all ranks has ended after so many batches.
 
@@ -219,7 +225,7 @@ class StepAgreement:
             return tf.reduce_all(equal.exact)
 
     def take_over(
-        self, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+        self, variables: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
     ) -> tf.Tensor:
         """Assign rank 0's values to variables, unless they are the same.
 
@@ -248,7 +254,7 @@ class StepAgreement:
 
     def _compare(
         self,
-        exact: Sequence[Any],
+        exact: Sequence[int | tf.Tensor],
         constants: Sequence[int],
         data: tf.Tensor | None = None,
         key: str = STEP_KEY,
@@ -330,7 +336,10 @@ class Equal(NamedTuple):
 
 
 def are_equal(
-    transport: Transport, exact: tf.Tensor, approximate: Any, key: str
+    transport: Transport,
+    exact: tf.Tensor,
+    approximate: Sequence[int] | tf.Tensor,
+    key: str,
 ) -> Equal:
     """Whether all ranks have the same numbers, for each of them.
 
@@ -364,7 +373,7 @@ def are_equal(
     return Equal(high & low, others)
 
 
-def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
+def outside_of_loops(exchange: Callable[[], _Result]) -> Callable[[], _Result]:
     """Return an exchange in which ranks in a loop meet ranks in none.
 
     TensorFlow adds the iteration of a loop to the keys of its collectives, but
@@ -378,7 +387,7 @@ def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
     )
 
 
-def _by_place(described: Iterable[Any]) -> dict[int, list[ConstantText]]:
+def _by_place(described: Iterable[Sequence]) -> dict[int, list[ConstantText]]:
     """Return the constants of a rank by their places, in its order."""
     found: dict[int, list[ConstantText]] = {}
     for constant in itertools.starmap(ConstantText, described):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -45,7 +44,7 @@ class WorkerLiveness(Liveness):
         self._addresses = workers
         self._store = store
 
-    def _ask(self, rank: int) -> Any:
+    def _ask(self, rank: int) -> Hashable:
         address = self._addresses[rank]
         if task_answers(address):
             return ANSWERED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,7 +22,11 @@ from keras_towers.fit.weights.least_loaded import (
 from keras_towers.fit.weights.tower_variables import with_values
 from keras_towers.parameter_servers.server_connection import Connection
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.named_resources import TracedFunctions, variable
+from keras_towers.replicas.named_resources import (
+    RunFunction,
+    TracedFunctions,
+    variable,
+)
 
 # The most parts that weights are divided into.
 _PARTS = 32
@@ -47,9 +50,7 @@ class ServerVariables:
             that is too small to be divided.
     """
 
-    def __init__(
-        self, name: str, connection: Connection, run: Callable[[Any], list[Any]]
-    ):
+    def __init__(self, name: str, connection: Connection, run: RunFunction):
         self._name = name
         self._drop_with = connection.dropped.drop_with
         self._calls = TracedFunctions(run)
@@ -102,17 +103,17 @@ class ServerVariables:
             device = self._placement(local)
         name = f"{self._name}/{self._count}"
         dtype = tf.as_dtype(local.dtype)
-        copy: Any = variable(name, device, local.shape, dtype)
+        copy = variable(name, device, local.shape, dtype)
         # Optimizers look up the variables that they train by this id.
         copy._unique_id = copy_on_tower(local._value)._unique_id
         self._drop_with(copy, name)
         self._count += 1
         self._copies[local] = copy
 
-    def __contains__(self, local: Any) -> bool:
+    def __contains__(self, local: object) -> bool:
         return isinstance(local, keras.Variable) and local in self._copies
 
-    def copy_of(self, local: Any) -> tf.Variable:
+    def copy_of(self, local: keras.Variable) -> tf.Variable:
         """Return the copy of a variable."""
         self._check([local])
         return self._copies[local]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,12 +21,15 @@ from keras_towers.partition.program import (
 from keras_towers.partition.reasons import EXCHANGE, NotDivided
 from keras_towers.partition.sizes import Dimension
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.op_def_pb2 import OpDef
+
 AttrValue = tf.compat.v1.AttrValue
 # The axes of all places that may have a value of their own.
 EVERYWHERE: tuple[Axis, ...] = ("towers", "ranks")
 # The dtype of computed sizes.
 SIZE_DTYPE = tf.int64
-Output = tuple[Any, tf.TensorShape]
+Output = tuple[tf.DType, tf.TensorShape]
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
 # What makes lists, of which every function has its own: XLA returns no list
 # that has no elements yet.
@@ -62,11 +65,11 @@ class Builder:
         self.can_exchange = can_exchange
         self.shard_axes = shard_axes
         self.name = self.gradient = self.device = ""
-        self._constants: dict[Any, Tensor] = {}
+        self._constants: dict[Hashable, Tensor] = {}
 
     def copy(
         self,
-        source: Any,
+        source: tf.Operation,
         inputs: Sequence[Tensor],
         shapes: Sequence[tf.TensorShape] | None = None,
         attributes: Attributes | None = None,
@@ -97,7 +100,7 @@ class Builder:
     def op(
         self,
         type_: str,
-        inputs: Sequence[Any],
+        inputs: Sequence[Tensor | Dimension],
         shape: Any = None,
         is_repeated: bool = False,
         at_root: bool = False,
@@ -119,7 +122,7 @@ class Builder:
         known = {**_defaults(type_), **attributes}
         # No operation that rules add takes two lists.
         longest = len(inputs) - len(definition.input_arg) + 1
-        args: list[Any] = []
+        args: list[OpDef.ArgDef] = []
         for arg in definition.input_arg:
             args += [arg] * (longest if arg.number_attr else 1)
             if arg.number_attr:
@@ -278,7 +281,7 @@ class Builder:
         attributes: Attributes,
         outputs: Iterable[Output],
         least: int = 0,
-        source: Any = None,
+        source: tf.Operation | None = None,
         **options: Any,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
@@ -388,7 +391,7 @@ class Builder:
     def slice_rows(
         self,
         tensor: Tensor,
-        shape: Sequence[Any],
+        shape: Sequence[Dimension | None],
         axis: int,
         first: Tensor | int,
         count: Tensor,
@@ -422,7 +425,9 @@ class Builder:
         )
 
 
-def static(shape: Any) -> tf.TensorShape:
+def static(
+    shape: tf.TensorShape | Iterable[Dimension | None],
+) -> tf.TensorShape:
     """Return a shape as TensorFlow knows it: None for symbols."""
     if isinstance(shape, tf.TensorShape):
         return shape
@@ -434,7 +439,7 @@ def _depends_on_batch(tensors: Iterable[Tensor]) -> bool:
     return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
 
 
-def _attribute(value: Any) -> Any:
+def _attribute(value: object) -> AttrValue:
     """Convert an attribute to an ``AttrValue``."""
     match value:
         case AttrValue():
@@ -461,7 +466,7 @@ def _attribute(value: Any) -> Any:
 
 
 @functools.cache
-def _defaults(type_: str) -> dict[str, Any]:
+def _defaults(type_: str) -> dict[str, AttrValue]:
     """The default attributes of a type of operation."""
     options = compat.op_definition(type_).attr
     return {
@@ -469,7 +474,7 @@ def _defaults(type_: str) -> dict[str, Any]:
     }
 
 
-def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
+def _dtype_of(arg: OpDef.ArgDef, attributes: dict[str, Any]) -> tf.DType:
     """The dtype of an argument; ``SIZE_DTYPE`` if any dtype will do."""
     if arg.type:
         return tf.as_dtype(arg.type)

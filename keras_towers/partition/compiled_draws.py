@@ -8,11 +8,16 @@ XLA compiles.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_towers import compat
 from keras_towers.partition.effects import is_draw
 from keras_towers.partition.kernels import Kernels, called_names, rename_calls
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework.function_pb2 import FunctionDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 # The attribute of calls that XLA compiles.
 COMPILED = "_XlaMustCompile"
@@ -27,7 +32,7 @@ class CompiledDraws:
         kernels: what XLA compiles.
     """
 
-    def __init__(self, graph: Any, kernels: Kernels):
+    def __init__(self, graph: tf.Graph, kernels: Kernels):
         self._graph = graph
         self._kernels = kernels
         self._names: dict[str, str] = {}
@@ -70,7 +75,9 @@ class CompiledDraws:
             definition.ret[key] = outputs.get(source, source)
         return self._add(definition, name)
 
-    def _compile(self, definition: Any, node: Any) -> dict[str, str]:
+    def _compile(
+        self, definition: FunctionDef, node: NodeDef
+    ) -> dict[str, str]:
         """Turn a draw into a call; return new names of what it returns."""
         draw = type(definition)()
         arguments = compat.op_definition(node.op)
@@ -107,7 +114,7 @@ class CompiledDraws:
             for index, arg in enumerate(arguments.output_arg)
         }
 
-    def _add(self, definition: Any, like: str) -> str:
+    def _add(self, definition: FunctionDef, like: str) -> str:
         """Add a function to the graph; return its name."""
         of = like.rpartition("/")[2]
         name = f"{of}_with_compiled_draws_{next(_numbers)}"

@@ -54,6 +54,7 @@ from keras_towers.partition.sizes import (
     EXAMPLES,
     ONE_MORE,
     UNKNOWN,
+    Dimension,
     Size,
     symbol,
     symbol_name,
@@ -212,7 +213,7 @@ def _terms_of(graph: tf.Graph, gradients: Iterable[str]) -> dict[str, str]:
     return {n: found[n] for n in found.keys() - scales}
 
 
-def _tensor(traced: Any, layout: InputLayout) -> Tensor:
+def _tensor(traced: tf.Tensor, layout: InputLayout) -> Tensor:
     """Return the tensor of an input."""
     on_towers = not isinstance(layout, (InShards, Mirrored, Replicated))
     handle = None
@@ -228,10 +229,10 @@ def _tensor(traced: Any, layout: InputLayout) -> Tensor:
 
 def _examples(
     builder: Builder,
-    traced: Sequence[Any],
+    traced: Sequence[tf.Tensor],
     inputs: Inputs,
     layouts: Sequence[InputLayout],
-) -> tuple[Any, Tensor]:
+) -> tuple[Dimension, Tensor]:
     """Return the global and the local number of examples.
 
     Without rows in the inputs, everything is computed once, and the number of
@@ -245,7 +246,7 @@ def _examples(
         traced, inputs.of_graph, layouts, strict=True
     ):
         if isinstance(layout, Sharded) and layout.unit is None:
-            size: Any = tensor.shape[layout.axis]
+            size: Dimension | None = tensor.shape[layout.axis]
             size = EXAMPLES if size is None else size // layout.rows_per_unit
             return size, _number_of_units(builder, own, layout)
         if isinstance(layout, RowSplits):
@@ -291,7 +292,7 @@ def _values(
 
 def _value(
     index: int,
-    traced: Any,
+    traced: tf.Tensor,
     tensor: Tensor,
     layout: InputLayout,
     units: Units,
@@ -305,12 +306,12 @@ def _value(
     if isinstance(layout, RowSplits):
         return _row_splits(units, tensor, layout)
     if isinstance(layout, Sharded):
-        unit: Any = units.of_batch
+        unit: Unit = units.of_batch
         if layout.unit is not None:
             count = _number_of_units(units.builder, tensor, layout)
             unit = units.data_dependent_unit(layout.unit, count)
         layout = dataclasses.replace(layout, unit=unit)
-    shape: Any = None
+    shape: list[Dimension] | None = None
     if traced.shape.rank is not None:
         shape = list(sizes_of(traced.shape))
         for axis, size in enumerate(shape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -11,6 +11,8 @@ from keras_towers import compat
 from keras_towers.partition.program import Attributes
 
 if TYPE_CHECKING:
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
     from keras_towers.partition.program import Function, Operation
 
 
@@ -84,7 +86,7 @@ def functions_of(operation: Operation) -> list[Function]:
 
 def called_names(attributes: Attributes) -> list[str]:
     """Return the names of the functions that a node calls."""
-    values: Iterable[Any] = attributes.values()
+    values: Iterable[AttrValue] = attributes.values()
     names: list[str] = []
     for value in values:
         if value.HasField("func"):
@@ -102,7 +104,7 @@ def rename_calls(attributes: Attributes, rename: Callable[[str], str]) -> None:
             function.name = rename(function.name)
 
 
-def _dtypes(value: Any) -> set[int]:
+def _dtypes(value: AttrValue | None) -> set[int]:
     """The dtypes in an attribute; none: it is left out, or no dtype."""
     if value is None:
         return set()

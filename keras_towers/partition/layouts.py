@@ -32,7 +32,7 @@ from keras_towers.partition.reasons import (
 )
 from keras_towers.partition.sizes import UNKNOWN, Dimension, Size, multiple_of
 
-Shape: TypeAlias = "tuple[Any, ...]"
+Shape: TypeAlias = "tuple[Dimension, ...]"
 Values: TypeAlias = "Sequence[Value]"
 
 
@@ -137,7 +137,7 @@ class Sharded:
         return self.blocks * self.rows
 
     @property
-    def size(self) -> Any:
+    def size(self) -> Dimension:
         """The global size of the axis."""
         return self.rows_per_unit * self.unit.size
 
@@ -349,7 +349,7 @@ class Value:
     local: Tensor | None = None
     whole: Tensor | None = None
     shape: Shape | None = None
-    known: Any = None
+    known: np.ndarray | None = None
     whole_from: WholeFrom | None = None
     elements: Elements | None = None
     meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
@@ -376,7 +376,7 @@ class Value:
         return self.local
 
     @property
-    def known_array(self) -> Any:
+    def known_array(self) -> np.ndarray:
         """Its entries, as in ``known``.
 
         Raises:
@@ -550,7 +550,9 @@ def _common_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     return tuple(size if size == other else UNKNOWN for size, other in pairs)
 
 
-def _common_entries(a: Any, b: Any) -> Any:
+def _common_entries(
+    a: np.ndarray | None, b: np.ndarray | None
+) -> np.ndarray | None:
     if a is None or b is None or np.shape(a) != np.shape(b):
         return None
     either = np.frompyfunc(lambda x, y: x if x == y else UNKNOWN, 2, 1)
@@ -564,7 +566,7 @@ def have_same_facts(a: Value, b: Value) -> bool:
     return bool(_facts(a) == _facts(b))
 
 
-def _facts(value: Value | None) -> Any:
+def _facts(value: Value | None) -> object:
     if value is None:
         return None
     known, elements = value.known, value.elements
@@ -586,7 +588,7 @@ def is_row_per_element(element: object) -> TypeGuard[Sharded]:
     return isinstance(element, Sharded) and element.axis < 0
 
 
-def stacked_layout(element: Any) -> Any:
+def stacked_layout(element: Layout) -> Layout:
     """Return the layout of a stack of elements."""
     if isinstance(element, Sharded):
         return element.at_axis(element.axis + 1)
@@ -606,7 +608,7 @@ def sizes_of(shape: Iterable[object]) -> Shape:
     return tuple(UNKNOWN if size is None else size for size in shape)
 
 
-def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
+def local_shape(shape: tf.TensorShape, layout: object) -> tf.TensorShape:
     """Return the shape that a traced tensor has on a tower."""
     if shape.rank is None or not isinstance(layout, (Sharded, InShards)):
         return shape

@@ -18,7 +18,6 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +29,7 @@ from keras_towers.partition.rules.elementwise import ELEMENTWISE
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
+    Dimension,
     Size,
     symbol_name,
 )
@@ -199,7 +199,7 @@ def bytes_of_all(program: Program, towers: int, rows: int) -> int:
     return total
 
 
-def _length(size: Any, examples: int, rows: int) -> int:
+def _length(size: Dimension, examples: int, rows: int) -> int:
     """Return the length of an axis, given how many examples it has."""
     if not isinstance(size, Size):
         return rows if size is UNKNOWN else int(size)
@@ -232,7 +232,7 @@ def summed_tensors(program: Program) -> set[Tensor]:
     return {tensor for tensor in tensors if tensor.on_towers}
 
 
-def _bytes(spec: Any) -> int:
+def _bytes(spec: tf.TensorSpec) -> int:
     """Return the bytes of a tensor; 0 if unknown, as for lists of tensors."""
     count = tf.TensorShape(spec.shape).num_elements()
     return 0 if count is None else count * tf.as_dtype(spec.dtype).size
@@ -278,7 +278,7 @@ class AssumedBatch:
             inputs.append(tf.TensorSpec(shape, value.dtype))
         return inputs
 
-    def _filled(self, shape: tf.TensorShape) -> Any:
+    def _filled(self, shape: tf.TensorShape) -> list[int] | None:
         if shape.rank is None:
             return None
         return [self._rows if size is None else size for size in shape]
@@ -333,7 +333,7 @@ class AssumedBatch:
         return values
 
     def _exchanged(
-        self, exchange: Exchange, values: dict[Tensor, Any]
+        self, exchange: Exchange, values: dict[Tensor, tf.Tensor]
     ) -> tf.Tensor:
         """Return a tensor like the result of an exchange."""
         (value,) = emit([], values, [exchange.given])

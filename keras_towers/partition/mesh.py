@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal
 
 import tensorflow as tf
 
@@ -137,12 +137,12 @@ class _ColumnGraph:
         self.graph = compat.FuncGraph("column")
         self.inputs: list[ColumnInput] = []
         self.names: dict[str, str] = {}
-        self.sources: dict[str, Any] = {}
+        self.sources: dict[str, tf.Operation] = {}
         self.operations: dict[str, Operation] = {}
         self._program, self._rows = program, rows
         source = program.inputs
         with self.graph.as_default():
-            self._known: dict[Tensor, Any] = {
+            self._known: dict[Tensor, tf.Tensor] = {
                 tensor: placeholder_of(tensor) for tensor in source.of_graph
             }
             inputs = list(self._known.values())
@@ -159,12 +159,17 @@ class _ColumnGraph:
             ]
         self.graph.inputs = inputs
 
-    def _add_input(self, kind: Any, tensor: Tensor, key: int = 0) -> Any:
+    def _add_input(
+        self,
+        kind: Literal["handle", "start", "is_first"],
+        tensor: Tensor,
+        key: int = 0,
+    ) -> tf.Tensor:
         self.inputs.append(ColumnInput(kind, key))
         self._known[tensor] = placeholder_of(tensor)
         return self._known[tensor]
 
-    def _add_sizes(self, inputs: Sequence[Any]) -> None:
+    def _add_sizes(self, inputs: Sequence[tf.Tensor]) -> None:
         """Add the sizes that the program takes from its inputs."""
         sizes = self._program.inputs.sizes
         for name, tensor in sizes.items():
@@ -210,7 +215,7 @@ class _ColumnGraph:
 
 def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     """Return a program whose operations stand for those of the step."""
-    once: dict[Any, str] = {}
+    once: dict[tf.Operation, str] = {}
     for operation in program.operations:
         first = column.operations.get(operation.name)
         operation.name = "" if first is None else first.name

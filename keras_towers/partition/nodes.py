@@ -91,7 +91,7 @@ class Scope:
         self.options = converter.options
         self.marks = marks
         self.updates_from = 0
-        self.computed_once: dict[Any, str] = {}
+        self.computed_once: dict[tf.Operation, str] = {}
         self.graphs: list[tf.Graph] = []
         if around is not None:
             self.computed_once = around.computed_once
@@ -125,7 +125,7 @@ class Scope:
         scope.lay_out_node = lay_out_node
         return scope
 
-    def restore_computed_once(self, before: Mapping[Any, str]) -> None:
+    def restore_computed_once(self, before: Mapping[tf.Operation, str]) -> None:
         """Forget what an attempt that failed has computed once."""
         self.computed_once.clear()
         self.computed_once.update(before)
@@ -133,7 +133,7 @@ class Scope:
     def _builder(self) -> Builder:
         return Builder(False, self.builder.shard_axes)
 
-    def _inside(self, units: Units, **options: Any) -> Scope:
+    def _inside(self, units: Units, **options: object) -> Scope:
         changed = dataclasses.replace(self.options, **options)
         firsts = self.converter.is_first, self.converter.is_first_part
         return Scope(Converter(units, *firsts, changed), around=self)

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.sizes import Dimension
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -121,7 +122,7 @@ class Operation:
     functions: Mapping[str, Function | Sequence[Function]] = dataclasses.field(
         default_factory=dict
     )
-    source: Any = None
+    source: tf.Operation | None = None
     at_root: bool = False
     device: str = ""
     name: str = ""
@@ -166,7 +167,7 @@ class Exchange:
     given: Tensor
     result: Tensor
     axis: int = 0
-    sizes: Sequence[Any] | None = None
+    sizes: Sequence[Dimension] | None = None
     rows: tuple[Tensor, Tensor] | None = None
     units: int | None = None
     over: tuple[Axis, ...] = ("towers", "ranks")
@@ -282,7 +283,7 @@ class Program:
     exchanges: Sequence[Exchange]
     results: Sequence[Tensor]
     graphs: Sequence[tf.Graph]
-    computed_once: Mapping[Any, str]
+    computed_once: Mapping[tf.Operation, str]
     values: Mapping[str, Any]
     replaced_sums: int = 0
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -51,8 +50,8 @@ class Units:
         self.found: dict[str, DataDependentUnit] = {}
         self.of_variables: dict[int, Unit] = {}
         self.sizes: dict[str, Tensor] = {}
-        self._by_key: dict[Any, DataDependentUnit] = {}
-        self._fractions: dict[Any, Tensor] = {}
+        self._by_key: dict[Hashable, DataDependentUnit] = {}
+        self._fractions: dict[Hashable, Tensor] = {}
         self._numbers = itertools.count()
         if around is not None:
             self.of_variables = around.of_variables
@@ -117,7 +116,7 @@ class Units:
             )
         return self._fractions[key]
 
-    def find_rows(self, axis: int, size: Any) -> Sharded | None:
+    def find_rows(self, axis: int, size: Dimension) -> Sharded | None:
         """Return the layout of an axis whose size is a multiple of a unit's."""
         for unit in (self.of_batch, *self.found.values()):
             layout = Sharded(axis, unit)
@@ -171,7 +170,9 @@ class Units:
             size.number, functools.reduce(product, factors)
         )
 
-    def known_tensor(self, entries: Any, dtype: tf.DType) -> Tensor | None:
+    def known_tensor(
+        self, entries: np.ndarray, dtype: tf.DType
+    ) -> Tensor | None:
         """Return a tensor of known entries; None: it cannot be computed.
 
         Args:

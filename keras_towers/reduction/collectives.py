@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import tensorflow as tf
 
@@ -18,6 +18,9 @@ from keras_towers.reduction.gradients import (
     sparse_of,
 )
 from keras_towers.transport.messages import Rows
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 Tensors: TypeAlias = Sequence[Sequence[tf.Tensor]]
 """K lists of N dense tensors: one list per device."""
@@ -312,7 +315,7 @@ class SumsByFunction(OnTowers):
     def reduce_scatter(
         self, tensors: Tensors, devices: Sequence[str], rows: Sequence[Rows]
     ) -> list[list[tf.Tensor]]:
-        sums: Any = self.all_reduce(tensors, devices)
+        sums = self.all_reduce(tensors, devices)
         results = []
         for tower, (device, own) in enumerate(zip(devices, sums, strict=True)):
             with tf.device(device):
@@ -371,7 +374,7 @@ def _terms(
     return list(zip(*parts, strict=True))
 
 
-def _in_two(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _in_two(values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]]:
     """Divide what K devices have into two groups."""
     half = len(values) // 2
     return values[:half], values[half:]
@@ -397,9 +400,9 @@ def _copies_in(
 
 
 def _for_each(
-    rows: Sequence[Sequence[Any]],
-    exchange: Callable[[int, Sequence[Any]], Sequence[Any]],
-) -> list[list[Any]]:
+    rows: Sequence[Sequence[_T]],
+    exchange: Callable[[int, Sequence[_T]], Sequence[_R]],
+) -> list[list[_R]]:
     """Exchange N tensors of K devices, from the last to the first.
 
     The backward pass computes gradients in this order: where ops keep their

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -39,7 +39,7 @@ def in_order(
     like: Sequence[Gradient],
     dense: Sequence[tf.Tensor],
     sparse: Sequence[Gradient],
-) -> list[Any]:
+) -> list[Gradient]:
     """Merge dense and sparse gradients into the original order."""
     kinds = iter(dense), iter(sparse)
     return [next(kinds[is_sparse(gradient)]) for gradient in like]
@@ -56,7 +56,9 @@ def on_values(
     )
 
 
-def scaled(gradients: Sequence[Any], factor: Any) -> list[Any]:
+def scaled(
+    gradients: Sequence[Gradient | None], factor: float | tf.Tensor
+) -> list[Gradient | None]:
     """Multiply gradients by a number or a scalar tensor, cast to their dtypes.
 
     A missing gradient, which is None, remains so.
@@ -70,7 +72,7 @@ def scaled(gradients: Sequence[Any], factor: Any) -> list[Any]:
     return [None if g is None else on_values(g, times) for g in gradients]
 
 
-def divide(gradient: Gradient, number: Any) -> Gradient:
+def divide(gradient: Gradient, number: float | tf.Tensor) -> Gradient:
     """Divide a gradient by a number, cast to its dtype."""
     return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
@@ -108,8 +110,8 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
 
 
 def check_sums(
-    sums: Any, gradients: Sequence[Gradient], source: str
-) -> Sequence[Any]:
+    sums: object, gradients: Sequence[Gradient], source: str
+) -> Sequence[Gradient]:
     """Return sums; refuse what cannot be the sums of gradients.
 
     Args:
@@ -140,7 +142,7 @@ def check_sums(
     return sums
 
 
-def _match(gradient: Any, first: Any) -> bool:
+def _match(gradient: object, first: object) -> bool:
     """Whether the gradients of two towers can be added."""
     kinds = tf.Tensor, tf.IndexedSlices
     if not isinstance(gradient, kinds) or not isinstance(first, kinds):
@@ -149,7 +151,7 @@ def _match(gradient: Any, first: Any) -> bool:
     return kind == wanted and shape.is_compatible_with(known)
 
 
-def _describe(gradient: Any) -> str:
+def _describe(gradient: object) -> str:
     if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
         return repr(gradient)
     return " ".join(map(str, _form(gradient)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -21,6 +21,8 @@ from keras_towers.reduction.gradients import (
 )
 from keras_towers.transport import messages
 from keras_towers.transport.messages import Rows, buckets
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Packed(Collectives):
         return groups + [[i] for i, _ in enumerate(rows) if i not in known]
 
 
-def _all_of(group: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:
+def _all_of(group: Sequence[int], *lists: Sequence[_T]) -> list[list[_T]]:
     """Return the members of a group in each of some lists."""
     return [[values[i] for i in group] for values in lists]
 

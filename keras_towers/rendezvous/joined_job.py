@@ -37,10 +37,12 @@ class JoinedJob:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    _store: Any = dataclasses.field(default=None, repr=False)
+    _store: store.StoreClient | store.FileStore | None = dataclasses.field(
+        default=None, repr=False
+    )
     _prefix: str = dataclasses.field(default="", repr=False)
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Write a value of JSON, such as this rank's address, for all ranks.
 
         Another call of ``join_job`` does not see it.

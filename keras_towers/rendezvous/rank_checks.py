@@ -15,9 +15,10 @@ import re
 import sys
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from keras_towers._imports import minor_version, packages
+from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity, store
 from keras_towers.rendezvous.liveness import describe_each
@@ -61,12 +62,14 @@ class Ranked(Protocol):
 class Peers(Ranked, Protocol):
     """Connected ranks that exchange values."""
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Plain) -> list[Plain]:
         """Gather values from all ranks on all ranks. Eager; no pickles."""
         ...
 
 
-def gather(peers: Peers, value: Any, where: str, kind: str = "") -> list[Any]:
+def gather(
+    peers: Peers, value: Plain, where: str, kind: str = ""
+) -> list[Plain]:
     """Gather values from all ranks, which must be at the same point.
 
     Without the check, ranks at different points could meet in the same gather,
@@ -95,14 +98,14 @@ def different_things(points: Mapping[str, str]) -> str:
     )
 
 
-def describe_ranks(values: Sequence[Any], separator: str = ", ") -> str:
+def describe_ranks(values: Sequence[object], separator: str = ", ") -> str:
     """Describe the values of all ranks."""
     return separator.join(f"rank {r}: {v}" for r, v in enumerate(values))
 
 
 def differing_settings(
-    ranks: Sequence[Mapping[str, Any]],
-) -> dict[str, list[Any]]:
+    ranks: Sequence[Mapping[str, object]],
+) -> dict[str, list[object]]:
     """Return the settings that differ between ranks, with all their values."""
     values = {
         name: [settings.get(name, "not given") for settings in ranks]

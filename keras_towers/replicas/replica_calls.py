@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._notices import announce
-from keras_towers._types import Logs
+from keras_towers._types import Logs, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.synchronous_calls import TowerCalls
@@ -56,7 +56,7 @@ class DroppedGradients:
         if any(counts.dropped):
             announce(f"{name}: {counts}")
 
-    def logged(self) -> dict[str, Any]:
+    def logged(self) -> dict[str, int]:
         """Return additional logs of an epoch that ends."""
         if not self._quorum.may_drop:
             return {}
@@ -82,7 +82,7 @@ class OneFitPerModel(TowerCalls):
         # The ids of models.
         self._fitted: set[int] = set()
 
-    def run_call(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Structure:
         """Run a call; refuse a ``fit`` inside a ``fit`` of the same model."""
         if keras_call.kind != "fit":
             return super().run_call(keras_call)
@@ -99,7 +99,7 @@ class OneFitPerModel(TowerCalls):
         finally:
             self._fitted.remove(id(model))
 
-    def _fit(self, keras_call: KerasCall) -> Any:
+    def _fit(self, keras_call: KerasCall) -> Structure:
         return super().run_call(keras_call)
 
 
@@ -118,11 +118,13 @@ class ReplicaCall(TowerCall):
         if self.dropped is not None:
             self.dropped.announce(self.config.name)
 
-    def train(self, steps: Any, iterator: Any) -> Logs:
+    def train(
+        self, steps: TowerFunction, iterator: Iterator[Structure]
+    ) -> Logs:
         """Train on the next ``steps_per_execution`` batches."""
         raise NotImplementedError
 
-    def _end_of_steps(self, logs: Any) -> Logs:
+    def _end_of_steps(self, logs: Logs) -> Logs:
         logs = super()._end_of_steps(logs)
         return {**logs, **self.dropped.logged()} if self.dropped else logs
 
@@ -130,11 +132,11 @@ class ReplicaCall(TowerCall):
 class TrainFunction(TowerFunction):
     """Passes the next batches of Keras's loop to the current call."""
 
-    def __init__(self, call: ReplicaCall, steps: Any):
+    def __init__(self, call: ReplicaCall, steps: TowerFunction):
         self._call_type = type(call)
         self.steps = steps
 
-    def __call__(self, data: Any) -> Logs:
+    def __call__(self, data: Iterator[Structure]) -> Logs:
         call = tower_call.current()
         if not isinstance(call, self._call_type):
             raise TowerError(self._call_type.refusal)
@@ -165,7 +167,7 @@ def add_summary_writer(
     if not boards:
         return
 
-    def write_to_all(epoch: int, logs: Any) -> None:
+    def write_to_all(epoch: int, logs: Logs) -> None:
         for board in boards:
             with board._train_writer.as_default():
                 write(epoch)
@@ -247,7 +249,7 @@ class _ThreadedCall(ReplicaCall):
         self._calls = calls
         # None if one step runs at a time: eager ones, and ``train_on_batch``.
         self._threads: TowerThreads | None = None
-        self._logs: Any = None
+        self._logs: Logs = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -286,7 +288,7 @@ class _ThreadedCall(ReplicaCall):
     def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         return super()._make_iterator(kind, whole=kind == "fit", **kwargs)
 
-    def train(self, steps: TowerSteps, iterator: Any) -> Logs:
+    def train(self, steps: TowerSteps, iterator: tf.data.Iterator) -> Logs:
         if self._threads is None:
             assert steps.alone is not None
             return steps.alone(iterator)
@@ -313,7 +315,7 @@ class _ThreadedCall(ReplicaCall):
         if threads.latest is not None:
             self._logs = threads.latest
 
-    def finish_steps(self, logs: Any) -> Logs:
+    def finish_steps(self, logs: Logs) -> Logs:
         threads = self._threads
         if threads is None:
             return logs

@@ -36,13 +36,16 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras_towers._imports import broken_entry, load_entry
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.options import check_names, check_values
 from keras_towers.known_engines import ENGINES, SERVED, Engine
 from keras_towers.strategies.signatures import hints_of
+
+if TYPE_CHECKING:
+    from keras_towers.strategies.base import BaseStrategy
 
 GROUP = "keras_towers.strategies"
 
@@ -79,7 +82,7 @@ STRATEGIES = {
 """The strategies of this package by name."""
 
 
-def strategy(name: str, *arguments: Any, **options: Any) -> Any:
+def strategy(name: str, *arguments: object, **options: object) -> BaseStrategy:
     """Create a strategy by name.
 
     ``ModelParallelStrategy`` has no name, since it needs a layout map, which
@@ -140,7 +143,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> None:
+def check_options(name: str, options: Mapping[str, object]) -> None:
     """Check the options of a strategy of this package, without TensorFlow.
 
     Raises:
@@ -158,7 +161,7 @@ def strategy_names() -> list[str]:
     return sorted({*STRATEGIES, *entry_points(group=GROUP).names})
 
 
-def _load(entry: EntryPoint) -> Callable[..., Any]:
+def _load(entry: EntryPoint) -> Callable[..., BaseStrategy]:
     """Import the class that an entry point names."""
     factory = load_entry(entry, "strategy")
     if not callable(factory):

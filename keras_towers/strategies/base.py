@@ -179,7 +179,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         self._update = update
         self._calls = calls or TowerCalls(update)
 
-    def _planned(self, transport: Transport, **options: Any) -> BaseStrategy:
+    def _planned(self, transport: Transport, **options: object) -> BaseStrategy:
         """Return a strategy on such devices, to plan with; it never runs."""
         config = self._config
         own = config.options if self._follows_options else StrategyOptions()
@@ -460,7 +460,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         # Models are bound to this strategy: their copies share it.
         return self
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers import devices as devices_lib
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import (
     Batches,
@@ -318,7 +318,7 @@ class SyncReplicasStrategy(BaseStrategy):
             )
         return tf.convert_to_tensor(average)
 
-    def _average(self, variables: Sequence[Any]) -> None:
+    def _average(self, variables: Sequence[Variable]) -> None:
         if self._averages is not None:
             with compat.single_device_mode():
                 self._averages.apply(list(map(native, variables)))

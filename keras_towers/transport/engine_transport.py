@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers._incomplete import Extensible
+from keras_towers._types import Plain
 from keras_towers.errors import TowerError, shorten
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
@@ -263,7 +264,7 @@ class EngineTransport(Extensible, Transport):
     def reconnect(self) -> None:
         """Do nothing: the ranks are still connected."""
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Plain) -> list[Plain]:
         return plain_values.gather(self.all_gather, value)
 
     def ended_ranks(self) -> str:
@@ -414,7 +415,7 @@ class EngineTransport(Extensible, Transport):
         return self._counted(what, self._functions[form], tensors)
 
     def _check_results(
-        self, what: str, results: Any, wanted: Sequence[tf.TensorSpec]
+        self, what: str, results: object, wanted: Sequence[tf.TensorSpec]
     ) -> None:
         """Refuse what a method of a subclass cannot have computed."""
         is_list = isinstance(results, (list, tuple))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -53,7 +52,7 @@ class DividedBatch:
         cls,
         config: TowerConfig,
         places: Places,
-        data: Any,
+        data: Structure,
         undivided: data_lib.WholeParts,
         order: StepOrder,
     ) -> DividedBatch:
@@ -187,7 +186,7 @@ def shares_batches(config: TowerConfig, ranks: Ranks) -> bool:
     return together and config.options.batches == "split"
 
 
-def _sum_of(counts: Sequence[Any]) -> Any:
+def _sum_of(counts: Sequence[data_lib.Rows]) -> data_lib.Rows:
     """Return a sum of ints, or of tensors, on the host."""
     if all(isinstance(count, int) for count in counts):
         return sum(counts)
@@ -209,7 +208,7 @@ def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
         return tf.identity(sizes[0])
 
 
-def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
+def _layouts(leaf: Structure, name: str, divided: bool) -> list[InputLayout]:
     if not divided:
         tensors = tf.nest.flatten(leaf, expand_composites=True)
         return [REPLICATED for tensor in tensors if tensor is not None]

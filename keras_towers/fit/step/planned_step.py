@@ -105,7 +105,7 @@ class PlacedModel:
         )
         return weights, slots
 
-    def axes_of_shards(self, ranks: int) -> list[Any]:
+    def axes_of_shards(self, ranks: int) -> list[tuple[int, bool] | None]:
         """Return how several ranks divide its variables."""
         towers, axes = ranks * self.config.num_towers, []
         for variable in self._in_shards_of_all:
@@ -209,7 +209,7 @@ def planning(
         builds: whether slots of its optimizer are built. Otherwise those of
             another one like it are.
     """
-    own: Any = getattr(model, "optimizer", None)
+    own: keras.Optimizer | None = getattr(model, "optimizer", None)
     settings = None
     if not builds and own is not None and not own.built:
         with tf.init_scope():
@@ -229,9 +229,9 @@ def planning(
             like = {"optimizer": kind.from_config(settings)}
             stack.enter_context(patches.shadowed(model, like))
         strategy = make()
-        calls: Any = strategy._calls
+        calls = strategy._calls
         # Other ranks, which do not exist, have the same values.
-        equal: dict[str, Any] = {"compare": lambda *_: []}
+        equal: dict[str, object] = {"compare": lambda *_: []}
         stack.enter_context(patches.shadowed(calls.adoption, equal))
         unlimited = {"check_variables": lambda *_: None}
         stack.enter_context(patches.shadowed(calls.step.memory, unlimited))

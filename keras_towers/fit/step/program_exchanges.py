@@ -90,12 +90,12 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
             for taker in takers
         ]
         if exchange.kind == "scatter" and _COLUMNS in along:
-            count: Any = exchange.result.shape[exchange.axis]
+            count = exchange.result.shape[exchange.axis]
             rows = [(taker.column * count, count) for taker in takers]
         yield Members(exchange, devices, values, rows, takers)
 
 
-def _given(exchange: Exchange, tensors: PlacedTensors) -> Any:
+def _given(exchange: Exchange, tensors: PlacedTensors) -> np.ndarray:
     """Return the values that are exchanged, by their places."""
     tensor = exchange.given
     source, rank = tensor.operation, tensors.places.ranks.step.rank

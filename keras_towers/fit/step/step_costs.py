@@ -168,7 +168,7 @@ class Exchanged:
 
     level: int
     tensor: Tensor
-    sizes: Sequence[Any]
+    sizes: Sequence[Dimension]
     is_sum: bool
     over: Sequence[Axis] = ("towers", "ranks")
     groups: int = 1
@@ -283,7 +283,7 @@ def _sizes(tensor: Tensor) -> list[Dimension]:
     return list(sizes_of(tensor.shape))
 
 
-def _length(size: Any, is_rows: bool) -> Dimension:
+def _length(size: Dimension, is_rows: bool) -> Dimension:
     """Return a size; an unknown one of no rows is a length of its own."""
     return _LENGTH if size is UNKNOWN and not is_rows else size
 
@@ -356,7 +356,7 @@ def _once(
     following: dict[str, dict[str, None]] = {}
     undivided = {id(o): why for o, why in program.computed_once.items()}
     reasons: dict[str, str] = {}
-    causes: dict[Any, str] = {}
+    causes: dict[Tensor, str] = {}
     counts: collections.Counter[str] = collections.Counter()
     growing = set()
     for operation in program.operations:

@@ -8,7 +8,6 @@ statistics are updated with the means of these over all examples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,9 +20,9 @@ from keras_towers.partition.rules.control_flow import own_mean
 def normalize(
     original: Callable[..., tf.Tensor],
     layer: keras.layers.BatchNormalization,
-    inputs: Any,
-    training: Any = None,
-    mask: Any = None,
+    inputs: tf.Tensor,
+    training: bool | None = None,
+    mask: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Do what ``BatchNormalization.call`` does, in place of it.
 

@@ -12,7 +12,7 @@ import itertools
 import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
@@ -32,6 +32,7 @@ from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import GradientLayout
 from keras_towers.reduction import scaled
+from keras_towers.reduction.gradients import Gradient
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate
@@ -43,7 +44,7 @@ _CALLS = frozenset(
     for name in ("PartitionedCall", "If", "Case", "While")
 )
 ResultT = TypeVar("ResultT")
-_Needed: TypeAlias = dict[Any, dict[str, Any]]
+_Needed: TypeAlias = "dict[tf.Graph, dict[str, tf.Operation]]"
 
 # Keras's trees are those of ``optree`` or, in its absence, ``dm-tree``.
 _LIBRARIES = tuple(
@@ -79,10 +80,10 @@ class Trace:
         is_whole: whether it has the updates; if not, gradients are results.
     """
 
-    graph: Any
-    captures: Sequence[Any]
+    graph: tf.Graph
+    captures: Sequence[tf.Tensor]
     updates: Mapping[str, ApplyCall]
-    output: Any
+    output: Structure
     layouts: Mapping[str, Sequence[GradientLayout]]
     in_updates: Mapping[str, str]
     is_whole: bool
@@ -110,7 +111,9 @@ class Trace:
             if not self.is_whole
         }
 
-    def call_with(self, name: str, components: Sequence[Any]) -> ApplyCall:
+    def call_with(
+        self, name: str, components: Sequence[tf.Tensor | None]
+    ) -> ApplyCall:
         """Return the call of an optimizer with other gradients."""
         call = self.updates[name]
         grads = with_components(call.grads, components)
@@ -172,7 +175,7 @@ class Trace:
         outside = {id(t): t for t in used if id(t) not in own}
         return [t for t in outside.values() if _is_numeric(t)]
 
-    def output_with(self, results: Sequence[Any]) -> Structure:
+    def output_with(self, results: Sequence[tf.Tensor]) -> Structure:
         """Return the output with other tensors."""
         remaining = iter(results)
         leaves = [
@@ -184,7 +187,7 @@ class Trace:
         )
 
     @property
-    def gradients(self) -> dict[str, tuple[ApplyCall, Any]]:
+    def gradients(self) -> dict[str, tuple[ApplyCall, Variable]]:
         """The call and the weight of each component of a gradient, by name."""
         return {
             tensor.name: (call, weight)
@@ -200,20 +203,22 @@ class Trace:
         return self.graph.inputs[first:]
 
 
-def handle_of(variable: Variable) -> Any:
+def handle_of(variable: Variable) -> tf.Tensor | None:
     """Return the handle of a variable's first copy; None: on another rank."""
     return getattr(copy_on_tower(native(variable), 0), "handle", None)
 
 
-def _is_numeric(handle: Any) -> bool:
+def _is_numeric(handle: tf.Tensor) -> bool:
     dtype = compat.type_of_variable(handle)
     others = (tf.string, tf.resource, tf.variant)
     return dtype is not None and tf.as_dtype(dtype) not in others
 
 
-def _add_needed(needed: _Needed, graph: Any, ends: Iterable[Any]) -> None:
+def _add_needed(
+    needed: _Needed, graph: tf.Graph, ends: Iterable[tf.Operation]
+) -> None:
     """Add the needed operations of a graph, and of functions that it calls."""
-    by_name: dict[str, Any] = {}
+    by_name: dict[str, tf.Operation] = {}
     needed[graph] = by_name
     waiting = [*ends, *(o for o in graph.get_operations() if written(o))]
     while waiting:
@@ -223,7 +228,7 @@ def _add_needed(needed: _Needed, graph: Any, ends: Iterable[Any]) -> None:
             waiting += [tensor.op for tensor in _operands(needed, operation)]
 
 
-def _operands(needed: _Needed, operation: Any) -> list[tf.Tensor]:
+def _operands(needed: _Needed, operation: tf.Operation) -> list[tf.Tensor]:
     """Return the inputs that an operation needs."""
     graphs = called_graphs(operation)
     for graph in graphs:
@@ -244,9 +249,9 @@ def _operands(needed: _Needed, operation: Any) -> list[tf.Tensor]:
 
 def trace(
     step: Step,
-    batch: Any,
+    batch: Structure,
     kind: str,
-    build: Callable[[Any, Sequence[Any]], None],
+    build: Callable[[keras.Optimizer, Sequence[Variable]], None],
     own_statistics: bool = False,
     xla: bool = False,
     update: WeightUpdate | None = None,
@@ -368,7 +373,9 @@ def _handed_over(
     return returned[0].op.name, call, of_components
 
 
-def _with_dense_shape(gradient: Any, variable: Any) -> Any:
+def _with_dense_shape(
+    gradient: Gradient | None, variable: Variable
+) -> Gradient | None:
     """Return a gradient of rows with the shape of its variable."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -376,7 +383,7 @@ def _with_dense_shape(gradient: Any, variable: Any) -> Any:
     return tf.IndexedSlices(gradient.values, gradient.indices, shape)
 
 
-def components_of(gradient: Any) -> list[tf.Tensor]:
+def components_of(gradient: Gradient | None) -> list[tf.Tensor]:
     """Return the tensors of a gradient: values and indices, or one, or none."""
     if gradient is None:
         return []
@@ -386,11 +393,11 @@ def components_of(gradient: Any) -> list[tf.Tensor]:
 
 
 def with_components(
-    like: Sequence[Any], components: Sequence[Any]
-) -> list[Any]:
+    like: Sequence[Gradient | None], components: Sequence[tf.Tensor | None]
+) -> list[Gradient | None]:
     """Return gradients like others, given new component tensors."""
     remaining = iter(components)
-    grads: list[Any] = []
+    grads: list[Gradient | None] = []
     for gradient in like:
         parts = list(itertools.islice(remaining, len(components_of(gradient))))
         if len(parts) == 2 and parts[0] is not None:
@@ -402,7 +409,7 @@ def with_components(
     return grads
 
 
-def cause_of(operation: Any) -> str:
+def cause_of(operation: tf.Operation) -> str:
     """Return the line of an operation, or of what it computes a gradient of.
 
     If operations of several lines may be meant, return the name of the layer.
@@ -428,7 +435,9 @@ def cause_of(operation: Any) -> str:
     return f"the gradient of {layer}" if layer else line_of(operation)
 
 
-def _common_line(operation: Any, forward: Sequence[Any]) -> str:
+def _common_line(
+    operation: tf.Operation, forward: Sequence[tf.Operation]
+) -> str:
     """Return the line of the operations that a gradient may be of.
 
     Args:
@@ -451,7 +460,7 @@ def _common_line(operation: Any, forward: Sequence[Any]) -> str:
     return ""
 
 
-def line_of(operation: Any) -> str:
+def line_of(operation: tf.Operation) -> str:
     """Return the innermost line of the user's code.
 
     Without one, return the name of the operation, and the function of Keras

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -87,11 +86,11 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> tf.Graph:
 
 
 # The graphs of ``_mean_of_rows``, which nothing else calls.
-_OWN_MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
+_OWN_MEANS: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
 
 @tf.custom_gradient
-def own_mean(x: tf.Tensor) -> Any:
+def own_mean(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Return for each row the mean of all rows of its tower.
 
     On one device it is the mean of all rows. It is its own gradient, as the

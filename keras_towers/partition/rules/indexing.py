@@ -6,8 +6,8 @@ If the row numbers of a tower refer to its rows, it indexes them locally.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Hashable, Sequence
+from typing import Literal, TypeAlias
 
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.division import Factors, NewAxis, divide
@@ -334,7 +334,7 @@ def _segment_extreme(
 def _bincount_axes(
     node: Node, values: Value, size: Value, weights: Value
 ) -> Factors:
-    labels: list[Any] = list(range(values.rank))
+    labels: list[Hashable] = list(range(values.rank))
     # The rows of a matrix are counted independently.
     is_dense = node.type == "DenseBincount"
     is_matrix = is_dense and values.rank == 2

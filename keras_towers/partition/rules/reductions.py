@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_towers.partition.builder import static
 from keras_towers.partition.division import Factors, NewAxis, along_axes
@@ -19,7 +19,11 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import require
 from keras_towers.partition.registry import axes, rule, shape_of
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 
@@ -54,7 +58,7 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     layout, rows = value.as_rows()
     require(layout.axis in reduced)
     along = node.builder.constant(reduced, node.dtype(1))
-    kept: Sequence[Any] = value.sizes
+    kept: Sequence[Dimension] = value.sizes
     if node.attr("keep_dims"):
         kept = [1 if k in reduced else size for k, size in enumerate(kept)]
     else:
@@ -144,9 +148,9 @@ def _mean(node: Node, value: Value, over: Value) -> Values:
 
 
 def _mean_with(
-    variance: Any,
+    variance: tf.Operation,
     units: Units,
-    mean: Any,
+    mean: tf.Operation,
     value: Value,
     reduced: Sequence[int],
 ) -> Value:
@@ -177,7 +181,7 @@ def _mean_with(
     fraction = builder.op("Reshape", [fraction, ones], ones)
     fractions = builder.exchange("gather", fraction, layout.axis)
 
-    def combine(tensors: Tensor, like: Any) -> Value:
+    def combine(tensors: Tensor, like: tf.Operation) -> Value:
         # The mean of no rows is NaN.
         weighted = builder.op("MulNoNan", [tensors, fractions], means.shape)
         keeps, shape = like.get_attr("keep_dims"), like.outputs[0].shape

@@ -9,6 +9,7 @@ tower indexes its own rows.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -28,6 +29,7 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import require
 from keras_towers.partition.registry import notes, rule
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
 
 # Moves that leave out no row number, or all.
@@ -124,7 +126,7 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
 @notes("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
 def _note_limits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note the limits of indices along an axis, and of zeros."""
-    limit: Any = 1
+    limit: Dimension | None = 1
     if node.type != "ZerosLike":
         axis = -1 if node.type == "TopKV2" else known_ints(inputs[1])[0]
         limit = (inputs[0].shape or (None,))[axis]
@@ -361,7 +363,7 @@ def _source_indices(builder: Builder, lengths: Tensor) -> Tensor:
 
 def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
     """Return the tensors of ``tf.repeat`` by the names in the patterns."""
-    parts: dict[str, Any] = {}
+    parts: dict[str, tf.Tensor] = {}
     require(node.shapes[0].rank == 1)
     require(_match(node.operation, _REPEAT, parts))
     for name, pattern in (("most", _MOST), ("all_lengths", _LENGTHS)):
@@ -371,7 +373,7 @@ def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
 
 
 def _match(
-    operation: tf.Operation, pattern: Any, parts: dict[str, Any]
+    operation: tf.Operation, pattern: Sequence, parts: dict[str, tf.Tensor]
 ) -> bool:
     """Whether an operation matches a pattern; bind the names in it."""
     type_, *rest = pattern

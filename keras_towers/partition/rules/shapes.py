@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,7 @@ def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
     covers earlier axes and the blocks, and the trailing index covers the rows
     of a unit and later axes.
     """
-    leading: Any = math.prod(shape[: layout.axis]) * layout.blocks
+    leading = math.prod(shape[: layout.axis]) * layout.blocks
     trailing = math.prod(shape[layout.axis + 1 :]) * layout.rows
     for axis, size in enumerate(sizes):
         count, before = (
@@ -160,8 +161,8 @@ def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
 @axes("Tile")
 def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
     known = [UNKNOWN] * value.rank if times.known is None else times.known
-    labels: list[Any] = []
-    tiled: list[Any] = []
+    labels: list[Hashable] = []
+    tiled: list[Hashable] = []
     for axis, size in enumerate(value.sizes):
         is_kept = known[axis] == 1
         labels.append(axis if is_kept else None)
@@ -235,9 +236,9 @@ def _transpose(node: Node, value: Value, order: Value) -> Factors:
     return Factors([range(value.rank), None], [known_ints(order)], linear=[[0]])
 
 
-def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
+def _with_axis(value: Value, at: int, label: Hashable) -> list[Hashable]:
     """Return the labels of a value's axes with another one inserted."""
-    labels: list[Any] = list(range(value.rank))
+    labels: list[Hashable] = list(range(value.rank))
     labels.insert(at % (value.rank + 1), label)
     return labels
 
