@@ -255,19 +255,20 @@ class State(KeptObjects):
     @property
     def epoch(self) -> int:
         """The epoch of the last commit, from 0."""
-        return self._backup.epoch
+        return self._backup.position.epoch
 
     @property
     def batch(self) -> int:
         """The number of global batches of this epoch before the commit."""
-        return self._backup.batch
+        return self._backup.position.batch
 
     def _contents(self) -> dict[str, object]:
         return {**super()._contents(), _POSITION: (self.epoch, self.batch)}
 
     def _take(self, contents: dict[str, object]) -> None:
         objects = dict(contents)
-        self._backup.epoch, self._backup.batch = objects.pop(_POSITION)
+        position = self._backup.position
+        position.epoch, position.batch = objects.pop(_POSITION)
         super()._take(objects)
 
     def _make_notes(self) -> bytes:

@@ -8,17 +8,48 @@ optimizers (``call_agreement.py``).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.rendezvous import rank_checks
 
 _RATE = "learning_rate"
 _INNER = "inner_optimizer"
 # What only names objects, and what ranks and backups share.
 _IGNORED = ("name", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """The settings of a model, as plain data that a backup keeps.
+
+    Attributes:
+        keras: the version of Keras.
+        model: as ``of_model`` describes it.
+        ranks: the number of ranks that train it.
+    """
+
+    keras: str
+    model: dict[str, str]
+    ranks: int
+
+    @classmethod
+    def of(cls, model: keras.Model, ranks: int) -> ModelSettings:
+        """Return the settings of a model that ranks train."""
+        return cls(keras.__version__, of_model(model), ranks)
+
+    def differing(self, other: ModelSettings) -> dict[str, list[object]]:
+        """Return those of the model that differ, with both values."""
+        both = [self.model, other.model]
+        if self.keras != other.keras:
+            # Each version may have settings that the other one has not.
+            known = self.model.keys() & other.model.keys()
+            both = [{name: each[name] for name in known} for each in both]
+        return rank_checks.differing_settings(both)
 
 
 def of_model(model: keras.Model) -> dict[str, str]:

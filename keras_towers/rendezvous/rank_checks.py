@@ -98,6 +98,29 @@ def different_things(points: Mapping[str, str]) -> str:
     )
 
 
+def raise_together(
+    ranks: Peers, failure: str, where: str, value: str = ""
+) -> list[str]:
+    """Raise the failure of any rank on all. Collective.
+
+    Args:
+        ranks: all ranks.
+        failure: that of this rank; empty: there is none.
+        where: what this rank does, to follow "rank 0" in a message.
+        value: any other text of this rank.
+
+    Returns:
+        The texts of all ranks that are not empty.
+    """
+    answers = [(failure, value)]
+    if ranks.size > 1:
+        answers = gather(ranks, (failure, value), where)
+    failures = [of_rank for of_rank, _ in answers if of_rank]
+    if failures:
+        raise TowerError(failures[0])
+    return [of_rank for _, of_rank in answers if of_rank]
+
+
 def describe_ranks(values: Sequence[object], separator: str = ", ") -> str:
     """Describe the values of all ranks."""
     return separator.join(f"rank {r}: {v}" for r, v in enumerate(values))
