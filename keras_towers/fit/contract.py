@@ -5,7 +5,7 @@ The constructor of a strategy combines:
 * a ``TowerConfig``: its devices, the processes, and how a batch is distributed;
 * a ``WeightUpdate``: where trained weights and slot variables live, and who
   updates them. Others inherit from it;
-* ``TowerCalls``: how ``fit``, ``evaluate``, ... run. Others inherit from these.
+* a ``TowerRunner``: how ``fit``, ``evaluate``, ... run. Others inherit from it.
 
 ``fit/`` depends only on these, never on the type of the strategy, and this
 module on neither of the two.
@@ -32,7 +32,7 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
-    from keras_towers.fit.calls.synchronous_calls import TowerCalls
+    from keras_towers.fit.calls.tower_runner import TowerRunner
     from keras_towers.fit.update.weight_update import WeightUpdate
     from keras_towers.fit.weights.adoption import Adoption
 
@@ -276,13 +276,13 @@ class KerasStrategy:
     # module, in ``fit/update`` and ``fit/calls``.
     _config: TowerConfig
     _update: WeightUpdate
-    _calls: TowerCalls
+    _runner: TowerRunner
     # Whether options say where variables are, and who updates them.
     _follows_options: bool
 
     @property
     def _adoption(self) -> Adoption:
-        return self._calls.adoption
+        return self._runner.adoption
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """Make the strategy TensorFlow's current one inside a block."""

@@ -412,11 +412,11 @@ def _run(
             )
         if not in_block:
             model_binding.announce_default(model, kind, strategy._config)
-        calls = strategy._calls
-        with calls.failing_together(kind):
+        runner = strategy._runner
+        with runner.failing_together(kind):
             call = contract.KerasCall.of(kind, original, model, args, kwargs)
             with strategy.scope():
-                return calls.run_call(call)
+                return runner.run_call(call)
     trains = kind in contract.TRAINING
     block = thread_state.block_of_other_thread()
     if strategy is None and trains and block is not None:

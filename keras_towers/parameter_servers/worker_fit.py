@@ -452,7 +452,7 @@ class ServerUpdate(WeightUpdate):
         )
 
 
-class WorkerCalls(OneFitPerModel):
+class WorkerRunner(OneFitPerModel):
     """Trains together with the other workers; evaluates alone.
 
     Attributes:

@@ -14,8 +14,8 @@ from keras_towers._notices import announce
 from keras_towers._types import Logs, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
-from keras_towers.fit.calls.synchronous_calls import TowerCalls
 from keras_towers.fit.calls.tower_call import TowerCall
+from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import (
     FitStart,
@@ -74,7 +74,7 @@ class DroppedGradients:
                 tf.summary.scalar(name, dropped, step=epoch)
 
 
-class OneFitPerModel(TowerCalls):
+class OneFitPerModel(TowerRunner):
     """Calls of a strategy that runs one ``fit`` of a model at a time."""
 
     def __init__(self, update: WeightUpdate):
@@ -176,7 +176,7 @@ def add_summary_writer(
     arguments["callbacks"] = callback_roles.with_added(callbacks, writer)
 
 
-class AsyncCalls(TowerCalls):
+class AsyncRunner(TowerRunner):
     """Runs training asynchronously and all other methods synchronously."""
 
     stall_timeout_s: float | None = None
@@ -198,7 +198,7 @@ class AsyncCalls(TowerCalls):
         return _ThreadedCall(self, keras_call, prepared, start)
 
 
-class ReplicaCalls(OneFitPerModel, AsyncCalls):
+class ReplicaRunner(OneFitPerModel, AsyncRunner):
     """Runs training on replicas whose gradients are averaged."""
 
     def __init__(self, update: HogwildUpdate, quorum: Quorum):
@@ -244,9 +244,9 @@ class _ThreadedCall(ReplicaCall):
         "fit() and train_on_batch() only: call one of these."
     )
 
-    def __init__(self, calls: AsyncCalls, *args: Any):
-        super().__init__(calls, *args)
-        self._calls = calls
+    def __init__(self, runner: AsyncRunner, *args: Any):
+        super().__init__(runner, *args)
+        self._runner = runner
         # None if one step runs at a time: eager ones, and ``train_on_batch``.
         self._threads: TowerThreads | None = None
         self._logs: Logs = None
@@ -254,11 +254,11 @@ class _ThreadedCall(ReplicaCall):
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         if self.kind == "fit":
-            self._calls.staleness = Staleness()
+            self._runner.staleness = Staleness()
             if self.dropped is None:
                 add_summary_writer(
                     self.keras_call.arguments,
-                    lambda epoch: self._calls.staleness.write(epoch),
+                    lambda epoch: self._runner.staleness.write(epoch),
                 )
         with patches.patched_while_used(SHARED_STATE), super().installed():
             yield
@@ -272,7 +272,7 @@ class _ThreadedCall(ReplicaCall):
                 steps.forget()
             model.train_function = None
             super()._make_step_function(kind, force)
-            steps = steps or self._calls.make_steps(model)
+            steps = steps or self._runner.make_steps(model)
             steps.alone = model.train_function
             model.train_function = TrainFunction(self, steps)
         runs_alone = self.kind != "fit" or runs_eagerly(model)
@@ -281,7 +281,7 @@ class _ThreadedCall(ReplicaCall):
         self._threads = TowerThreads(
             self.config.num_towers,
             steps,
-            self._calls.stall_timeout_s,
+            self._runner.stall_timeout_s,
             recorder_of(model),
         )
 
@@ -320,7 +320,7 @@ class _ThreadedCall(ReplicaCall):
         if threads is None:
             return logs
         threads.drain()
-        self._calls.staleness = threads.take_staleness()
+        self._runner.staleness = threads.take_staleness()
         if threads.latest is not None:
             self._logs = threads.latest
         # The next epoch shows these logs until one of its steps has ended.

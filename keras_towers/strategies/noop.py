@@ -15,8 +15,8 @@ from keras_towers._strategy import Strategy
 from keras_towers._types import EpochIterator, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import model_building, tower_call
-from keras_towers.fit.calls.synchronous_calls import (
-    TowerCalls,
+from keras_towers.fit.calls.tower_runner import (
+    TowerRunner,
     run_on_one_device,
 )
 from keras_towers.fit.context import patches
@@ -71,7 +71,7 @@ class NoOpStrategy(BaseStrategy):
         self.logs: dict[str, float] = dict(logs or {})
         super().__init__(devices_lib.devices_of(None)[:1])
         update = WeightUpdate(self._config)
-        self._compose(update, NoOpCalls(update, self.logs))
+        self._compose(update, NoOpRunner(update, self.logs))
 
     def __repr__(self) -> str:
         logs = ""
@@ -86,7 +86,7 @@ class NoOpStrategy(BaseStrategy):
         return []
 
 
-class NoOpCalls(TowerCalls):
+class NoOpRunner(TowerRunner):
     """Runs Keras's methods, with empty steps for training and validation.
 
     Keras's own method runs epochs, counts steps and calls callbacks; only

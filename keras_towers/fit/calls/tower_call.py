@@ -117,8 +117,8 @@ class _UserStep:
         return self._step(batch)
 
 
-class Calls:
-    """What the calls of a strategy share.
+class Runner:
+    """What runs the calls of a strategy.
 
     Attributes:
         step: runs their steps.
@@ -156,15 +156,15 @@ class TowerCall:
 
     def __init__(
         self,
-        calls: Calls,
+        runner: Runner,
         keras_call: KerasCall,
         prepared: bool = False,
         start: FitStart | None = None,
     ):
-        self._step: GlobalStep = calls.step
-        self._undivided = calls.undivided
+        self._step: GlobalStep = runner.step
+        self._undivided = runner.undivided
         self.config: TowerConfig = self._step.config
-        self.adoption: Adoption = calls.adoption
+        self.adoption: Adoption = runner.adoption
         self.keras_call = keras_call
         self.model = keras_call.model
         self.kind = keras_call.kind
@@ -182,8 +182,8 @@ class TowerCall:
         self._is_nested: bool = outer is not None
         # Inside another call of the same model, ranks have the same values.
         self._is_inner = outer is not None and outer.model is self.model
-        self._places_of = calls.places
-        self.places: Places = calls.places(self.kind)
+        self._places_of = runner.places
+        self.places: Places = runner.places(self.kind)
         # Keras's fit makes the iterator of a validation within it.
         self.examples: dict[str, int | None] = {}
         if outer is not None and self._is_inner:

@@ -261,7 +261,7 @@ class _Planner:
         """
         ranks = times * self.ranks
         with self._planning(options, ranks) as strategy:
-            strategy._calls.plan_variables(self.model, self.kind)
+            strategy._runner.plan_variables(self.model, self.kind)
             placed = PlacedModel(strategy._config, self.model)
             return Needs(*placed.held(ranks), None, None)
 

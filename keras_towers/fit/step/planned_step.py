@@ -229,12 +229,12 @@ def planning(
             like = {"optimizer": kind.from_config(settings)}
             stack.enter_context(patches.shadowed(model, like))
         strategy = make()
-        calls = strategy._calls
+        runner = strategy._runner
         # Other ranks, which do not exist, have the same values.
         equal: dict[str, object] = {"compare": lambda *_: []}
-        stack.enter_context(patches.shadowed(calls.adoption, equal))
+        stack.enter_context(patches.shadowed(runner.adoption, equal))
         unlimited = {"check_variables": lambda *_: None}
-        stack.enter_context(patches.shadowed(calls.step.memory, unlimited))
+        stack.enter_context(patches.shadowed(runner.step.memory, unlimited))
         yield strategy
 
 
@@ -254,7 +254,7 @@ def lay_out_planned(
         examples: the number of its examples.
         kind: the method of Keras that the step belongs to.
     """
-    traced, program = strategy._calls.plan(model, batch, examples, kind)
+    traced, program = strategy._runner.plan(model, batch, examples, kind)
     return LaidOutStep(strategy._config, model, traced, program)
 
 

@@ -1,4 +1,4 @@
-"""Calls of Keras's methods with synchronous steps on all towers."""
+"""Runs Keras's methods with synchronous steps on all towers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_towers.fit.calls import (
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
-from keras_towers.fit.calls.tower_call import Calls, TowerCall
+from keras_towers.fit.calls.tower_call import Runner, TowerCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
     TRAINING,
@@ -35,7 +35,7 @@ from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.failed_calls import Failure
 
 
-class TowerCalls(Calls):
+class TowerRunner(Runner):
     """Runs Keras's methods on towers."""
 
     def run_call(self, keras_call: KerasCall) -> Structure:
