@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import keras
@@ -23,6 +23,17 @@ JsonObject: TypeAlias = "dict[str, Any]"
 
 Step: TypeAlias = "Callable[[Structure], Structure]"
 """A step of a model: it takes a batch, and returns logs or predictions."""
+
+CompressionName: TypeAlias = Literal[
+    "none",
+    "fp16",
+    "fp16-shards",
+    "bf16",
+    "fp16-feedback",
+    "bf16-feedback",
+    "power-sgd",
+]
+"""How gradients are exchanged between processes."""
 
 Plain = TypeVar("Plain")
 """Plain data that a rank sends, and others of that kind that it receives."""

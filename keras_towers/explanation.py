@@ -271,9 +271,9 @@ class _Text:
 
     def _exchange(self, exchange: Exchange) -> _Line:
         tensor = exchange.given
-        over = self._over(exchange.over)
+        axes = self._over(exchange.over)
         name = _KINDS.get((exchange.kind, exchange.is_own), exchange.kind)
-        place = f"{name}{over}"
+        place = f"{name}{axes}"
         if exchange.gradient:
             _, weight = self._gradients[exchange.gradient]
             return place, self._layout(tensor), f"gradient of {weight.path}", ""

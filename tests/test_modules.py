@@ -8,7 +8,6 @@ PACKAGE = ROOT / "keras_towers"
 SHOWN_BY = {
     "docs": "settings",
     "checkers": "_types",
-    "strategies/test_registry.py": "_compression_names",
     "cli/test_doctor.py": "installed",
     "cli/test_plan.py": "cli/plan_hosts",
     "engines/byteps": """

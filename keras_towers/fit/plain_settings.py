@@ -153,8 +153,10 @@ def _is_plain(value: object) -> bool:
 def in_words(value: object) -> str:
     """Describe a value: equal ones have equal words on all ranks."""
     if isinstance(value, Mapping):
-        pairs = ((str(key), in_words(of)) for key, of in value.items())
-        return f"{{{', '.join(f'{key}: {of}' for key, of in sorted(pairs))}}}"
+        pairs = ((str(key), in_words(each)) for key, each in value.items())
+        return (
+            f"{{{', '.join(f'{key}: {text}' for key, text in sorted(pairs))}}}"
+        )
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(in_words, value))}]"
     # NumPy shows numbers with their class.

@@ -284,7 +284,7 @@ class StepAgreement:
         ends = [of_rank for _, of_rank in ranks]
         if set(ends) != {None}:
             return different_numbers(["more" if n is None else n for n in ends])
-        common = set.intersection(*({*map(tuple, of)} for of, _ in ranks))
+        common = set.intersection(*({*map(tuple, own)} for own, _ in ranks))
         # A rank whose steps others have had, too, is in one of these.
         odd = [step for name, step in traced.items() if name not in common]
         odd = odd or [*traced.values()]
@@ -305,7 +305,7 @@ class StepAgreement:
             if any(causes):
                 unknown = [()] * len(listed)
                 return TowerError(rank_checks.describe_steps(unknown, causes))
-            other = next(of for of in listed if of != checksums)
+            other = next(own for own in listed if own != checksums)
             first = operations.first_beside(other) if operations else None
             own = None if first is None else tuple(first)
             texts = rank_checks.gather(self._transport, own, where)
@@ -322,7 +322,7 @@ class StepAgreement:
         exchanges = rank_checks.gather(self._transport, exchanged, where)
         return TowerError(
             rank_checks.describe_steps(
-                [[(tuple(k), name) for k, name in of] for of in exchanges],
+                [[(tuple(k), name) for k, name in own] for own in exchanges],
                 _differing(constants, set().union(*constants)),
             )
         )
@@ -408,17 +408,17 @@ def _differing(
         place
         for place in places
         if not all(
-            _alike(ranks[0].get(place, []), of.get(place, [])) for of in ranks
+            _alike(ranks[0].get(place, []), own.get(place, [])) for own in ranks
         )
     }
     return [
         [
             constant.text
-            for place, constants in of.items()
+            for place, constants in own.items()
             if place in different
             for constant in constants
         ]
-        for of in ranks
+        for own in ranks
     ]
 
 

@@ -172,8 +172,8 @@ def _is_over(
     silent_s = [workers.silent_s(rank) for rank in awaited]
     if failed:
         # Give them time to read about the failure.
-        over = all(each > settings.SERVERS_S for each in silent_s)
-        return over or waited_s > settings.CHIEF_LOST_S
+        all_silent = all(each > settings.SERVERS_S for each in silent_s)
+        return all_silent or waited_s > settings.CHIEF_LOST_S
     return all(min(waited_s, each) > settings.LOST_S for each in silent_s)
 
 

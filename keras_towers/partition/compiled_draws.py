@@ -81,13 +81,13 @@ class CompiledDraws:
         """Turn a draw into a call; return new names of what it returns."""
         draw = type(definition)()
         arguments = compat.op_definition(node.op)
-        for of, args in (
+        for signature, args in (
             (draw.signature.input_arg, arguments.input_arg),
             (draw.signature.output_arg, arguments.output_arg),
         ):
             for arg in args:
                 dtype = arg.type or node.attr[arg.type_attr].type
-                of.add(name=arg.name, type=dtype)
+                signature.add(name=arg.name, type=dtype)
         inside = draw.node_def.add()
         inside.CopyFrom(node)
         inside.name = "draw"
@@ -116,8 +116,8 @@ class CompiledDraws:
 
     def _add(self, definition: FunctionDef, like: str) -> str:
         """Add a function to the graph; return its name."""
-        of = like.rpartition("/")[2]
-        name = f"{of}_with_compiled_draws_{next(_numbers)}"
+        original = like.rpartition("/")[2]
+        name = f"{original}_with_compiled_draws_{next(_numbers)}"
         definition.signature.name = name
         function = compat.function_of_definition(definition)
         compat.add_functions(self._graph, [function])

@@ -403,8 +403,10 @@ def _handle_of_shards(whole: Any, layout: InShards) -> Any:
 def _sparse_indices(units: Units, own: Tensor, layout: SparseIndices) -> Value:
     """Return the value of the indices of a sparse tensor."""
     unit = units.data_dependent_unit(layout.unit, units.builder.axis_size(own))
-    rows, of = Sharded(0, unit), Sharded(0, units.of_batch)
-    return index_value(units.builder, own, rows, of, int(own.shape[1] or 0))
+    rows, examples = Sharded(0, unit), Sharded(0, units.of_batch)
+    return index_value(
+        units.builder, own, rows, examples, int(own.shape[1] or 0)
+    )
 
 
 def _sparse_shape(units: Units, own: Tensor, layout: SparseShape) -> Value:

@@ -61,13 +61,14 @@ def partition_over_mesh(
         columns: the number of columns.
         options: the options of the layout over towers.
     """
-    over_towers = {k: [g.towers for g in of] for k, of in gradients.items()}
+    over_towers = {k: [g.towers for g in each] for k, each in gradients.items()}
     if columns == 1:
         return partition_graph(
             graph, layouts, wanted, over_towers, updates, options=options
         )
     over_columns = {
-        k: [g.columns or REPLICATED for g in of] for k, of in gradients.items()
+        k: [g.columns or REPLICATED for g in each]
+        for k, each in gradients.items()
     }
     inner = partition_graph(
         graph,
@@ -100,7 +101,11 @@ def partition_over_mesh(
         ],
         column.graph.outputs,
         # Where columns update all weights, an operation returns none.
-        gradients={column.names[k]: of for k, of in over_towers.items() if of},
+        gradients={
+            column.names[k]: layouts
+            for k, layouts in over_towers.items()
+            if layouts
+        },
         of_columns=column.inputs,
         options=options,
     )

@@ -37,13 +37,13 @@ def _variance_of(mean: tf.Operation) -> tf.Operation | None:
         return None
     if not mean.outputs[0].dtype.is_floating:
         return None
-    entries, over = mean.inputs
+    entries, axes = mean.inputs
     for squares in _find_squares(mean.outputs[0], entries):
         for operation in squares.consumers():
             is_mean = (
                 operation.type == "Mean" and operation.inputs[0] is squares
             )
-            if is_mean and _same_axes(operation.inputs[1], over):
+            if is_mean and _same_axes(operation.inputs[1], axes):
                 return operation
     return None
 

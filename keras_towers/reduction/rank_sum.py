@@ -221,8 +221,8 @@ class RankSum:
                 values.append([value.numpy() for value in sent])
         layout = [
             [
-                [(list(v.shape), v.dtype.name, is_own) for v, is_own in of]
-                for of in states
+                [(list(v.shape), v.dtype.name, is_own) for v, is_own in state]
+                for state in states
             ]
             for states in leaves
         ]

@@ -156,15 +156,15 @@ def describe_operations(
         ranks: for each rank, what the operation returns, its attributes, and
             its line of code; None: the rank has fewer operations.
     """
-    known = [of for of in ranks if of is not None]
+    known = [own for own in ranks if own is not None]
     attributes = differing_settings([given for _, given, _ in known])
     alike = len({result for result, _, _ in known}) == 1
     texts = []
-    for of in ranks:
-        if of is None:
+    for own in ranks:
+        if own is None:
             texts.append("none")
             continue
-        result, given, line = of
+        result, given, line = own
         values = [f"{name}={given.get(name)}" for name in attributes]
         shown = f" ({', '.join(values)})" if alike and values else ""
         texts.append(f"{result}{shown} of {line}")

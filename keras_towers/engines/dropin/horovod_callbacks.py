@@ -408,8 +408,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         super().on_epoch_end(epoch, logs)
-        over = epoch + 1 == self.end_epoch
-        if over and self.verbose and connection().rank == 0:
+        has_ended = epoch + 1 == self.end_epoch
+        if has_ended and self.verbose and connection().rank == 0:
             print(
                 f"\nEpoch {epoch + 1}: warm-up is over, the learning rate is "
                 f"{self._rate():g}."

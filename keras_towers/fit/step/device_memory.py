@@ -73,8 +73,8 @@ class Limit:
     rank: int | None
 
     def __str__(self) -> str:
-        on = "" if self.rank is None else f" of rank {self.rank}"
-        return f"{self.device}{on} has {format_bytes(self.size)}"
+        rank = "" if self.rank is None else f" of rank {self.rank}"
+        return f"{self.device}{rank} has {format_bytes(self.size)}"
 
     @classmethod
     def of(cls, config: TowerConfig, peers: Peers) -> Limit | None:

@@ -177,7 +177,7 @@ def _held(
     """Return the bytes of variables on the devices of the last rank."""
     variables = list(variables)
     mesh, here = config.mesh, config.num_towers
-    on = dict(bytes_on(mesh, variables))
+    total = dict(bytes_on(mesh, variables))
     values = [v._value for v in variables if id(v._value) in in_shards_of_all]
     for value in values:
         rows = value.layout.towers
@@ -187,11 +187,11 @@ def _held(
         ):
             for device, shard in zip(devices, shards, strict=False):
                 size, planned = byte_size(shard), shard.shape[rows.axis]
-                on[short_name(device)] += size * count // planned - size
+                total[short_name(device)] += size * count // planned - size
     names = [short_name(device) for device in itertools.chain(*mesh)]
-    found = [on[name] for name in names]
+    found = [total[name] for name in names]
     # What towers have once was made on the host of this process.
-    others = sum(on.values()) - sum(found)
+    others = sum(total.values()) - sum(found)
     return [others + found[0], *found[1:]]
 
 

@@ -195,9 +195,9 @@ def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
 
 def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
     """Return what an exchange moves; as for ``exchanged_in``."""
-    tensor, sizes, over = exchange.given, exchange.sizes, exchange.over
+    tensor, sizes, axes = exchange.given, exchange.sizes, exchange.over
     groups = 1
-    if "columns" in over:
+    if "columns" in axes:
         # Each tower exchanges the rows that it has of the batch.
         has_rows = not tensor.shape.is_fully_defined()
         groups = towers if has_rows else 1
@@ -212,7 +212,7 @@ def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
             for axis, size in enumerate(sizes)
         ]
     is_sum = exchange.kind == "sum"
-    return Exchanged(exchange.level, tensor, sizes, is_sum, over, groups)
+    return Exchanged(exchange.level, tensor, sizes, is_sum, axes, groups)
 
 
 def costs_of(

@@ -353,7 +353,7 @@ def _handed_over(
         factor = update.config.gradient_factor
         call = dataclasses.replace(call, grads=scaled(call.grads, factor))
         layouts = list(map(update.gradient_layout, call.grads, call.variables))
-    handed = [g for g, at in zip(call.grads, layouts, strict=True) if at]
+    handed = [g for g, own in zip(call.grads, layouts, strict=True) if own]
     components = [t for gradient in handed for t in components_of(gradient)]
     of_components = [
         layout

@@ -155,16 +155,16 @@ def _sparse_matmul(node: Node, *inputs: Value) -> Values:
 def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     """Sort the entries of a sparse matrix by rows, tower by tower."""
     numbers, operands = _local_operands(node.converter, inputs, _MATRIX)
-    at, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
+    indices, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
     rank = len(inputs[2].known)
-    at = index_value(
+    indices = index_value(
         node.builder,
-        at.own,
+        indices.own,
         numbers.layout,
         numbers.row_layout,
         rank,
     )
-    return [at, entries]
+    return [indices, entries]
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")

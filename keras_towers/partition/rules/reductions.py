@@ -97,18 +97,20 @@ def _bias_gradient_of_images(node: Node, value: Value) -> Values:
     The fused kernel leaves its second output unset if a tower has no images.
     """
     layout, rows = value.as_rows()
-    at = _channels(node, value)
-    require(value.rank > 2 and layout.axis != at)
-    reduced = [axis for axis in range(value.rank) if axis != at]
+    channels = _channels(node, value)
+    require(value.rank > 2 and layout.axis != channels)
+    reduced = [axis for axis in range(value.rank) if axis != channels]
     total = node.builder.op("Sum", [rows, reduced], node.shapes[0])
-    return [Value(PARTIAL, local=total, shape=(value.sizes[at],))]
+    return [Value(PARTIAL, local=total, shape=(value.sizes[channels],))]
 
 
 @axes("BiasAddGrad")
 def _bias_gradient(node: Node, value: Value) -> Factors:
-    at = _channels(node, value)
-    summed = set(range(value.rank)) - {at}
-    return Factors([range(value.rank)], [[at]], linear=[[0]], summed=summed)
+    channels = _channels(node, value)
+    summed = set(range(value.rank)) - {channels}
+    return Factors(
+        [range(value.rank)], [[channels]], linear=[[0]], summed=summed
+    )
 
 
 def _channels(node: Node, value: Value) -> int:

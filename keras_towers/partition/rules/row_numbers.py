@@ -335,15 +335,15 @@ def repeat_rows(node: Node) -> Value:
     of_lengths, own_lengths = lengths.as_rows()
     require(of_lengths == layout and entries.rank == 1)
     rows = node.converter.shard(entries, layout)
-    at = _source_indices(builder, own_lengths)
+    sources = _source_indices(builder, own_lengths)
     key = "repeated", skip_reshapes(own_lengths)
-    unit = units.data_dependent_unit(key, builder.axis_size(at))
+    unit = units.data_dependent_unit(key, builder.axis_size(sources))
     output = Sharded(0, unit)
-    local = builder.op("GatherV2", [rows, at, 0], (None,))
+    local = builder.op("GatherV2", [rows, sources, 0], (None,))
     result = Value(output, local, shape=(unit.size,))
     rows_of = entries.row_numbers
     if rows_of is not None and rows_of.layout == layout:
-        local = builder.op("GatherV2", [rows_of.local, at, 0], (None,))
+        local = builder.op("GatherV2", [rows_of.local, sources, 0], (None,))
         result.meaning = dataclasses.replace(
             rows_of, local=local, layout=output, are_all=False
         )
@@ -357,8 +357,8 @@ def _source_indices(builder: Builder, lengths: Tensor) -> Tensor:
     numbers = builder.op("Range", [0, most, 1], (None,))
     ends = builder.op("ExpandDims", [lengths, 1], (None, 1))
     mask = builder.op("Less", [numbers, ends], (None, None))
-    at = builder.op("Where", [mask], (None, 2))
-    return builder.op("GatherV2", [at, 0, 1], (None,))
+    places = builder.op("Where", [mask], (None, 2))
+    return builder.op("GatherV2", [places, 0, 1], (None,))
 
 
 def _match_repeat(node: Node) -> dict[str, tf.Tensor]:

@@ -113,10 +113,10 @@ def _reshape_shape(node: Node, value: Value, target: Value) -> Shape:
     sizes = list(node.requested_shape(target))
     if sizes.count(UNKNOWN) != 1 or value.shape is None:
         return tuple(sizes)
-    at = sizes.index(UNKNOWN)
-    rest = math.prod(sizes[:at] + sizes[at + 1 :])
+    unknown = sizes.index(UNKNOWN)
+    rest = math.prod(sizes[:unknown] + sizes[unknown + 1 :])
     if isinstance(rest, Size) or rest:
-        sizes[at] = math.prod(value.shape) // rest
+        sizes[unknown] = math.prod(value.shape) // rest
     return tuple(sizes)
 
 
@@ -189,8 +189,8 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
 
 @shape_of("ConcatV2")
 def _concat_shape(node: Node, *values: Value) -> Shape:
-    *parts, over = values
-    (axis,) = known_axes(over, parts[0].rank)
+    *parts, axis_value = values
+    (axis,) = known_axes(axis_value, parts[0].rank)
     sizes = [
         next((size for size in each if size is not UNKNOWN), UNKNOWN)
         for each in zip(*(part.sizes for part in parts), strict=True)
@@ -316,14 +316,14 @@ def _concat_axes(node: Node, *values: Value) -> Factors:
 @rule("ConcatV2")
 def _concat(node: Node, *values: Value) -> Values:
     """Concatenate rows of several tensors to blocks of rows."""
-    *parts, over = values
+    *parts, axis = values
     layouts, operands = zip(*[part.as_rows() for part in parts], strict=True)
     first, shape = layouts[0], list(parts[0].sizes)
-    require(known_axes(over, len(shape)) == [first.axis])
+    require(known_axes(axis, len(shape)) == [first.axis])
     like = {dataclasses.replace(layout, blocks=1) for layout in layouts}
     require(len(like) == 1)
     blocks = sum(layout.blocks for layout in layouts)
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    inputs = [*operands, node.converter.replicate(over)]
+    inputs = [*operands, node.converter.replicate(axis)]
     return node.run_on_towers(inputs, joined, shapes=[shape])
