@@ -49,6 +49,9 @@ class ConcreteFunction(Protocol):
     def name(self) -> bytes: ...
 
     @property
+    def outputs(self) -> Sequence[tf.Tensor]: ...
+
+    @property
     def captured_inputs(self) -> Sequence[tf.Tensor]: ...
 
     @property

@@ -89,7 +89,7 @@ def _token_in(folder: str) -> Iterator[str]:
 
 
 def find_blind_ranks(
-    folder: str, rank: int, exchange: Callable[[str], list[str]]
+    folder: str, rank: int, exchange: Callable[[Any], list[Any]]
 ) -> list[int]:
     """Return the ranks that do not see the folder of rank 0. Collective.
 

@@ -103,7 +103,7 @@ def _assigns(owner: object, name: str) -> bool:
     return False
 
 
-def _function(value: object) -> object:
+def _function(value: Any) -> Callable:
     """The function of a method or of a property's getter or setter."""
     if isinstance(value, property):
         value = value.fset or value.fget
@@ -272,7 +272,7 @@ op_definition = _tf("framework.op_def_registry:get")
 _kernels_of = _tf("framework.kernels:get_registered_kernels_for_op")
 _entries_of = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
-_XlaContext = _tf(
+_XlaContext: Any = _tf(
     "ops.control_flow_ops:XLAControlFlowContext",
     "IsXLAContext RequiresUniqueFunctionRetracing",
 )
@@ -536,7 +536,7 @@ def never_fold(function: Any) -> None:
     function._call_options = dataclasses.replace(options, is_stateful=True)
 
 
-def type_of_variable(handle: tf.Tensor) -> int | None:
+def type_of_variable(handle: tf.Tensor) -> Any:
     """Return the type of the variable of an eager handle, if any."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
@@ -717,7 +717,7 @@ def outside(device: str) -> Iterator[None]:
 
 
 def hidden_variable(
-    value: float | tf.Tensor,
+    value: Any,
     dtype: tf.DType | None = None,
     device: str = HOST,
 ) -> tf.Variable:
@@ -726,7 +726,7 @@ def hidden_variable(
         return tf.Variable(value, dtype=dtype, trainable=False)
 
 
-def unknown(value: bool | tf.Tensor) -> tf.Tensor:
+def unknown(value: Any) -> tf.Tensor:
     """Return a value that TensorFlow does not know in a graph.
 
     What follows from constants TensorFlow computes before a step, and what two

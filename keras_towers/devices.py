@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -123,7 +123,7 @@ def _local_names(kind: str) -> list[str]:
     return [n for n in names if tf.DeviceSpec.from_string(n).job != "ps"]
 
 
-def as_whole_number(value: object) -> int | None:
+def as_whole_number(value: Any) -> int | None:
     """Convert a whole number of any type to ``int``; None otherwise."""
     if isinstance(value, bool):
         return None

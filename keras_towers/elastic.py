@@ -29,7 +29,7 @@ import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 
@@ -114,7 +114,7 @@ class KeptObjects:
         """Return what a commit has."""
         return {name: getattr(self, name) for name in self._names}
 
-    def _take(self, contents: dict[str, object]) -> None:
+    def _take(self, contents: dict[str, Any]) -> None:
         """Set what a commit has."""
         vars(self).update(contents)
 
@@ -265,7 +265,7 @@ class State(KeptObjects):
     def _contents(self) -> dict[str, object]:
         return {**super()._contents(), _POSITION: (self.epoch, self.batch)}
 
-    def _take(self, contents: dict[str, object]) -> None:
+    def _take(self, contents: dict[str, Any]) -> None:
         objects = dict(contents)
         position = self._backup.position
         position.epoch, position.batch = objects.pop(_POSITION)

@@ -322,7 +322,7 @@ def _plan_on(
 
 
 def _model_and_batch(
-    built: object, examples: int | None
+    built: Any, examples: int | None
 ) -> tuple[keras.Model, Structure]:
     """Return a model, and the specs of a batch of a number of examples."""
     model, *data = built if isinstance(built, tuple) else (built,)
@@ -372,7 +372,7 @@ def _spec(leaf: Any) -> Any:
     return tf.TensorSpec(leaf.shape, dtype)
 
 
-def _with_rows(spec: object, examples: int | None) -> Structure:
+def _with_rows(spec: Any, examples: int | None) -> Structure:
     """Return the spec of a part of a batch for a number of examples."""
     if isinstance(spec, tf.TensorSpec) and has_rows(spec):
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)

@@ -18,6 +18,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import keras
 import numpy as np
@@ -102,7 +103,7 @@ class Position:
     epoch: int = 0
     batch: int = 0
     seed: int = 0
-    random_state: Sequence[object] = ()
+    random_state: Sequence[Any] = ()
     epochs: list[int] = dataclasses.field(default_factory=list)
     history: dict[str, list[object]] = dataclasses.field(default_factory=dict)
     begun: int = 0
@@ -217,7 +218,13 @@ class SavedTraining:
             found = self._found and dataclasses.astuple(self._found)
             position = dataclasses.asdict(self.position)
             states, reached = self._hook_states, (position, self._number)
-            values = refusal, reached, found, self.metrics, states.layout
+            values: tuple[Any, ...] = (
+                refusal,
+                reached,
+                found,
+                self.metrics,
+                states.layout,
+            )
             of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
             refusal, (position, self._number), found, metrics, layout = (
                 of_rank_0
@@ -585,7 +592,9 @@ def _of_hook(rank: int, number: int) -> str:
     return f"hook/{rank:03d}/{number:03d}"
 
 
-def _leaves(layout: StateLayout) -> Iterator[tuple[list[int], str, bool]]:
+def _leaves(
+    layout: StateLayout,
+) -> Iterator[tuple[list[int | None], str, bool]]:
     """Yield the tensors of the layout of a hook's states."""
     for states in layout:
         yield from itertools.chain(*states)

@@ -116,7 +116,7 @@ def _place_of(error: Exception) -> str:
 
 def random_examples(
     model: keras.Model, source: str, examples: int
-) -> tuple[list[np.ndarray], np.ndarray]:
+) -> tuple[np.ndarray | list[np.ndarray], np.ndarray]:
     """Make examples from a model's inputs, outputs and compiled loss."""
     import keras
     import numpy as np

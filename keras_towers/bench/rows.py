@@ -107,7 +107,7 @@ def _recorder(times: Times, waits: bool) -> keras.callbacks.Callback:
     def begin_batch(batch: int, logs: Logs) -> None:
         times.batches.append(time.perf_counter())
 
-    def end_batch(batch: int, logs: Logs) -> None:
+    def end_batch(batch: int, logs: Mapping[str, float]) -> None:
         nonlocal total
         before = total
         # Keras gives the mean over the steps so far.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import Context
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
@@ -46,11 +45,12 @@ class Command(TyperCommand):
         # An argument's name, and its text with deeper indentation.
         pattern = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"
         texts = dict(re.findall(pattern, options, re.MULTILINE))
-        for parameter in self.params:
-            if text := texts.get(parameter.name or ""):
+        parameters: Any = self.params
+        for parameter in parameters:
+            if text := texts.get(parameter.name):
                 parameter.help = " ".join(text.split())
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse words; an error about the value of an option names it."""
         words = list(args)
         try:
@@ -62,7 +62,7 @@ class Command(TyperCommand):
                 error.message = f"{given!r}: {error.message}"
             raise
 
-    def invoke(self, ctx: Context) -> object:
+    def invoke(self, ctx: Any) -> object:
         """Run the subcommand."""
         try:
             return super().invoke(ctx)
@@ -77,7 +77,7 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """The subcommands; a script in their place is told where it belongs."""
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the subcommand that the first word names."""
         is_known = args[0] in self.commands or ctx.resilient_parsing
         if not is_known and Path(args[0]).is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -18,9 +18,7 @@ from keras_towers.conformance import case_models as m
 BATCH = 16
 _UNEVEN = 53
 
-Fit: TypeAlias = Callable[
-    [keras.Model], keras.callbacks.History | dict[str, list[float]]
-]
+Fit: TypeAlias = Callable[[keras.Model], Structure]
 """Trains a model; returns its ``History``, or what several contain."""
 
 
@@ -81,7 +79,7 @@ def case(
     optimizer: Callable[[], keras.optimizers.Optimizer] = m.momentum,
     tolerance: float = 2e-6,
     in_graph: bool = False,
-    **options: object,
+    **options: Any,
 ) -> Case:
     """A case of one or more fits of a model; by default of uneven batches.
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import ArrayLike
 
 from keras_towers._types import Structure
 from keras_towers.conformance.ordinary import (
@@ -22,8 +21,8 @@ TOLERANCE = 2e-6
 
 
 def assert_close(
-    found: ArrayLike,
-    wanted: ArrayLike,
+    found: Structure,
+    wanted: Structure,
     tolerance: float = TOLERANCE,
     message: str = "",
 ) -> None:

@@ -211,7 +211,7 @@ class FitStart(NamedTuple):
     done: int
     batch: int
     seed: int
-    random_state: Sequence[object]
+    random_state: Sequence[Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -175,7 +175,7 @@ def _call_loaded(
     original: Callable[..., object],
     function: object,
     args: object,
-    captured: object,
+    captured: Any,
 ) -> object:
     """Call a function of a loaded model.
 
@@ -199,7 +199,7 @@ def _create_variable(
     outside: Callable[[Variable], contextlib.AbstractContextManager[None]],
     original: Callable[[Variable, object], None],
     variable: Variable,
-    value: object,
+    value: Any,
 ) -> None:
     strategy, call = contract.active_strategy(), tower_call.current()
     if thread_state.current_step() is not None:
@@ -319,7 +319,7 @@ def patch_until_closed(
     around_creation: Callable[
         [Variable], contextlib.AbstractContextManager[None]
     ],
-    set_distribution: Callable[[Callable[[], object], Any], None],
+    set_distribution: Callable[[Callable[[], None], Any], None],
     backend: Mapping[str, Callable[..., object]],
 ) -> contextlib.ExitStack:
     """Patch Keras until the stack is closed, also outside of scopes.
@@ -348,9 +348,7 @@ def patch_until_closed(
         with around_call(kind, model):
             return _run(kind, original, model, *args, **kwargs)
 
-    def store(
-        original: Callable[..., object], name: str, value: object
-    ) -> None:
+    def store(original: Callable[..., None], name: str, value: object) -> None:
         if name == "distribution":
             set_distribution(lambda: original(name, value), value)
         else:

@@ -405,7 +405,7 @@ def check_values(options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
     StrategyOptions(**shared)
 
 
-def current_name(name: object) -> object:
+def current_name(name: Any) -> Any:
     """Return the name here of what tensorpack calls ``"cpu"`` or ``"gpu"``."""
     is_text = isinstance(name, str)
     return _OF_TENSORPACK.get(name, name) if is_text else name
@@ -419,7 +419,7 @@ def check_arguments(kind: type, **arguments: object) -> None:
         _check(name, value, parameters[name].annotation)
 
 
-def check_seconds(name: str, seconds: object) -> None:
+def check_seconds(name: str, seconds: Any) -> None:
     """Refuse a value that is not a positive, finite number."""
     number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if not number or not 0 < float(seconds) < math.inf:

@@ -28,12 +28,12 @@ class ModelSettings:
     """The settings of a model, as plain data that a backup keeps.
 
     Attributes:
-        keras: the version of Keras.
+        version: that of Keras.
         model: as ``of_model`` describes it.
         ranks: the number of ranks that train it.
     """
 
-    keras: str
+    version: str
     model: dict[str, str]
     ranks: int
 
@@ -45,7 +45,7 @@ class ModelSettings:
     def differing(self, other: ModelSettings) -> dict[str, list[object]]:
         """Return those of the model that differ, with both values."""
         both = [self.model, other.model]
-        if self.keras != other.keras:
+        if self.version != other.version:
             # Each version may have settings that the other one has not.
             known = self.model.keys() & other.model.keys()
             both = [{name: each[name] for name in known} for each in both]
@@ -114,7 +114,7 @@ def is_rate(name: str) -> bool:
     return name.startswith(_RATE)
 
 
-def _options_of(configured: object) -> dict[str, object]:
+def _options_of(configured: Any) -> dict[str, object]:
     config: dict[str, object] = {}
     with contextlib.suppress(Exception):  # Not every object has one.
         config = dict(configured.get_config())
@@ -132,7 +132,7 @@ def _objects_of(layer: keras.layers.Layer) -> dict[str, object]:
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         config = dict(layer.get_config())
-    objects = {}
+    objects: dict[str, object] = {}
     for name, value in config.items():
         # Values that weights begin with are not those that they have.
         if not isinstance(value, Mapping) or name.endswith("initializer"):
@@ -150,7 +150,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | bool | int | float)
 
 
-def in_words(value: object) -> str:
+def in_words(value: Any) -> str:
     """Describe a value: equal ones have equal words on all ranks."""
     if isinstance(value, Mapping):
         pairs = ((str(key), in_words(each)) for key, each in value.items())

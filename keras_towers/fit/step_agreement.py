@@ -8,7 +8,7 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 
@@ -307,7 +307,7 @@ class StepAgreement:
                 return TowerError(rank_checks.describe_steps(unknown, causes))
             other = next(own for own in listed if own != checksums)
             first = operations.first_beside(other) if operations else None
-            own = None if first is None else tuple(first)
+            own: Any = None if first is None else tuple(first)
             texts = rank_checks.gather(self._transport, own, where)
             return TowerError(rank_checks.describe_operations(texts))
         exchanged = [

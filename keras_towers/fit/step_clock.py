@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -91,9 +91,7 @@ class StepMarks:
         self._graph = compat.get_default_graph()
         self._devices = devices
         # For each tower: the points, and the tensors each mark waits for.
-        self._marks: list[list[tuple[Point, list[tf.Tensor]]]] = [
-            [] for _ in devices
-        ]
+        self._marks: list[list[tuple[Point, list[Any]]]] = [[] for _ in devices]
         self._queues: list[tf.queue.FIFOQueue] = []
         # By tower: the number of operations before its updates.
         self._updates_after: dict[int, int] = {}

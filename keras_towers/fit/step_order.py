@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -29,7 +30,6 @@ from keras_towers.fit.step_agreement import (
     outside_of_loops,
 )
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.reduction.gradients import Gradient, Gradients
 from keras_towers.transport import Transport, next_key
 
 
@@ -135,7 +135,7 @@ class StepOrder:
     def compare(
         self,
         step: ComparedStep,
-        others: Sequence[Sequence[object]] = (),
+        others: Sequence[Sequence[tf.Tensor]] = (),
         devices: Sequence[str] = (),
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
@@ -213,10 +213,10 @@ class StepOrder:
     def reduce(
         self,
         described: Sequence[str],
-        tower_grads: Gradients,
-        reduction: Callable[[Gradients], list[list[Gradient]]],
+        tower_grads: Sequence[Sequence[Any]],
+        reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
         step: ComparedStep | None = None,
-    ) -> list[list[Gradient]]:
+    ) -> list[list[Any]]:
         """Reduce K lists of N gradients, if all ranks have the same ones.
 
         Args:

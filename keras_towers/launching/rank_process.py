@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from keras_towers import agent, commands, settings, system
 from keras_towers.errors import TowerError
@@ -48,7 +48,7 @@ class ProcessContext:
     command: list[str]
     address: str
     console: Console
-    events: queue.SimpleQueue[object]
+    events: queue.SimpleQueue[Any]
     processes: list[RankProcess]
     logins: dict[str, threading.Semaphore]
 
@@ -95,7 +95,7 @@ class RankProcess:
         self.code: int | None = None
         self.stopped: bool = False
         self._login = contextlib.ExitStack()
-        self._taggers: dict[IO[bytes], Tagger] = {}
+        self._taggers: dict[IO[str], Tagger] = {}
         self._readers: list[threading.Thread] = []
         console, launch, environment = run.console, _AGENT, start.variables
         untagged = self.name is None

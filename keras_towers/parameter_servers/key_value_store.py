@@ -110,7 +110,7 @@ class KeyValueStore:
 
 def value_of(read: tf.Tensor) -> Any:
     """Decode the result of ``KeyValueStore.read``; None if it has no value."""
-    text = read.numpy()
+    text: Any = read.numpy()
     return json.loads(text) if text else None
 
 

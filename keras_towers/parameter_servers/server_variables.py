@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -103,7 +104,7 @@ class ServerVariables:
             device = self._placement(local)
         name = f"{self._name}/{self._count}"
         dtype = tf.as_dtype(local.dtype)
-        copy = variable(name, device, local.shape, dtype)
+        copy: Any = variable(name, device, local.shape, dtype)
         # Optimizers look up the variables that they train by this id.
         copy._unique_id = copy_on_tower(local._value)._unique_id
         self._drop_with(copy, name)

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._types import EpochIterator, Logs, Step, Structure, Variable
+from keras_towers._types import Logs, Step, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.tower_call import TowerCall
@@ -133,7 +133,7 @@ class WorkerFit(ReplicaCall):
         self.session.begin_trace()
         self.model.train_function = None
         super()._make_step_function("train", force)
-        function: Callable = getattr(self.model, "train_function")  # noqa: B009
+        function: TowerFunction = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
 
     def _refuse_swaps(self, callbacks: list[keras.callbacks.Callback]) -> None:
@@ -161,7 +161,7 @@ class WorkerFit(ReplicaCall):
 
     def build(
         self,
-        iterator: EpochIterator | None = None,
+        iterator: TowerEpochIterator | None = None,
         data_batch: Structure = None,
     ) -> None:
         super().build(iterator, data_batch)
@@ -203,6 +203,7 @@ class WorkerFit(ReplicaCall):
             self._come_back()
         if self._workers.steps_done:
             # Batches are read, and skipped, to keep the order of the data.
+            assert self.epoch_iterator is not None
             epochs, self._skipped = self.epoch_iterator.skip_batches(
                 self._workers.steps_done
             )
@@ -235,9 +236,7 @@ class WorkerFit(ReplicaCall):
         self._has_left = True
         workers.steps_done = workers.status(0).steps or 0
 
-    def train(
-        self, steps: TowerFunction, iterator: Iterator[Structure]
-    ) -> Logs:
+    def train(self, steps: Any, iterator: Iterator[Structure]) -> Logs:
         logs = None
         for _ in range(self.model.steps_per_execution):
             if self._skipped:

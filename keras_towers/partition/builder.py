@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +30,7 @@ EVERYWHERE: tuple[Axis, ...] = ("towers", "ranks")
 # The dtype of computed sizes.
 SIZE_DTYPE = tf.int64
 Output = tuple[tf.DType, tf.TensorShape]
+Operand: TypeAlias = "Tensor | Dimension | Sequence"
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
 # What makes lists, of which every function has its own: XLA returns no list
 # that has no elements yet.
@@ -100,7 +101,7 @@ class Builder:
     def op(
         self,
         type_: str,
-        inputs: Sequence[Tensor | Dimension],
+        inputs: Sequence[Operand],
         shape: Any = None,
         is_repeated: bool = False,
         at_root: bool = False,
@@ -168,7 +169,7 @@ class Builder:
         kind: ExchangeKind,
         tensor: Tensor,
         axis: int = 0,
-        sizes: Sequence[Dimension] | None = None,
+        sizes: Sequence[Dimension | None] | None = None,
         rows: tuple[Tensor, Tensor] | None = None,
         on_towers: bool = False,
         local_size: int | None = None,
@@ -248,7 +249,7 @@ class Builder:
         tensor: Tensor,
         axis: int,
         shape: tf.TensorShape,
-        sizes: Sequence[Dimension] | None,
+        sizes: Sequence[Dimension | None] | None,
         is_own: bool,
     ) -> Tensor:
         """Add an exchange among the columns of each tower; return its result.
@@ -439,7 +440,7 @@ def _depends_on_batch(tensors: Iterable[Tensor]) -> bool:
     return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
 
 
-def _attribute(value: object) -> AttrValue:
+def _attribute(value: Any) -> Any:
     """Convert an attribute to an ``AttrValue``."""
     match value:
         case AttrValue():
@@ -466,7 +467,7 @@ def _attribute(value: object) -> AttrValue:
 
 
 @functools.cache
-def _defaults(type_: str) -> dict[str, AttrValue]:
+def _defaults(type_: str) -> dict[str, Any]:
     """The default attributes of a type of operation."""
     options = compat.op_definition(type_).attr
     return {

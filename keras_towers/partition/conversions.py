@@ -224,7 +224,11 @@ class Converter:
         return self._reshape(tensor, sizes, axis, 1)
 
     def _reshape(
-        self, tensor: Tensor, sizes: Sequence[Dimension], axis: int, shift: int
+        self,
+        tensor: Tensor,
+        sizes: Sequence[Tensor | Dimension],
+        axis: int,
+        shift: int,
     ) -> Tensor:
         """Reshape a tensor.
 
@@ -248,7 +252,10 @@ class Converter:
         return self.builder.op("Reshape", operands, sizes)
 
     def reduce_over_towers(
-        self, kind: str, own: Tensor, sizes: Sequence[Dimension] | None = None
+        self,
+        kind: str,
+        own: Tensor,
+        sizes: Sequence[Dimension | None] | None = None,
     ) -> Value:
         """Reduce the results of all towers to one.
 
@@ -261,7 +268,8 @@ class Converter:
         """
         require(own.shape.rank is not None, SHAPE)
         row = self.builder.op("ExpandDims", [own, 0], [1, *own.shape])
-        sizes = [None, *sizes] if sizes is not None else None
+        if sizes is not None:
+            sizes = [None, *sizes]
         results = self.builder.exchange("gather", row, sizes=sizes)
         whole = self.builder.op(
             kind, [results, [0]], own.shape, keep_dims=False
@@ -398,6 +406,8 @@ class Converter:
             size = (
                 entry
                 if isinstance(entry, Tensor)
+                else None
+                if entry is None
                 else self.units.global_size(entry)
             )
             if size is None:
@@ -519,7 +529,9 @@ class Converter:
         # TensorFlow needs the full shape if a tower has no elements.
         sizes = self.element_shape(elements.shape, layout)
         stacked = self.builder.op(
-            "TensorListStack", [handle, sizes], element_dtype=elements.dtype
+            "TensorListStack",
+            [asserted(handle), sizes],
+            element_dtype=elements.dtype,
         )
         shape = (elements.length, *(elements.shape or ()))
         rows = stacked_layout(layout)
@@ -555,8 +567,7 @@ class Converter:
         declared = elements.declared
         if declared is not None and not np.ndim(declared):
             return self.builder.constant(-1, tf.int32)
-        has_rows = isinstance(layout, Sharded) and layout.axis >= 0
-        if declared and has_rows:
+        if declared and isinstance(layout, Sharded) and layout.axis >= 0:
             require(may_hold_rows(declared[layout.axis], layout))
         return self.element_shape(declared, layout)
 

@@ -22,6 +22,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
     ListOf,
+    Shape,
     Sharded,
     Value,
     Values,
@@ -106,7 +107,7 @@ class Factors:
             )
         return labels_of_inputs
 
-    def shapes(self, inputs: Values) -> list[tuple[object, ...] | None]:
+    def shapes(self, inputs: Values) -> list[Shape | None]:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
@@ -244,9 +245,10 @@ def _should_gather_rows(node: Node, inputs: Values, outputs: Values) -> bool:
     for value in inputs:
         layout, _ = value.as_rows()
         others = [s for a, s in enumerate(value.sizes) if a != layout.axis]
-        if not all(isinstance(size, int) for size in others):
+        known = [size for size in others if isinstance(size, int)]
+        if len(known) < len(others):
             return False
-        entries += layout.rows_per_unit * math.prod(others)
+        entries += layout.rows_per_unit * math.prod(known)
     size = node.shapes[0].num_elements()
     return size is not None and size >= ratio * entries
 

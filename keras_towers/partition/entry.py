@@ -306,12 +306,12 @@ def _value(
     if isinstance(layout, RowSplits):
         return _row_splits(units, tensor, layout)
     if isinstance(layout, Sharded):
-        unit: Unit = units.of_batch
+        unit: Any = units.of_batch
         if layout.unit is not None:
             count = _number_of_units(units.builder, tensor, layout)
             unit = units.data_dependent_unit(layout.unit, count)
         layout = dataclasses.replace(layout, unit=unit)
-    shape: list[Dimension] | None = None
+    shape: Any = None
     if traced.shape.rank is not None:
         shape = list(sizes_of(traced.shape))
         for axis, size in enumerate(shape):

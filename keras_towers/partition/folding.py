@@ -305,7 +305,7 @@ def _broadcast_over(node: Node, a: Array, b: Array) -> Array:
 
 def _split(node: Node, array: Array, sizes: Array, axis: Array) -> Array:
     whole = array.shape[_int(axis)]
-    known = split_sizes(_ints(sizes), whole)
+    known = _ints(split_sizes(_ints(sizes), whole))
     if min(known) < 0 or sum(known) != whole:
         raise ValueError("the parts are not the whole")
     return np.split(array, np.cumsum(known)[:-1], _int(axis))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -104,7 +104,7 @@ def rename_calls(attributes: Attributes, rename: Callable[[str], str]) -> None:
             function.name = rename(function.name)
 
 
-def _dtypes(value: AttrValue | None) -> set[int]:
+def _dtypes(value: Any) -> set[int]:
     """The dtypes in an attribute; none: it is left out, or no dtype."""
     if value is None:
         return set()

@@ -403,7 +403,8 @@ class Value:
             require(np.ndim(self.known) == 1)
             return list(self.known)
         require(self.rank == 1 and isinstance(self.sizes[0], int))
-        return [UNKNOWN] * self.sizes[0]
+        length: Any = self.sizes[0]
+        return [UNKNOWN] * length
 
     @property
     def number(self) -> Dimension:
@@ -588,7 +589,7 @@ def is_row_per_element(element: object) -> TypeGuard[Sharded]:
     return isinstance(element, Sharded) and element.axis < 0
 
 
-def stacked_layout(element: Layout) -> Layout:
+def stacked_layout(element: Any) -> Any:
     """Return the layout of a stack of elements."""
     if isinstance(element, Sharded):
         return element.at_axis(element.axis + 1)
@@ -603,7 +604,7 @@ def may_hold_rows(size: Dimension, layout: Sharded) -> bool:
 # ---- shapes ------------------------------------------------------------------
 
 
-def sizes_of(shape: Iterable[object]) -> Shape:
+def sizes_of(shape: Iterable[Dimension | None]) -> Shape:
     """Return the sizes of a traced shape, with ``UNKNOWN`` for None."""
     return tuple(UNKNOWN if size is None else size for size in shape)
 

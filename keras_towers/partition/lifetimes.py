@@ -18,6 +18,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,9 +29,9 @@ from keras_towers.partition.program import Exchange, Program, Tensor
 from keras_towers.partition.rules.elementwise import ELEMENTWISE
 from keras_towers.partition.sizes import (
     EXAMPLES,
-    UNKNOWN,
     Dimension,
     Size,
+    Unknown,
     symbol_name,
 )
 
@@ -202,7 +203,7 @@ def bytes_of_all(program: Program, towers: int, rows: int) -> int:
 def _length(size: Dimension, examples: int, rows: int) -> int:
     """Return the length of an axis, given how many examples it has."""
     if not isinstance(size, Size):
-        return rows if size is UNKNOWN else int(size)
+        return rows if isinstance(size, Unknown) else int(size)
     known = {symbol_name(EXAMPLES): examples}
     factors = [known.get(symbol, rows) ** p for symbol, p in size.powers]
     return size.number * math.prod(factors)
@@ -232,7 +233,7 @@ def summed_tensors(program: Program) -> set[Tensor]:
     return {tensor for tensor in tensors if tensor.on_towers}
 
 
-def _bytes(spec: tf.TensorSpec) -> int:
+def _bytes(spec: tf.TensorSpec | Tensor | np.ndarray) -> int:
     """Return the bytes of a tensor; 0 if unknown, as for lists of tensors."""
     count = tf.TensorShape(spec.shape).num_elements()
     return 0 if count is None else count * tf.as_dtype(spec.dtype).size
@@ -278,7 +279,7 @@ class AssumedBatch:
             inputs.append(tf.TensorSpec(shape, value.dtype))
         return inputs
 
-    def _filled(self, shape: tf.TensorShape) -> list[int] | None:
+    def _filled(self, shape: tf.TensorShape) -> Any:
         if shape.rank is None:
             return None
         return [self._rows if size is None else size for size in shape]

@@ -133,7 +133,7 @@ class Scope:
     def _builder(self) -> Builder:
         return Builder(False, self.builder.shard_axes)
 
-    def _inside(self, units: Units, **options: object) -> Scope:
+    def _inside(self, units: Units, **options: Any) -> Scope:
         changed = dataclasses.replace(self.options, **options)
         firsts = self.converter.is_first, self.converter.is_first_part
         return Scope(Converter(units, *firsts, changed), around=self)
@@ -230,7 +230,7 @@ class Node:
         self,
         operands: Sequence[Tensor],
         *layouts: Layout,
-        shapes: Sequence[Sequence[object] | None] | None = None,
+        shapes: Sequence[Sequence[Dimension] | None] | None = None,
         attributes: Attributes | None = None,
     ) -> Values:
         """Run the operation on every tower; return its N outputs.

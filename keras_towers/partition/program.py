@@ -167,7 +167,7 @@ class Exchange:
     given: Tensor
     result: Tensor
     axis: int = 0
-    sizes: Sequence[Dimension] | None = None
+    sizes: Sequence[Dimension | None] | None = None
     rows: tuple[Tensor, Tensor] | None = None
     units: int | None = None
     over: tuple[Axis, ...] = ("towers", "ranks")

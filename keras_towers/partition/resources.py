@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,7 +42,7 @@ class Resources:
         self.rows: dict[Tensor, Sharded] = {} if around is None else around.rows
         self.reads_from = 0
         self._common: dict[Tensor, Tensor] = {}
-        self._ready: dict[Tensor | None, tuple[int, int]] = {}
+        self._ready: dict[Any, tuple[int, int]] = {}
 
     def add_copies(
         self, common: Tensor, local: Tensor, rows: Sharded | None = None
@@ -103,7 +104,7 @@ class Resources:
             if source is not None and source.type == "ReadVariableOp":
                 del self.contents[common]
 
-    def _keys(self, operands: Sequence[Tensor]) -> list[Tensor | None]:
+    def _keys(self, operands: Sequence[Tensor]) -> list[Any]:
         """The resources of an operation; None: the one without a handle."""
         handles = [t for t in operands if t.dtype == tf.resource]
         return [self.common_handle(t) for t in handles] or [None]

@@ -52,7 +52,7 @@ class Size:
     number: int
     powers: tuple[tuple[str, int], ...]
 
-    def __mul__(self, other: Dimension) -> Dimension:
+    def __mul__(self, other: Any) -> Dimension:
         if isinstance(other, Unknown):
             return UNKNOWN
         other = other if isinstance(other, Size) else Size(other, ())
@@ -63,7 +63,7 @@ class Size:
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, other: Dimension) -> Dimension:
+    def __floordiv__(self, other: Any) -> Dimension:
         if isinstance(other, Unknown) or other == 0:
             return UNKNOWN
         other = other if isinstance(other, Size) else Size(other, ())
@@ -179,7 +179,7 @@ def compared(
     return results.pop() if len(results) == 1 else UNKNOWN
 
 
-def _ends(size: Dimension) -> tuple[float, float]:
+def _ends(size: Dimension) -> tuple[Any, Any]:
     """The smallest and the largest possible value of a size."""
     if not isinstance(size, Size):
         return size, size

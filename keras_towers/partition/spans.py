@@ -124,7 +124,7 @@ def _span(
     is_last = end is None or end == size or end in _FAR
     if stride == 1 and begin == 0 and is_last:
         return Span(axis)
-    end = size if is_last else end
+    end = size if is_last or end is None else end
     begin, end = _from_end(begin, size), _from_end(end, size)
     inside = [
         compared(operator.le, *pair) is True

@@ -44,7 +44,7 @@ class Stackable:
         self._given = {e.result: e.given for e in program.exchanges}
         self._graphs = program.graphs
         self._users = _users_of_lists(program.operations)
-        self._inside: dict[int, Mapping[Tensor, list[Operation | None]]] = {}
+        self._inside: dict[int, Mapping[Tensor, Sequence[Operation]]] = {}
         self._known: dict[Tensor, tf.DType | None] = {}
 
     def dtype_of(self, tensor: Tensor) -> tf.DType | None:
@@ -162,7 +162,7 @@ class Stackable:
 
     def _users_in(
         self, function: Function
-    ) -> Mapping[Tensor, list[Operation | None]]:
+    ) -> Mapping[Tensor, Sequence[Operation]]:
         if id(function) not in self._inside:
             users = _users_of_lists(function.operations)
             self._inside[id(function)] = users

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE_DTYPE, Builder
+from keras_towers.partition.builder import SIZE_DTYPE, Builder, Operand
 from keras_towers.partition.layouts import (
     DataDependentUnit,
     InShards,
@@ -170,9 +171,7 @@ class Units:
             size.number, functools.reduce(product, factors)
         )
 
-    def known_tensor(
-        self, entries: np.ndarray, dtype: tf.DType
-    ) -> Tensor | None:
+    def known_tensor(self, entries: Any, dtype: tf.DType) -> Tensor | None:
         """Return a tensor of known entries; None: it cannot be computed.
 
         Args:
@@ -203,7 +202,10 @@ class Units:
         rank, count = unless_none(tensor.shape.rank, SHAPE), layout.unit.count
         more = self.builder.compute_size("Sub", self.least_one(count), count)
         more = self.builder.scaled_size(layout.rows_per_unit, more)
-        ends = [[0] * rank, self.builder.size_at_axis(layout.axis, rank, more)]
+        ends: list[Operand] = [
+            [0] * rank,
+            self.builder.size_at_axis(layout.axis, rank, more),
+        ]
         widths = self.builder.op(
             "Pack", ends, (rank, 2), is_repeated=True, axis=1
         )

@@ -123,7 +123,7 @@ class CollectiveOps(OnTowers):
                 vectors.append(messages.with_rows_each(vector, sizes))
         has_nccl = self._group_of(devices).hint == "nccl"
         scatter = self._reduce_scatter if has_nccl else self._swap_and_add
-        shapes = rows.shapes(sent[0].shape.as_list())
+        shapes = rows.shapes(sent[0].shape)
         results = []
         for device, part, size, shape in zip(
             devices, scatter(vectors, devices), sizes, shapes, strict=True
@@ -416,6 +416,7 @@ def failure_of(
         if not all_kinds:
             return totals
         size = totals[0].shape[0]
+        assert size is not None
         rows = [Rows(0, [size] * number)]
         repeated = _on_each(
             devices, lambda part: tf.tile(part, [number]), [p for (p,) in parts]

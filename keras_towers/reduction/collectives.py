@@ -20,7 +20,6 @@ from keras_towers.reduction.gradients import (
 from keras_towers.transport.messages import Rows
 
 _T = TypeVar("_T")
-_R = TypeVar("_R")
 
 Tensors: TypeAlias = Sequence[Sequence[tf.Tensor]]
 """K lists of N dense tensors: one list per device."""
@@ -315,7 +314,7 @@ class SumsByFunction(OnTowers):
     def reduce_scatter(
         self, tensors: Tensors, devices: Sequence[str], rows: Sequence[Rows]
     ) -> list[list[tf.Tensor]]:
-        sums = self.all_reduce(tensors, devices)
+        sums: Any = self.all_reduce(tensors, devices)
         results = []
         for tower, (device, own) in enumerate(zip(devices, sums, strict=True)):
             with tf.device(device):
@@ -401,8 +400,8 @@ def _copies_in(
 
 def _for_each(
     rows: Sequence[Sequence[_T]],
-    exchange: Callable[[int, Sequence[_T]], Sequence[_R]],
-) -> list[list[_R]]:
+    exchange: Callable[[int, Sequence[_T]], Sequence[_T]],
+) -> list[list[_T]]:
     """Exchange N tensors of K devices, from the last to the first.
 
     The backward pass computes gradients in this order: where ops keep their

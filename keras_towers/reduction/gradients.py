@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -12,6 +12,8 @@ from keras_towers.errors import TowerError
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 """One gradient of one tower, dense or as slices of its variable's rows."""
+
+GradientT = TypeVar("GradientT", bound="Gradient | None")
 
 Gradients: TypeAlias = Sequence[Sequence[Gradient]]
 """K lists of N gradients: one list per tower.
@@ -39,7 +41,7 @@ def in_order(
     like: Sequence[Gradient],
     dense: Sequence[tf.Tensor],
     sparse: Sequence[Gradient],
-) -> list[Gradient]:
+) -> list[Any]:
     """Merge dense and sparse gradients into the original order."""
     kinds = iter(dense), iter(sparse)
     return [next(kinds[is_sparse(gradient)]) for gradient in like]
@@ -57,8 +59,8 @@ def on_values(
 
 
 def scaled(
-    gradients: Sequence[Gradient | None], factor: float | tf.Tensor
-) -> list[Gradient | None]:
+    gradients: Sequence[GradientT], factor: float | tf.Tensor
+) -> list[GradientT]:
     """Multiply gradients by a number or a scalar tensor, cast to their dtypes.
 
     A missing gradient, which is None, remains so.
@@ -69,7 +71,10 @@ def scaled(
     def times(values: tf.Tensor) -> tf.Tensor:
         return values * tf.cast(factor, values.dtype)
 
-    return [None if g is None else on_values(g, times) for g in gradients]
+    results: list[Any] = [
+        None if g is None else on_values(g, times) for g in gradients
+    ]
+    return results
 
 
 def divide(gradient: Gradient, number: float | tf.Tensor) -> Gradient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,8 +21,6 @@ from keras_towers.reduction.gradients import (
 )
 from keras_towers.transport import messages
 from keras_towers.transport.messages import Rows, buckets
-
-_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +150,7 @@ class Packed(Collectives):
         def unpack(
             part: tf.Tensor, group: Sequence[int], k: int
         ) -> list[tf.Tensor]:
-            of_device = [rows[i].shapes(shapes[i].as_list())[k] for i in group]
+            of_device = [rows[i].shapes(shapes[i])[k] for i in group]
             return messages.divided(part, of_device)
 
         parts = self.collectives.reduce_scatter(
@@ -212,7 +210,7 @@ class Packed(Collectives):
         return groups + [[i] for i, _ in enumerate(rows) if i not in known]
 
 
-def _all_of(group: Sequence[int], *lists: Sequence[_T]) -> list[list[_T]]:
+def _all_of(group: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:
     """Return the members of a group in each of some lists."""
     return [[values[i] for i in group] for values in lists]
 

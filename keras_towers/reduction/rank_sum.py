@@ -33,7 +33,7 @@ from keras_towers.transport import Transport, next_key
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-StateLayout: TypeAlias = list[list[list[tuple[list[int], str, bool]]]]
+StateLayout: TypeAlias = list[list[list[tuple[list[int | None], str, bool]]]]
 """Of each optimizer and each of its states, the tensors.
 
 A tensor is its shape, the name of its dtype, and whether it is a rank's own.

@@ -37,9 +37,7 @@ class JoinedJob:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    _store: store.StoreClient | store.FileStore | None = dataclasses.field(
-        default=None, repr=False
-    )
+    _store: Store | None = dataclasses.field(default=None, repr=False)
     _prefix: str = dataclasses.field(default="", repr=False)
 
     def put(self, key: str, value: object) -> None:

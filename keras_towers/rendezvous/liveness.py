@@ -106,7 +106,7 @@ class Liveness:
         self._source = source
         self.limit_s = limit_s
         self._may_restart = may_restart
-        self.signs: dict[int, Hashable] = dict.fromkeys(ranks)
+        self.signs: dict[int, Hashable | None] = dict.fromkeys(ranks)
         self._ended: set[int] = set()
         self._refreshed = time.monotonic()
         self._last_sign = dict.fromkeys(self.signs, self._refreshed)

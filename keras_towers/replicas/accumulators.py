@@ -28,7 +28,7 @@ class GradientSpec:
     """The gradient of a variable, and the device that averages it."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: tf.DType
     sparse: bool
     device: str

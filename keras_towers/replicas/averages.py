@@ -78,7 +78,7 @@ class Averages:
             for accumulated, grad in zip(
                 part.accumulators, call.grads, strict=True
             )
-            if accumulated is not None
+            if accumulated is not None and grad is not None
         ]
 
     def _add(self, call: ApplyCall) -> AveragedOptimizer:

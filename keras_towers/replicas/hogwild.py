@@ -12,7 +12,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -156,7 +156,7 @@ def _add(
     name: str,
     original: Callable[..., object],
     variable: keras.Variable,
-    value: object,
+    value: Any,
 ) -> object:
     """Add to a variable atomically, so that no concurrent write is lost."""
     if not _may_be_written_concurrently(variable):
@@ -203,7 +203,7 @@ def _assign(
     return original(variable, value)
 
 
-def _added(variable: tf.Variable, value: object) -> tf.Tensor | None:
+def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
     """Return the value that a sum adds to the variable, or None."""
     graph = compat.get_default_graph()
     here = isinstance(value, tf.Tensor) and value.graph is graph

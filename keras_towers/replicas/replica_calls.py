@@ -118,21 +118,21 @@ class ReplicaCall(TowerCall):
         if self.dropped is not None:
             self.dropped.announce(self.config.name)
 
-    def train(
-        self, steps: TowerFunction, iterator: Iterator[Structure]
-    ) -> Logs:
+    def train(self, steps: Any, iterator: Iterator[Structure]) -> Logs:
         """Train on the next ``steps_per_execution`` batches."""
         raise NotImplementedError
 
     def _end_of_steps(self, logs: Logs) -> Logs:
         logs = super()._end_of_steps(logs)
-        return {**logs, **self.dropped.logged()} if self.dropped else logs
+        return (
+            {**(logs or {}), **self.dropped.logged()} if self.dropped else logs
+        )
 
 
 class TrainFunction(TowerFunction):
     """Passes the next batches of Keras's loop to the current call."""
 
-    def __init__(self, call: ReplicaCall, steps: TowerFunction):
+    def __init__(self, call: ReplicaCall, steps: Any):
         self._call_type = type(call)
         self.steps = steps
 
@@ -288,7 +288,7 @@ class _ThreadedCall(ReplicaCall):
     def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         return super()._make_iterator(kind, whole=kind == "fit", **kwargs)
 
-    def train(self, steps: TowerSteps, iterator: tf.data.Iterator) -> Logs:
+    def train(self, steps: TowerSteps, iterator: Any) -> Logs:
         if self._threads is None:
             assert steps.alone is not None
             return steps.alone(iterator)
@@ -304,6 +304,7 @@ class _ThreadedCall(ReplicaCall):
         return self._logs
 
     def _refresh_logs(self, threads: TowerThreads) -> None:
+        assert self.epoch_iterator is not None
         if self.epoch_iterator.at_last_step:
             threads.drain()
             finish = self._original_method("_get_metrics_result_or_logs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from typing import Self
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -204,7 +204,7 @@ class GroupOperations:
     def take_arrivals(self, count: tf.Tensor) -> tf.Tensor:
         """Wait for arrivals, and take all: shape [T], by replica."""
         with tf.device(self._device):
-            arrivals = self._arrivals.take_average(count)
+            arrivals: Any = self._arrivals.take_average(count)
             return tf.cast(arrivals, tf.int64)
 
     def advance(self) -> tf.Operation:

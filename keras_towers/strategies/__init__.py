@@ -161,7 +161,7 @@ def strategy_names() -> list[str]:
     return sorted({*STRATEGIES, *entry_points(group=GROUP).names})
 
 
-def _load(entry: EntryPoint) -> Callable[..., BaseStrategy]:
+def _load(entry: EntryPoint) -> Callable[..., Any]:
     """Import the class that an entry point names."""
     factory = load_entry(entry, "strategy")
     if not callable(factory):

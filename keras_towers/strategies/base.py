@@ -179,7 +179,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         self._update = update
         self._runner = runner or TowerRunner(update)
 
-    def _planned(self, transport: Transport, **options: object) -> BaseStrategy:
+    def _planned(self, transport: Transport, **options: Any) -> BaseStrategy:
         """Return a strategy on such devices, to plan with; it never runs."""
         config = self._config
         own = config.options if self._follows_options else StrategyOptions()

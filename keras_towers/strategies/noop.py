@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import tensorflow as tf
 
@@ -216,8 +217,9 @@ def _count_only(iterator: EpochIterator, batches: int | None) -> None:
     repeats = () if batches is None else (batches,)
     iterator._get_iterator = lambda: itertools.repeat(None, *repeats)
     # The original adapter would start to prefetch when an epoch begins.
-    iterator.data_adapter = SimpleNamespace(
+    adapter: Any = SimpleNamespace(
         num_batches=batches,
         on_epoch_begin=lambda: None,
         on_epoch_end=lambda: None,
     )
+    iterator.data_adapter = adapter

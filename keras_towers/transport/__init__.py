@@ -19,7 +19,7 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -175,8 +175,8 @@ def next_key(purpose: str) -> str:
     if tf.executing_eagerly():
         return f"kt.{purpose}.eager"
     # Functions inside the outermost graph may run concurrently.
-    graph: tf.Graph = compat.get_default_graph()
-    outer = getattr(graph, "outer_graph", None)
+    graph = compat.get_default_graph()
+    outer: Any = getattr(graph, "outer_graph", None)
     while getattr(outer, "building_function", False):
         graph, outer = outer, getattr(outer, "outer_graph", None)
     counter = _used.setdefault(graph, collections.Counter())

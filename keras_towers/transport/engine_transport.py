@@ -415,7 +415,7 @@ class EngineTransport(Extensible, Transport):
         return self._counted(what, self._functions[form], tensors)
 
     def _check_results(
-        self, what: str, results: object, wanted: Sequence[tf.TensorSpec]
+        self, what: str, results: Any, wanted: Sequence[tf.TensorSpec]
     ) -> None:
         """Refuse what a method of a subclass cannot have computed."""
         is_list = isinstance(results, (list, tuple))

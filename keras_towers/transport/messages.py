@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
 
-Shape: TypeAlias = "tf.TensorShape | Sequence[int]"
+Shape: TypeAlias = "tf.TensorShape | Sequence[int | None]"
 
 WORD: tf.DType = tf.int32
 """The integer that every engine sends and sums."""
@@ -52,7 +52,7 @@ class Rows:
         is_number = [isinstance(count, int) for count in self.counts]
         return bool(is_number) and all(is_number)
 
-    def shapes(self, shape: Shape) -> list[list[int]]:
+    def shapes(self, shape: Shape) -> list[list[Any]]:
         """Return the shapes of the members' rows, given that of the whole."""
         before, after = shape[: self.axis], shape[self.axis + 1 :]
         return [[*before, count, *after] for count in self.counts]
@@ -70,7 +70,8 @@ class Rows:
 
     def follow_in_memory(self, shape: Shape) -> bool:
         """Whether the rows of one member follow those of another in memory."""
-        return math.prod(shape[: self.axis]) == 1
+        before: Any = shape[: self.axis]
+        return math.prod(before) == 1
 
 
 _MOST_DIMENSIONS = 8
@@ -133,9 +134,7 @@ def number_of_words(dtype: tf.DType, shape: tf.Tensor) -> tf.Tensor:
     return -(-sizes // WORD.size)
 
 
-def from_words(
-    words: tf.Tensor, dtype: tf.DType, shape: tf.Tensor
-) -> tf.Tensor:
+def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
     """Undo ``words_of``; further words are ignored."""
     shape = tf.cast(shape, tf.int64)
     octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])

@@ -36,7 +36,7 @@ def decode(data: bytes) -> Any:
         raise ValueError(f"not a value of `encode`: {data[:80]!r}") from error
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> object:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is list:

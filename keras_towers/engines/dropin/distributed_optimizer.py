@@ -88,16 +88,16 @@ class Reducer(ABC):
             return results
         local_keys = self.all_local_keys()
         is_local = [variable_key(v) in local_keys for v in variables]
-        present = [i for i, grad in enumerate(results) if grad is not None]
+        present = {i: g for i, g in enumerate(results) if g is not None}
         chosen = [i for i in present if not is_local[i]]
         reduced = self.reduce_global(
-            [results[i] for i in chosen], [variables[i] for i in chosen]
+            [present[i] for i in chosen], [variables[i] for i in chosen]
         )
         for i, grad in zip(chosen, reduced, strict=True):
             results[i] = grad
-        for i in present:
+        for i, grad in present.items():
             if is_local[i]:
-                results[i] = self.scale_local(results[i])
+                results[i] = self.scale_local(grad)
         return results
 
     def all_local_keys(self) -> set[IdentityKey[tf.Variable]]:

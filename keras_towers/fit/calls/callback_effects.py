@@ -305,7 +305,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
             ranks = rank_checks.gather(
                 self._transport, told, "ends an event of callbacks"
             )
-            accesses = [each and Action(*each) for _, _, each in ranks]
+            accesses = [
+                None if each is None else Action(*each) for _, _, each in ranks
+            ]
             if any(accesses):
                 assert self._adoption is not None
                 joint = self._adoption.update.variables.access

@@ -52,10 +52,7 @@ CHIEF_ONLY = (
 )
 
 
-Callbacks: TypeAlias = (
-    "keras.callbacks.Callback | keras.callbacks.CallbackList"
-    " | Sequence[keras.callbacks.Callback] | None"
-)
+Callbacks: TypeAlias = "keras.callbacks.CallbackList | Sequence | None"
 """What ``fit`` takes as callbacks."""
 
 
@@ -161,9 +158,7 @@ def listed(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     return flat
 
 
-def with_added(
-    callbacks: Callbacks, added: keras.callbacks.Callback
-) -> Callbacks:
+def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Callbacks:
     """Append a callback to the callbacks of ``fit``."""
     if isinstance(callbacks, compat.CallbackList):
         added.set_params(callbacks.params)
@@ -173,7 +168,7 @@ def with_added(
 
 
 def in_form_of(
-    passed: Callbacks, callbacks: list[keras.callbacks.Callback]
+    passed: Any, callbacks: list[keras.callbacks.Callback]
 ) -> Callbacks:
     """Return callbacks of ``fit`` in the form in which it was given others."""
     if not isinstance(passed, compat.CallbackList):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -54,16 +54,6 @@ def outside() -> contextlib.AbstractContextManager[None]:
     return _calls.holding(None)
 
 
-class RunsSteps(Protocol):
-    """What a proxy gives Keras in place of a strategy."""
-
-    def is_step(self, fn: object) -> bool: ...
-
-    def run_step(self, step: Step, batch: Structure) -> Structure: ...
-
-    def iterator(self, *args: object, **kwargs: object) -> object: ...
-
-
 class StrategyProxy:
     """A strategy proxy that Keras uses while a call runs.
 
@@ -73,7 +63,7 @@ class StrategyProxy:
     ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
     """
 
-    def __init__(self, strategy: Strategy, call: RunsSteps):
+    def __init__(self, strategy: Strategy, call: Any):
         self.strategy = strategy
         self.call = call
 
@@ -231,7 +221,7 @@ class TowerCall:
             },
         }
 
-    def _original_method(self, name: str) -> Callable[..., object]:
+    def _original_method(self, name: str) -> Callable[..., Any]:
         """Return the model's own method, even inside another of its calls."""
         return getattr(type(self.model), name).__get__(self.model)
 

@@ -107,9 +107,7 @@ call.
 """
 
 
-def bind_to(
-    instance: object, methods: Shadows
-) -> dict[str, Callable[..., Any]]:
+def bind_to(instance: object, methods: Shadows) -> dict[str, Any]:
     """Bind replacements to an object and its methods, for ``shadowed``."""
     return {
         name: functools.partial(ours, instance, getattr(instance, name))

@@ -77,7 +77,8 @@ class Batch:
         example = _with_examples(tf.nest.pack_sequence_as(structure, leaves))
         rows = None if example is None else static_rows(example)
         divided = [
-            has_rows(leaf)
+            leaf is not None
+            and has_rows(leaf)
             and static_rows(leaf) == rows
             and can_be_divided(leaf)
             for leaf in leaves
@@ -274,7 +275,7 @@ def of_any_size(
     return tf.TensorSpec(shape, spec.dtype)
 
 
-def _starts(size: Rows, number: int) -> list[Rows]:
+def _starts(size: Any, number: int) -> list[Rows]:
     """Return the first row of each of N pieces, and the end of the last."""
     least, left = size // number, size % number
     starts: list[Rows] = []
@@ -284,7 +285,7 @@ def _starts(size: Rows, number: int) -> list[Rows]:
     return starts
 
 
-def _as_tensor(leaf: object) -> Structure:
+def _as_tensor(leaf: Any) -> Structure:
     kinds = (tf.experimental.Optional, tf.experimental.ExtensionType)
     if leaf is None or isinstance(leaf, kinds) or tf.is_tensor(leaf):
         return leaf
@@ -442,7 +443,7 @@ def as_one_batch(
         return batch
     pieces = as_tower_batch(config, places, batch)[0].pieces
 
-    def joined(*leaves: Leaf) -> Leaf:
+    def joined(*leaves: Any) -> Leaf:
         """Join the rows of the towers' tensors; take others once."""
         if not has_rows(leaves[0]):
             return leaves[0]
@@ -507,9 +508,11 @@ def _with_examples(batch: Structure) -> Structure:
 
 def _numbered(batch: Structure) -> list[tuple[int | None, Leaf]]:
     """Return the parts that towers can divide, with static numbers of rows."""
-    leaves = filter(has_rows, tf.nest.flatten(batch))
-    divisible = filter(can_be_divided, leaves)
-    return [(static_rows(leaf), leaf) for leaf in divisible]
+    return [
+        (static_rows(leaf), leaf)
+        for leaf in tf.nest.flatten(batch)
+        if has_rows(leaf) and can_be_divided(leaf)
+    ]
 
 
 def static_rows(leaf: Leaf) -> int | None:

@@ -61,7 +61,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     _distributed_dataset: tf.data.Dataset
     _current_iterator: Iterator[Structure] | None
-    _epoch_iterator: Iterator[Structure] | None
+    _epoch_iterator: Any
     data_adapter: Any
     steps_per_epoch: int | None
 
@@ -101,7 +101,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Iterator[Structure] | None = None
         # What the step reads that Keras runs.
-        self._read: object = None
+        self._read: Any = None
         if self._owner is not _Owner.USER:
             if kind == "fit":
                 self._check_enough()

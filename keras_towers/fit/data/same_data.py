@@ -200,7 +200,7 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     return None
 
 
-def _parts(dataset: tf.data.Dataset) -> Iterator[object]:
+def _parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     yield dataset
     for parent in dataset._inputs():
         yield from _parts(parent)

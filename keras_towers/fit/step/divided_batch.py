@@ -110,8 +110,8 @@ class DividedBatch:
     def share(self) -> tf.Tensor:
         """This process's share of all examples."""
         here, total = self.batch.total, self.whole.total
-        numbers = [tf.cast(number, tf.float64) for number in (here, total)]
-        return tf.math.divide_no_nan(*numbers)
+        here, total = (tf.cast(n, tf.float64) for n in (here, total))
+        return tf.math.divide_no_nan(here, total)
 
     def inputs_of(
         self,

@@ -112,7 +112,9 @@ class PlacedModel:
             item_bytes = variable.dtype.size
             layout = choose_layout(variable.shape, item_bytes, towers)
             rows = None if layout is None else layout.towers
-            axes.append(rows and (rows.axis, rows.size % towers == 0))
+            axes.append(
+                None if rows is None else (rows.axis, rows.size % towers == 0)
+            )
         return axes
 
     @property

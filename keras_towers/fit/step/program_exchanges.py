@@ -90,7 +90,7 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
             for taker in takers
         ]
         if exchange.kind == "scatter" and _COLUMNS in along:
-            count = exchange.result.shape[exchange.axis]
+            count: Any = exchange.result.shape[exchange.axis]
             rows = [(taker.column * count, count) for taker in takers]
         yield Members(exchange, devices, values, rows, takers)
 

@@ -33,7 +33,7 @@ class StackedLists:
         self,
         function: GraphFunction,
         body: Function,
-        dtypes: Mapping[Tensor, tf.DType],
+        dtypes: Mapping[Tensor, Any],
     ):
         self._inputs, self._outputs = body.inputs, body.outputs
         self._dtypes = dtypes
@@ -61,7 +61,7 @@ class StackedLists:
         inputs = [stacks.get(tensor, tensor) for tensor in body.inputs]
         self._function = GraphFunction(graph_of_inputs(inputs, run), "xla")
 
-    def __call__(self, inputs: Sequence[object]) -> list[tf.Tensor]:
+    def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Add a call of the function to the current graph."""
         tensors = [
             _stack_of(value, self._dtypes[tensor])
@@ -85,7 +85,7 @@ def _list_of(stack: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _stack_of(list_: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def _stack_of(list_: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
     """Return the elements of a list as the rows of a tensor."""
     if list_.op.type == _OF_TENSOR:
         return list_.op.inputs[0]

@@ -168,7 +168,7 @@ class Exchanged:
 
     level: int
     tensor: Tensor
-    sizes: Sequence[Dimension]
+    sizes: Sequence[Any]
     is_sum: bool
     over: Sequence[Axis] = ("towers", "ranks")
     groups: int = 1
@@ -362,9 +362,10 @@ def _once(
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
         # What follows from it takes rows, too, as a loss takes targets.
-        if cause is None and id(operation.source) in undivided:
-            cause = cause_of(operation.source)
-            reasons.setdefault(cause, undivided[id(operation.source)])
+        source = operation.source
+        if cause is None and source is not None and id(source) in undivided:
+            cause = cause_of(source)
+            reasons.setdefault(cause, undivided[id(source)])
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
             source = operation.source

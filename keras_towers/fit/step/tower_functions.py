@@ -82,7 +82,9 @@ class FunctionCall:
     body: Function
     function: GraphFunction
     gate: Sequence[tf.Tensor] = ()
-    lists: Mapping[Tensor, tf.DType] = dataclasses.field(default_factory=dict)
+    lists: Mapping[Tensor, tf.DType | None] = dataclasses.field(
+        default_factory=dict
+    )
 
     def add_to_graph(
         self,

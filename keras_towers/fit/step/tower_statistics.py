@@ -8,6 +8,7 @@ statistics are updated with the means of these over all examples.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -47,7 +48,8 @@ def normalize(
     def moment(values: tf.Tensor) -> tf.Tensor:
         if axes:
             values = tf.reduce_mean(values, axes, keepdims=True)
-        return own_mean(values)
+        mean: Any = own_mean(values)
+        return mean
 
     mean = moment(x)
     variance = moment(tf.math.squared_difference(x, tf.stop_gradient(mean)))

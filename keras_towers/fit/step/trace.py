@@ -12,7 +12,7 @@ import itertools
 import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
@@ -111,9 +111,7 @@ class Trace:
             if not self.is_whole
         }
 
-    def call_with(
-        self, name: str, components: Sequence[tf.Tensor | None]
-    ) -> ApplyCall:
+    def call_with(self, name: str, components: Sequence[Any]) -> ApplyCall:
         """Return the call of an optimizer with other gradients."""
         call = self.updates[name]
         grads = with_components(call.grads, components)
@@ -167,7 +165,8 @@ class Trace:
         layer of the model has. A variable that only a summary shows is not
         among them.
         """
-        used = [t for _, t in self.needed_captures if t.dtype == tf.resource]
+        captured = [t for _, t in self.needed_captures]
+        used: list[Any] = [t for t in captured if t.dtype == tf.resource]
         for call in self.updates.values():
             for part in optimizers_in(call.optimizer):
                 used += map(handle_of, part.variables)
@@ -374,7 +373,7 @@ def _handed_over(
 
 
 def _with_dense_shape(
-    gradient: Gradient | None, variable: Variable
+    gradient: Gradient | None, variable: Any
 ) -> Gradient | None:
     """Return a gradient of rows with the shape of its variable."""
     if not isinstance(gradient, tf.IndexedSlices):
@@ -393,7 +392,7 @@ def components_of(gradient: Gradient | None) -> list[tf.Tensor]:
 
 
 def with_components(
-    like: Sequence[Gradient | None], components: Sequence[tf.Tensor | None]
+    like: Sequence[Gradient | None], components: Sequence[Any]
 ) -> list[Gradient | None]:
     """Return gradients like others, given new component tensors."""
     remaining = iter(components)
@@ -402,7 +401,9 @@ def with_components(
         parts = list(itertools.islice(remaining, len(components_of(gradient))))
         if len(parts) == 2 and parts[0] is not None:
             values, indices = parts
-            shape = tf.constant(gradient.shape.as_list(), tf.int64)
+            assert isinstance(gradient, tf.IndexedSlices)
+            sizes: Any = gradient.shape.as_list()
+            shape = tf.constant(sizes, tf.int64)
             grads.append(tf.IndexedSlices(values, indices, shape))
         else:
             grads.append(parts[0] if parts else None)

@@ -172,7 +172,7 @@ class TracedOperations:
     def _of_function(self, graph: tf.Graph, name: str) -> bytes:
         """Return the checksum of a function, whatever its name."""
         called = compat.graph_of_function(graph, name)
-        if called not in self._needed:
+        if called is None or called not in self._needed:
             return b"function"
         if id(called) not in self._content:
             needed = self._needed[called]

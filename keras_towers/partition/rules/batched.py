@@ -100,7 +100,7 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
         # A band of diagonals has another axis.
         batch_axes = ranks[1] - 2
     labels = [[a if a < batch_axes else None for a in range(r)] for r in ranks]
-    outputs: list[Labels] = labels[count:]
+    outputs: list[Labels | None] = [*labels[count:]]
     vectors = _COMPUTES_VECTORS.get(node.type)
     if vectors is not None and not node.attr(vectors):
         outputs[1:] = [None] * len(outputs[1:])

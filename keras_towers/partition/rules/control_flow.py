@@ -35,7 +35,7 @@ from keras_towers.partition.program import (
     Tensor,
     needed_operations,
 )
-from keras_towers.partition.reasons import NotDivided, require
+from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import rule
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.units import Units
@@ -76,7 +76,7 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> tf.Graph:
         NotDivided: the function is unknown, or cannot be laid out.
     """
     graph = compat.graph_of_function(node.operation.graph, name)
-    require(graph is not None, "{} calls a function that is not known")
+    graph = unless_none(graph, "{} calls a function that is not known")
     require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
     require(not has_control_flow_v1(graph), "{} calls loops of TensorFlow 1")
     return graph

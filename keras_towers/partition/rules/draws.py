@@ -8,6 +8,7 @@ rows start at a larger counter.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -67,7 +68,7 @@ def _draw(
         node.scope.computed_once[node.operation] = reason.format(node.type)
         raise NotDivided(reason)
     dtype = node.output_dtype()
-    rest = math.prod(sizes[1:]) * layout.rows
+    rest: Any = math.prod(sizes[1:]) * layout.rows
     each = unless_none(units.global_size(rest), SHAPE)
     group = min(_MOST_PER_COUNT, _BYTES_PER_COUNT // dtype.size)
     counts = 1

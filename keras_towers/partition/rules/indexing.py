@@ -156,7 +156,7 @@ def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     """Sort the entries of a sparse matrix by rows, tower by tower."""
     numbers, operands = _local_operands(node.converter, inputs, _MATRIX)
     indices, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
-    rank = len(inputs[2].known)
+    rank = len(inputs[2].known_array)
     indices = index_value(
         node.builder,
         indices.own,

@@ -137,7 +137,7 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
     return outputs
 
 
-def _element_layout(takes: Sequence[str], inputs: Values) -> Layout:
+def _element_layout(takes: Sequence[str], inputs: Values) -> Any:
     """Return the layout of the elements that an operation takes or returns."""
     pairs = list(zip(takes, inputs, strict=True))
     for role, value in pairs:
@@ -155,7 +155,7 @@ def _element_layout(takes: Sequence[str], inputs: Values) -> Layout:
     raise NotDivided
 
 
-def _layout_of_role(role: str, element: Layout) -> Layout:
+def _layout_of_role(role: str, element: Any) -> Layout:
     if role == "list":
         return ListOf(element)
     if role == "stack":
@@ -188,6 +188,7 @@ def _element_shape_operand(
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
         return converter.to_layout(shape, REPLICATED)
+    assert isinstance(layout, Sharded)
     require(shape.is_replicated)
     sizes = shape.entries
     size = sizes[layout.axis]

@@ -17,7 +17,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.reasons import require
+from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.registry import axes, rule, shape_of
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
@@ -195,7 +195,7 @@ def _mean_with(
 
     of_mean = combine(means, mean)
     deviations = builder.op(
-        "SquaredDifference", [means, of_mean.whole], means.shape
+        "SquaredDifference", [means, asserted(of_mean.whole)], means.shape
     )
     variances = builder.op("AddV2", [variances, deviations], means.shape)
     of_mean.variance = combine(variances, variance)

@@ -181,7 +181,7 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
         # Another axis may have a multiple of the number of examples by chance.
         if layout is None or value.sizes[axis] != 1:
             continue
-        shape = converter.local_target(times, times.known, layout)
+        shape = converter.local_target(times, times.entries, layout)
         operands = [converter.replicate(value), shape]
         return node.run_on_towers(operands, layout, shapes=[sizes])
     raise NotDivided

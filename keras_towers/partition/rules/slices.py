@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.division import Factors, NewAxis, divide
@@ -20,7 +21,6 @@ from keras_towers.partition.layouts import (
     local_shape,
 )
 from keras_towers.partition.nodes import Node
-from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.registry import axes, rule
 from keras_towers.partition.sizes import UNKNOWN, Dimension
@@ -49,7 +49,8 @@ def _labels(
             left.append(NewAxis(1))
         elif not span.dropped:
             # Every n-th row does not select whole units.
-            left.append(NewAxis(span.size if span.stride == 1 else UNKNOWN))
+            size = UNKNOWN if span.size is None else span.size
+            left.append(NewAxis(size if span.stride == 1 else UNKNOWN))
     return whole, left
 
 
@@ -80,7 +81,8 @@ def _slice(node: Node, value: Value, *ends: Value) -> Values:
     span = _only_partial_span(
         _known_spans(node, value.sizes, ends), layout.axis
     )
-    return [_slice_blocks(node.units, value, span.begin, span.size)]
+    size: Any = span.size
+    return [_slice_blocks(node.units, value, span.begin, size)]
 
 
 @rule("Slice")
@@ -94,13 +96,11 @@ def _slice_from_unknown(
     layout, tensor = value.as_rows()
     taken = _known_spans(node, value.sizes, (begin, size))
     require(begin.entries.count(UNKNOWN) and taken[layout.axis].is_whole)
-    shape = [
+    shape: list[Any] = [
         full if span.is_whole else span.size
         for full, span in zip(value.sizes, taken, strict=True)
     ]
-    own: list[Tensor | Dimension | None] = [
-        size if isinstance(size, int) else None for size in shape
-    ]
+    own: list[Any] = [size if isinstance(size, int) else None for size in shape]
     own[layout.axis] = node.units.local_rows(layout)
     operands = [
         tensor,
@@ -198,7 +198,7 @@ def _update_axes(
 @rule("StridedSliceGrad")
 def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
-    sizes = target.known_array
+    sizes = list(target.known_array)
     require(value.shape is not None)
     taken = _known_spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))

@@ -220,7 +220,8 @@ def DistributedGradientTape(
     tape: Any = copy.copy(arguments.pop("gradtape"))
     options = _checked_options(name="DistributedGradientTape", **arguments)
     prepare_process()
-    tape.__class__ = _distributed_tape(type(tape))
+    tape_class: Any = type(tape)
+    tape.__class__ = _distributed_tape(tape_class)
     tape._options = options
     tape._local_keys = set()
     return tape
@@ -255,7 +256,7 @@ def PartialDistributedGradientTape(
 
 
 @functools.cache
-def _distributed_tape(base: type) -> type:
+def _distributed_tape(base: Any) -> type:
     """Make a distributed subclass of a class of tapes."""
     if issubclass(base, _DistributedTape):
         raise TowerError(
@@ -306,8 +307,8 @@ class _DistributedTape(_GradientTape):
         self,
         target: Structure,
         sources: Sequence[Variable],
-        *args: object,
-        **kwargs: object,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[list[_Pair], list[_Pair]]:
         """Pairs (source, gradient): of local sources, and of global ones."""
         grads = self.gradient(target, sources, *args, **kwargs)
@@ -411,7 +412,7 @@ class ReductionOptions:
 
 @tf.custom_gradient
 def _unknown(
-    grad: tf.Tensor,
+    grad: Gradient,
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Return a gradient that is no constant to TensorFlow."""
     return compat.unknown(grad), lambda upstream: upstream
@@ -473,11 +474,12 @@ class GradientReducer(Reducer):
         for group in groups:
             first, *rest = group
             name = f"{prefix}_{first}"
-            if isinstance(grads[first], tf.IndexedSlices):
-                results[first] = self._gather(grads[first], name)
+            grad = grads[first]
+            if isinstance(grad, tf.IndexedSlices):
+                results[first] = self._gather(grad, name)
             elif not rest:
                 results[first] = hvd.allreduce(
-                    _unknown(grads[first]), name=name, **self._arguments()
+                    _unknown(grad), name=name, **self._arguments()
                 )
             else:
                 reduced = hvd.grouped_allreduce(

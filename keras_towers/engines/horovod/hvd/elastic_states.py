@@ -118,7 +118,7 @@ class VariablesState(ObjectState):
         values = [tf_variable(v).numpy() for v in self._variables()]
         return {**super()._everything(), _VALUES: values}
 
-    def _take(self, contents: dict[str, object]) -> None:
+    def _take(self, contents: dict[str, Any]) -> None:
         objects = dict(contents)
         values = objects.pop(_VALUES, None)
         if values is not None:
@@ -163,7 +163,7 @@ class TensorFlowKerasState(VariablesState):
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
         backend: object = None,
-        **kwargs: object,
+        **kwargs: Any,
     ):
         del backend
         optimizer = optimizer or getattr(model, "optimizer", None)
@@ -237,7 +237,7 @@ class KerasState(TensorFlowKerasState):
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
-        **kwargs: object,
+        **kwargs: Any,
     ):
         super().__init__(model, optimizer, **kwargs)
 
@@ -258,7 +258,7 @@ class TensorFlowState(VariablesState):
         self,
         variables: Iterable[Variable] | None = None,
         session: object = None,
-        **kwargs: object,
+        **kwargs: Any,
     ):
         del session
         if variables is None:
