@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 import keras
+import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Structure
@@ -71,7 +72,7 @@ def explain(
     y: Structure = None,
     sample_weight: Structure = None,
     *,
-    strategy: BaseStrategy | None = None,
+    strategy: tf.distribute.Strategy | None = None,
     batch_size: int | None = None,
 ) -> Explanation:
     """Explain what a step of ``fit`` does on towers, without running it.

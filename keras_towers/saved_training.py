@@ -174,7 +174,7 @@ class SavedTraining:
         self._writes = False
         # Whether the backup is this call's, and not what it may yet refuse.
         self._has_backup = False
-        self._model: keras.Model = None
+        self._model: Any = None
         self._settings: ModelSettings | None = None
         self._found: _Found | None = None
         self._begun: _Begun | None = None

@@ -75,7 +75,7 @@ def verify(
     y: Structure = None,
     sample_weight: Structure = None,
     *,
-    strategy: BaseStrategy | None = None,
+    strategy: tf.distribute.Strategy | None = None,
     batch_size: int | None = None,
     steps: int = 3,
 ) -> Verification:
@@ -134,7 +134,10 @@ def verify(
 
 
 def checked_strategy(
-    caller: str, model: keras.Model, x: Structure, strategy: BaseStrategy | None
+    caller: str,
+    model: keras.Model,
+    x: Structure,
+    strategy: tf.distribute.Strategy | None,
 ) -> BaseStrategy:
     """Check what a function is given that tries a model on towers.
 
@@ -185,7 +188,7 @@ def _first_batches(reader: TowerEpochIterator, steps: int) -> tf.data.Dataset:
 def _run_fit(
     model: keras.Model,
     data: tf.data.Dataset,
-    strategy: BaseStrategy | None = None,
+    strategy: tf.distribute.Strategy | None = None,
     before_step: Callable[[keras.Model], None] = lambda model: None,
 ) -> dict[tuple[str, int], np.ndarray]:
     """Return the logs of each step of ``fit``, and all variables after it.

@@ -176,7 +176,7 @@ _marks: ThreadLocal[StepMarks] = ThreadLocal()
 recording = _recorder.holding
 
 
-def recorder_of(model: keras.Model) -> StepRecorder | None:
+def recorder_of(model: keras.Model | None) -> StepRecorder | None:
     """Return the recorder of a model's steps, or None."""
     recorder = _recorder.get()
     return recorder if recorder and recorder.model is model else None
@@ -184,7 +184,9 @@ def recorder_of(model: keras.Model) -> StepRecorder | None:
 
 @contextlib.contextmanager
 def marked(
-    model: keras.Model, devices: Sequence[str], pieces: Sequence[Structure]
+    model: keras.Model | None,
+    devices: Sequence[str],
+    pieces: Sequence[Structure],
 ) -> Iterator[None]:
     """Mark the step that is traced in this block, if it is recorded."""
     recorder = recorder_of(model)

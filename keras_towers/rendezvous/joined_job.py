@@ -19,7 +19,6 @@ from keras_towers.rendezvous import (
     store,
     watch,
 )
-from keras_towers.rendezvous.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ class JoinedJob:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    _store: Store | None = dataclasses.field(default=None, repr=False)
+    _store: Any = dataclasses.field(default=None, repr=False)
     _prefix: str = dataclasses.field(default="", repr=False)
 
     def put(self, key: str, value: object) -> None:
@@ -63,7 +62,7 @@ class JoinedJob:
                 raise TimeoutError(f"no rank wrote {key!r} in {timeout_s} s")
         return value
 
-    def _opened(self) -> Store:
+    def _opened(self) -> Any:
         if self._store is None:
             raise TowerError("a job of one process has no store to share.")
         return self._store

@@ -36,16 +36,13 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from keras_towers._imports import broken_entry, load_entry
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.options import check_names, check_values
 from keras_towers.known_engines import ENGINES, SERVED, Engine
 from keras_towers.strategies.signatures import hints_of
-
-if TYPE_CHECKING:
-    from keras_towers.strategies.base import BaseStrategy
 
 GROUP = "keras_towers.strategies"
 
@@ -82,7 +79,7 @@ STRATEGIES = {
 """The strategies of this package by name."""
 
 
-def strategy(name: str, *arguments: object, **options: object) -> BaseStrategy:
+def strategy(name: str, *arguments: object, **options: object) -> Any:
     """Create a strategy by name.
 
     ``ModelParallelStrategy`` has no name, since it needs a layout map, which
