@@ -8,11 +8,14 @@ import os
 import pkgutil
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_towers import settings
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclass(frozen=True)
@@ -174,15 +177,15 @@ def announce_drop_in(module: str) -> None:
         )
 
 
-def refuse_own_optimizer(optimizer: Any) -> None:
+def refuse_own_optimizer(optimizer: keras.Optimizer) -> None:
     """Raise an error if an engine's own module has made an optimizer."""
     package, _, module = type(optimizer).__module__.partition(".")
     engine = ENGINES.get(package)
     if engine and module == "_keras":
         names = " or ".join(engine.keras_modules)
         raise TowerError(
-            f"the optimizer {optimizer.name!r} is of {engine.title}'s own "
-            "DistributedOptimizer, which exchanges nothing on Keras 3, so each "
-            "process would train a model of its own: import keras_towers "
-            f"before {names}, which then gives keras_towers.{engine.name}."
+            f"the optimizer {optimizer.name!r} comes from {engine.title}'s "
+            "own DistributedOptimizer, which exchanges nothing on Keras 3: "
+            "each process would train a model of its own. Import keras_towers "
+            f"before {names}: you then get keras_towers.{engine.name}."
         )

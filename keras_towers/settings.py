@@ -8,11 +8,9 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder for built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
-#: Memory of each device, such as 24GiB. Before the first step, `fit` checks
-#: whether the model fits. 0: no check. Default: the memory of GPUs. The option
-#: is `--device-memory`.
+#: As `--device-memory`, such as 24GiB. 0: no check. Default: the memory of GPUs.
 ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
-#: Seed for all processes of a job, which `keras-towers run` sets. Default: no
+#: Seed for all processes of a job. `keras-towers run` sets it. Default: no
 #: seed.
 ENV_SEED = "KERAS_TOWERS_SEED"
 #: Rank of a process, if no launcher sets it.
@@ -26,8 +24,8 @@ ENV_JOB = "KERAS_TOWERS_JOB"
 ENV_RENDEZVOUS_FOLDER = "KERAS_TOWERS_RENDEZVOUS_FOLDER"
 #: `host:port` of rank 0, instead of that file.
 ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
-#: Secret of the job (16 characters or more), instead of that file. Launchers
-#: set it.
+#: Secret of the job (16 characters or more), instead of that file.
+#: `keras-towers run` sets it.
 ENV_SECRET = "KERAS_TOWERS_SECRET"
 #: Set by launchers: `host:port` of the job's store.
 ENV_STORE = "KERAS_TOWERS_STORE"
@@ -42,26 +40,23 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Has no effect. Start a script written for Horovod with
-#: `python -m keras_towers train.py`.
+#: Ignored: use `python -m keras_towers train.py` instead.
 ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
-#: Time limit in seconds for ranks to meet, and for parameter servers and the
-#: chief to start. Default: 600.
+#: Seconds to wait for other ranks, parameter servers and the chief to start.
+#: Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
-#: Time limit in seconds for BytePS processes that you start by hand to find one
-#: another. Default: 300.
+#: Seconds to wait for other BytePS processes that you start by hand.
+#: Default: 300.
 ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
-#: Time limit in seconds for NCCL to sum a small tensor. If it takes longer,
-#: strategies sum gradients without NCCL. 0: they never use it. Default: 60.
+#: Seconds to wait for a small sum over NCCL; then strategies do without NCCL.
+#: 0: they never use it. Default: 60.
 ENV_NCCL_TIMEOUT = "KERAS_TOWERS_NCCL_TIMEOUT"
-#: Seconds until a waiting rank names the ranks that it waits for. Default: 30.
-#: The option is `--stall-warning`.
+#: As `--stall-warning`, in seconds. Default: 30.
 ENV_STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
-#: Seconds until a stalled job ends. 0: never. Default: 1800. The option is
-#: `--stall-shutdown`. Tasks that you start with `TF_CONFIG` ignore it.
+#: As `--stall-shutdown`, in seconds. 0: never. Default: 1800. Tasks that you
+#: start with `TF_CONFIG` ignore it.
 ENV_STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-#: 1: waiting ranks do not warn, as with `--stall-warning 0`. A stalled job
-#: still ends.
+#: 1: as `--stall-warning 0`. A stalled job still ends.
 ENV_STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 
 #: Default of `KERAS_TOWERS_RENDEZVOUS_TIMEOUT`.

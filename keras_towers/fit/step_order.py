@@ -12,7 +12,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Structure
-from keras_towers.fit.data.batches import TowerBatch, identity_of, tensors_in
+from keras_towers.fit.data.batches import (
+    Rows,
+    TowerBatch,
+    identity_of,
+    tensors_in,
+)
 from keras_towers.fit.data.same_data import (
     check_batch,
     check_results,
@@ -49,10 +54,10 @@ class StepOrder:
         self._results_are_first = False
         self._begun = 0
         self.gate: list[tf.Tensor] = []
-        self._batch: list[Any] = []
+        self._batch: list[tf.Tensor] = []
         # The assertions that this step matches the steps of the other ranks.
-        self._same_step: list[Any] | None = None
-        self._exchanged: list[Any] = []
+        self._same_step: list[tf.Operation] | None = None
+        self._exchanged: list[tf.Tensor] = []
 
     def begin_epoch(self) -> None:
         """Note that the next step is the first one of an epoch."""
@@ -89,7 +94,7 @@ class StepOrder:
         self.gate = [self._turn.read_value()]
         return self._gate_batch(batch)
 
-    def _gate_batch(self, batch: Structure) -> Any:
+    def _gate_batch(self, batch: Structure) -> Structure:
         with tf.control_dependencies(self.gate):
             batch = identity_of(batch)
         self._batch = tensors_in(batch)
@@ -105,19 +110,19 @@ class StepOrder:
         finally:
             self._same_step, self._batch = None, []
 
-    def begin_checked(self, data: Any, batch: Structure) -> Any:
+    def begin_checked(self, data: Structure, batch: Structure) -> Structure:
         """Return the batch of a step, once its data is checked."""
         # Once inlined, functions that get this batch wait only for the batch.
         with tf.control_dependencies(self.gate):
             self.gate = [self.check_first(data)]
         return self._gate_batch(batch)
 
-    def check_first(self, data: Any) -> tf.Tensor:
+    def check_first(self, data: Structure) -> tf.Tensor:
         """Check that the first data of an epoch is the same on all ranks."""
         check = functools.partial(check_batch, self._transport, data)
         return self.in_first_step(outside_of_loops(check))
 
-    def check_first_results(self, values: Callable[[], Any]) -> None:
+    def check_first_results(self, values: Callable[[], Structure]) -> None:
         """Check that the first eager step of an epoch does the same on all.
 
         Args:
@@ -130,7 +135,7 @@ class StepOrder:
     def compare(
         self,
         step: ComparedStep,
-        others: Sequence[Sequence[object]] = (),
+        others: Sequence[Sequence[tf.Tensor]] = (),
         devices: Sequence[str] = (),
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
@@ -163,7 +168,7 @@ class StepOrder:
     def exchange(
         self,
         tensors: Sequence[tf.Tensor],
-        exchange: Callable[[Sequence[object]], list[Any]],
+        exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
         """Exchange tensors, after a check that all ranks do the same."""
         # In a step that involves no other rank, all exchanges are local.
@@ -190,7 +195,7 @@ class StepOrder:
         with tf.control_dependencies(done):
             return identity_of(result)
 
-    def count(self, batch: TowerBatch, here: Any) -> Any:
+    def count(self, batch: TowerBatch, here: Rows) -> Structure:
         """Count a step's examples on all ranks; stop when there are none.
 
         A rank whose data has ended takes part without examples until the data
@@ -237,7 +242,7 @@ class StepOrder:
             return reduction(identity_of(tower_grads))
 
 
-def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
+def row_of_rank(value: tf.Tensor, transport: Transport) -> tf.Tensor:
     """Return a row per rank: the value for this rank, 0 for other ranks."""
     zeros = tf.zeros_like(value)
     return tf.stack(

@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat, settings
+from keras_towers._types import ConcreteFunction
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.listening import reachable_only_at
 
@@ -30,12 +30,11 @@ def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
     """
     if compat.has_started():
         raise TowerError(
-            "TensorFlow has started in this process before the process was "
-            f"made {job} {index} of its job, and objects created since "
-            "(models, variables, tensors) would no longer work. Create the "
-            "strategy first, before any model; or start each task with "
-            "`keras-towers run SCRIPT`, which connects before the script "
-            "begins."
+            f"TensorFlow started before this process became {job} {index} of "
+            "its job, so models, variables and tensors created since would no "
+            "longer work. Create the strategy before any model. Or start each "
+            "task with `keras-towers run SCRIPT`, which connects before the "
+            "script begins."
         )
     os.environ.setdefault(*_FAIL_FAST)
     root = logging.getLogger()
@@ -58,9 +57,11 @@ def device_of(index: int) -> str:
 class RunningFunction:
     """A concrete function that runs in a thread, and may block."""
 
-    def __init__(self, function: Any, arguments: Sequence[tf.Tensor] = ()):
+    def __init__(
+        self, function: ConcreteFunction, arguments: Sequence[tf.Tensor] = ()
+    ):
         self._manager = compat.CancellationManager()
-        self._outputs: Future[list[Any]] = Future()
+        self._outputs: Future[list[tf.Tensor]] = Future()
 
         def run() -> None:
             try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -16,17 +16,24 @@ from keras_towers.partition.program import (
     Exchange,
     ExchangeKind,
     Operation,
+    Phase,
     Tensor,
+    level_after,
+    phase_of,
 )
 from keras_towers.partition.reasons import EXCHANGE, NotDivided
 from keras_towers.partition.sizes import Dimension
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.op_def_pb2 import OpDef
 
 AttrValue = tf.compat.v1.AttrValue
 # The axes of all places that may have a value of their own.
 EVERYWHERE: tuple[Axis, ...] = ("towers", "ranks")
 # The dtype of computed sizes.
 SIZE_DTYPE = tf.int64
-Output = tuple[Any, tf.TensorShape]
+Output = tuple[tf.DType, tf.TensorShape]
+Operand: TypeAlias = "Tensor | Dimension | Sequence"
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
 # What makes lists, of which every function has its own: XLA returns no list
 # that has no elements yet.
@@ -49,6 +56,7 @@ class Builder:
         name: the name of the traced operation that is being laid out. It
             becomes the name of the operations that are added for it.
         gradient: the gradient that sums are for, as in ``Exchange``.
+        of_update: whether operations are of an update, as in ``Operation``.
         device: where what is computed once runs, as in ``Operation``.
     """
 
@@ -62,11 +70,12 @@ class Builder:
         self.can_exchange = can_exchange
         self.shard_axes = shard_axes
         self.name = self.gradient = self.device = ""
-        self._constants: dict[Any, Tensor] = {}
+        self.of_update = False
+        self._constants: dict[Hashable, Tensor] = {}
 
     def copy(
         self,
-        source: Any,
+        source: tf.Operation,
         inputs: Sequence[Tensor],
         shapes: Sequence[tf.TensorShape] | None = None,
         attributes: Attributes | None = None,
@@ -97,7 +106,7 @@ class Builder:
     def op(
         self,
         type_: str,
-        inputs: Sequence[Any],
+        inputs: Sequence[Operand],
         shape: Any = None,
         is_repeated: bool = False,
         at_root: bool = False,
@@ -119,7 +128,7 @@ class Builder:
         known = {**_defaults(type_), **attributes}
         # No operation that rules add takes two lists.
         longest = len(inputs) - len(definition.input_arg) + 1
-        args: list[Any] = []
+        args: list[OpDef.ArgDef] = []
         for arg in definition.input_arg:
             args += [arg] * (longest if arg.number_attr else 1)
             if arg.number_attr:
@@ -165,7 +174,7 @@ class Builder:
         kind: ExchangeKind,
         tensor: Tensor,
         axis: int = 0,
-        sizes: Sequence[Dimension] | None = None,
+        sizes: Sequence[Dimension | None] | None = None,
         rows: tuple[Tensor, Tensor] | None = None,
         on_towers: bool = False,
         local_size: int | None = None,
@@ -245,7 +254,7 @@ class Builder:
         tensor: Tensor,
         axis: int,
         shape: tf.TensorShape,
-        sizes: Sequence[Dimension] | None,
+        sizes: Sequence[Dimension | None] | None,
         is_own: bool,
     ) -> Tensor:
         """Add an exchange among the columns of each tower; return its result.
@@ -271,6 +280,10 @@ class Builder:
         )
         return result
 
+    def phase_of(self, type_: str, inputs: Sequence[Tensor]) -> Phase:
+        """Return the phase in which an operation would run."""
+        return phase_of(type_, inputs, self.of_update)
+
     def add(
         self,
         type_: str,
@@ -278,7 +291,7 @@ class Builder:
         attributes: Attributes,
         outputs: Iterable[Output],
         least: int = 0,
-        source: Any = None,
+        source: tf.Operation | None = None,
         **options: Any,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
@@ -297,7 +310,7 @@ class Builder:
         if any(tensor.dtype == tf.string for tensor in inputs):
             # Functions that XLA compiles take no strings.
             options["is_repeated"] = False
-        level = max([least, *(tensor.level for tensor in inputs)])
+        level = level_after(inputs, self.phase_of(type_, inputs), least)
         on_towers = any(tensor.on_towers for tensor in inputs)
         on_columns = any(tensor.on_columns for tensor in inputs)
         of_batch = _depends_on_batch(inputs)
@@ -312,6 +325,7 @@ class Builder:
             on_columns,
             source=source,
             device=self.device,
+            of_update=self.of_update,
             name=self.name if source is None else source.name,
             **options,
         )
@@ -388,7 +402,7 @@ class Builder:
     def slice_rows(
         self,
         tensor: Tensor,
-        shape: Sequence[Any],
+        shape: Sequence[Dimension | None],
         axis: int,
         first: Tensor | int,
         count: Tensor,
@@ -422,7 +436,9 @@ class Builder:
         )
 
 
-def static(shape: Any) -> tf.TensorShape:
+def static(
+    shape: tf.TensorShape | Iterable[Dimension | None],
+) -> tf.TensorShape:
     """Return a shape as TensorFlow knows it: None for symbols."""
     if isinstance(shape, tf.TensorShape):
         return shape
@@ -469,7 +485,7 @@ def _defaults(type_: str) -> dict[str, Any]:
     }
 
 
-def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
+def _dtype_of(arg: OpDef.ArgDef, attributes: dict[str, Any]) -> tf.DType:
     """The dtype of an argument; ``SIZE_DTYPE`` if any dtype will do."""
     if arg.type:
         return tf.as_dtype(arg.type)

@@ -102,13 +102,16 @@ def lay_out_node(node: Node, inputs: list[Value]) -> Values:
     marks, name = node.scope.marks, node.operation.name
     if node.type == "Const":
         (whole,) = node.copy((), is_repeated=True)
-        shape, known = tuple(node.shapes[0]), constant(node.operation)
+        shape, known = sizes_of(node.shapes[0]), constant(node.operation)
         return [Value(REPLICATED, whole=whole, shape=shape, known=known)]
     tensors = [t for v in inputs for t in (v.local, v.whole) if t is not None]
     node.converter.near = max((tensor.level for tensor in tensors), default=0)
     node.builder.gradient = marks.gradients.get(name, "")
     node.builder.device = marks.updates.get(name, "")
-    reads_from = node.scope.updates_from if name in marks.updates else 0
+    # XLA takes values of variables, and returns new ones.
+    of_update = name in marks.updates
+    node.builder.of_update = of_update and not node.options.xla
+    reads_from = node.scope.updates_from if of_update else 0
     node.variables.resources.reads_from = reads_from
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
@@ -208,7 +211,7 @@ def _undivided(node: Node, inputs: Values) -> Values:
         raise NotDivided(node.reason) from None
 
 
-def _known_values(node: Node, known: Sequence[object]) -> Values:
+def _known_values(node: Node, known: Sequence[Any]) -> Values:
     """Return outputs whose entries are known; none: compute them.
 
     XLA needs constants for shapes and axes.
@@ -296,7 +299,7 @@ def _complete(
     node: Node,
     inputs: Values,
     outputs: Values,
-    known: Sequence[object] | None,
+    known: Sequence[Any] | None,
 ) -> None:
     """Add the shapes of outputs, and their entries as far as known."""
     shapes = _symbolic_shapes(node, inputs)

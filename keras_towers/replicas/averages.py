@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import ConcreteFunction, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.weights.copies import read_later
@@ -45,7 +46,7 @@ class Averages:
         self,
         name: str,
         group: ReplicaGroup,
-        place: Callable[[Any], str],
+        place: Callable[[Variable], str],
         update: Callable[[ApplyCall], None],
         updated: Callable[[], None] = lambda: None,
     ):
@@ -61,7 +62,7 @@ class Averages:
         self._pushes: list[tf.Operation] = []
         # For each update, how many operations came before it.
         self._begun: list[tuple[int, ApplyCall]] = []
-        self._function: Any = None
+        self._function: ConcreteFunction | None = None
 
     def push(self, replica: int, call: ApplyCall) -> None:
         """Push the gradients of one replica's step."""
@@ -77,7 +78,7 @@ class Averages:
             for accumulated, grad in zip(
                 part.accumulators, call.grads, strict=True
             )
-            if accumulated is not None
+            if accumulated is not None and grad is not None
         ]
 
     def _add(self, call: ApplyCall) -> AveragedOptimizer:
@@ -147,15 +148,14 @@ class Averages:
             read |= dict.fromkeys(read_later(call, graph, begun))
         if read:
             raise TowerError(
-                f"the step reads {', '.join(read)} after it has called an "
-                "optimizer for it, but the average of the replicas' gradients "
-                "is applied after the step: compute all gradients before the "
-                "first call of an optimizer, or use a strategy that updates "
-                "within the step, such as TowerStrategy or "
-                "MultiWorkerTowerStrategy."
+                "the step calls an optimizer and then reads "
+                f"{', '.join(read)}, but replicas update weights only after "
+                "the step: compute all gradients before the first call of an "
+                "optimizer, or use a strategy that updates within the step, "
+                "such as TowerStrategy or MultiWorkerTowerStrategy."
             )
 
-    def update_function(self) -> Callable[..., Any]:
+    def update_function(self) -> ConcreteFunction:
         """Return the function that makes an update; call in the main thread.
 
         It takes the number of gradients to wait for, increments the global

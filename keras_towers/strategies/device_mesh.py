@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce, first_time
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.in_shards import UpdateInShards
@@ -123,7 +124,7 @@ class ClaimedDevices:
 
 
 def rows_of(
-    mesh: Any, batch_dim_name: str | None
+    mesh: keras.distribution.DeviceMesh, batch_dim_name: str | None
 ) -> tuple[list[list[str]], list[str]]:
     """Return the rows of a mesh, and the names of their axes.
 
@@ -174,7 +175,9 @@ class UpdateOnMesh(UpdateInShards):
         self._models = models
         self._speaks: bool = config.transport.rank == 0
 
-    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+    def make_ready(
+        self, optimizer: keras.Optimizer, variables: Sequence[Variable]
+    ) -> None:
         """Build the optimizer, and name the keys that no weight matches."""
         super().make_ready(optimizer, variables)
         if not self._speaks:

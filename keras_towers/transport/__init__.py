@@ -26,6 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Plain
 from keras_towers.rendezvous.failed_calls import Abortable
 
 
@@ -48,7 +49,7 @@ class Transport(Abortable, Protocol):
     def sums_float16(self) -> bool: ...
 
     def note_wait(self, what: str) -> None:
-        """Record in what this rank is about to wait for others; empty: nothing.
+        """Record why this rank is about to wait for others; empty: it does not.
 
         Reports of stalls name the ranks that wait, and this reason.
         """
@@ -154,7 +155,7 @@ class SingleProcess:
     ) -> list[tf.Tensor]:
         return list(tensors)
 
-    def gather_objects(self, value: object) -> list[Any]:
+    def gather_objects(self, value: Plain) -> list[Plain]:
         return [value]
 
     def ended_ranks(self) -> str:
@@ -176,8 +177,8 @@ def next_key(purpose: str) -> str:
     if tf.executing_eagerly():
         return f"kt.{purpose}.eager"
     # Functions inside the outermost graph may run concurrently.
-    graph: Any = compat.get_default_graph()
-    outer = getattr(graph, "outer_graph", None)
+    graph = compat.get_default_graph()
+    outer: Any = getattr(graph, "outer_graph", None)
     while getattr(outer, "building_function", False):
         graph, outer = outer, getattr(outer, "outer_graph", None)
     counter = _used.setdefault(graph, collections.Counter())

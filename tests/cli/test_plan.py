@@ -191,12 +191,14 @@ def test_several_hosts_have_times_and_a_choice_to_take(tmp_path):
     sent = 4 * (256 * 256 + 257 + 1)
     within, between = sent / 1e6, 2 * 3 / 4 * sent * 8 / 1e6
     assert copies[2:4] == [f"{within:.1f}", f"{between:.1f}"]
-    seconds = (within + between) / 1e3
-    assert copies[4:7] == [
-        f"{1e3 * seconds:.1f}",
-        f"{4 * 8 / seconds:,.0f}",
-        f"{0.002 / seconds:.0%}",
-    ]
+    # The update, which is a part of computing, waits for what is sent.
+    took = float(copies[4])
+    assert within + between < took < within + between + 2
+    rate, efficiency = (
+        float(cell.strip("%").replace(",", "")) for cell in copies[5:7]
+    )
+    assert rate == pytest.approx(4 * 8 / took * 1e3, rel=0.02)
+    assert efficiency == pytest.approx(2 / took * 100, rel=0.02)
     assert copies[-1] == "no"
     in_hosts = [r for r in rows if r[1] == 'shard_over="process"']
     # Hosts sum what copies do, and have what one of them has.
@@ -282,7 +284,7 @@ def test_other_numbers_of_hosts_are_refused(text):
         (["eager"], "leave out run_eagerly=True"),
         (["wrong_data"], "cannot be planned: ValueError"),
         (["scalars"], "among them is 3"),
-        (["of_unknown_length"], "return (model, x, y)"),
+        (["of_unknown_length"], "Return (model, x, y)"),
         (["model", "--towers", "0"], "--towers 0 is not allowed"),
         (
             ["model", "--towers", "4", "--layouts", f"{__name__}:no_layouts"],
@@ -336,4 +338,4 @@ def test_where_no_weight_is_large_only_copies_are_planned(options):
     assert ended.exit_code == 0, ended.output
     assert "sharded" not in ended.stdout
     assert "smaller than 64 KiB: 2" in ended.stdout
-    assert "So none is ever in shards, and only copies are" in ended.stdout
+    assert "No weight can be in shards, so the table has only" in ended.stdout

@@ -37,9 +37,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 import tensorflow as tf
 
@@ -118,9 +117,10 @@ def _limit_start(worker: str | None) -> Iterator[None]:
     limit_s = seconds(ENV_START_TIMEOUT, settings.START_TIMEOUT_S)
     text = (
         f"{worker} has waited {limit_s:.0f} s for the scheduler and all "
-        "servers and workers. Do they run, reach that address, and have the "
-        f"same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each worker "
-        f"another {dmlc.WORKER_ID}? {ENV_START_TIMEOUT} sets the seconds."
+        "servers and workers. Check that they run and reach this address, "
+        f"that all have the same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and "
+        f"that each worker has a different {dmlc.WORKER_ID}. To wait longer, "
+        f"set {ENV_START_TIMEOUT}."
     )
     timer = threading.Timer(limit_s, watch.end_process, [text])
     timer.daemon = True
@@ -191,10 +191,12 @@ class BytePSTransport(EngineTransport):
 
     def __init__(self):
         super().__init__()
-        self.engine: Any = BYTEPS.import_module()
+        self.engine = BYTEPS.import_module()
         connect(self.engine)
-        self._library: Any = self.engine.ops.TF_LIB_CTYPES
-        self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
+        self._library: ctypes.CDLL = self.engine.ops.TF_LIB_CTYPES
+        self._operation: Callable[..., tf.Tensor] = (
+            self.engine.ops.C_LIB.byteps_push_pull
+        )
         # A build with CUDA takes tensors of a GPU.
         kind = "GPU" if byteps_recipe.has_cuda() else "CPU"
         self._device: str = f"/device:{kind}:0"

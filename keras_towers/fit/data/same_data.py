@@ -17,11 +17,11 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 
 _REMEDY = (
-    'With batches="split" every rank has to read the same data, and uses its '
-    "part of each batch: leave `shard` out, and give shuffles and random "
-    "augmentations the same seed on every rank (keras.utils.set_random_seed), "
-    "and use no deterministic=False. "
-    'Or set batches="each" to let every rank read its own data.'
+    'With batches="split", every rank has to read the same data in the same '
+    "order: leave out `shard`, give shuffles and random augmentations the "
+    "same seed on every rank (keras.utils.set_random_seed), and do not set "
+    "deterministic=False. If every rank should read its own data, set "
+    'batches="each".'
 )
 # About how many values of each tensor a fingerprint covers: of an epoch's first
 # batch, and of the others.
@@ -80,7 +80,7 @@ def fingerprint_rows(adapter: Any) -> list[float]:
     return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
 
 
-def _some_rows(array: Any) -> Any:
+def _some_rows(array: Any) -> Structure:
     """Return some rows of an array; one that cannot be sliced as it is."""
     if hasattr(array, "__array__") and hasattr(array, "__getitem__"):
         return array[:: 1 + array.shape[0] // _ROWS]
@@ -165,7 +165,7 @@ def check_batch(transport: Transport, batch: Structure) -> tf.Tensor:
         return tf.identity(odd)
 
 
-def check_results(transport: Transport, values: Any) -> None:
+def check_results(transport: Transport, values: Structure) -> None:
     """Refuse results of an eager step that are not the same on all ranks.
 
     Such a step is not traced: what it computes shows whether it is the same.
@@ -200,7 +200,7 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     return None
 
 
-def _parts(dataset: Any) -> Iterator[object]:
+def _parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     yield dataset
     for parent in dataset._inputs():
         yield from _parts(parent)
