@@ -4,8 +4,9 @@ Every exchange ends a level: the users of its result belong to later levels. A
 level consists of operations that are computed once, then a function that every
 tower runs, and then the exchanges of their results: in ``describe()``, a round.
 Towers read their copies of variables before the function, and update them
-after. A tower of a two-dimensional mesh has several devices, the columns of the mesh.
-What differs between them is computed on each, and they, too, have exchanges.
+after. A tower of a two-dimensional mesh has several devices, the columns of the
+mesh. What differs between them is computed on each, and they, too, have
+exchanges.
 """
 
 from __future__ import annotations
