@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -29,9 +28,6 @@ from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, messages, next_key
 from keras_towers.transport.engine_transport import MAYBE_LOST
-
-if TYPE_CHECKING:
-    from keras_towers.fit.calls.callback_roles import ObservesFit
 
 logger = logging.getLogger("keras_towers")
 
@@ -54,7 +50,7 @@ _SHOWN_SETTINGS = 3
 def check_call(
     config: TowerConfig,
     keras_call: KerasCall,
-    observer: ObservesFit | None,
+    observer: object,
     is_compiled_again: bool = False,
 ) -> None:
     """Check that all ranks call the same method with the same arguments.
