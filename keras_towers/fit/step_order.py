@@ -13,16 +13,12 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Structure
 from keras_towers.fit.data.batches import TowerBatch, identity_of, tensors_in
-from keras_towers.fit.data.same_data import (
-    check_batch,
-    check_results,
-)
+from keras_towers.fit.data.same_data import check_results
 from keras_towers.fit.step_agreement import (
     STEP_KEY,
     UPDATE_KEY,
     ComparedStep,
     StepAgreement,
-    outside_of_loops,
 )
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
@@ -66,18 +62,20 @@ class StepOrder:
         if self._transport.size == 1:
             yield
             return
-        was_first = bool(self._is_first)
+        was_first = self.at_first_step
         try:
             yield
         finally:
             self._is_first.assign(was_first)
 
+    @property
+    def at_first_step(self) -> bool:
+        """Whether the next step is the first one of an epoch; eager only."""
+        return bool(self._is_first)
+
     def in_first_step(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Act in the first step of an epoch only; return the int64 result."""
-        result = tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
-        if tf.executing_eagerly():
-            self._is_first.assign(False)
-        return result
+        return tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
 
     def begin_step(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
@@ -104,18 +102,6 @@ class StepOrder:
                 yield
         finally:
             self._same_step, self._batch = None, []
-
-    def begin_checked(self, data: Any, batch: Structure) -> Any:
-        """Return the batch of a step, once its data is checked."""
-        # Once inlined, functions that get this batch wait only for the batch.
-        with tf.control_dependencies(self.gate):
-            self.gate = [self.check_first(data)]
-        return self._gate_batch(batch)
-
-    def check_first(self, data: Any) -> tf.Tensor:
-        """Check that the first data of an epoch is the same on all ranks."""
-        check = functools.partial(check_batch, self._transport, data)
-        return self.in_first_step(outside_of_loops(check))
 
     def check_first_results(self, values: Callable[[], Any]) -> None:
         """Check that the first eager step of an epoch does the same on all.
@@ -153,6 +139,21 @@ class StepOrder:
             )
             with tf.control_dependencies(self._same_step):
                 self.in_first_step(take_over)
+
+    def compare_in_rounds(self, step: ComparedStep) -> None:
+        """Compare the first step of an epoch, before it updates anything.
+
+        For ranks that exchange nothing in a step. They compare again when they
+        average.
+        """
+
+        def compare() -> tf.Tensor:
+            same = self.agreement.assert_same(step, (), STEP_KEY)
+            with tf.control_dependencies(same):
+                return tf.zeros((), tf.int64)
+
+        with tf.control_dependencies([*self.gate, *self._batch]):
+            self.gate = [self.in_first_step(compare)]
 
     def assert_first(self, checks: Sequence[object]) -> None:
         """Let later operations with effects wait for assertions."""

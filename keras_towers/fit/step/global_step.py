@@ -28,6 +28,7 @@ from keras_towers.fit import step_clock
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.same_data import rounded_fingerprint
 from keras_towers.fit.places import ALONE, Ranks
 from keras_towers.fit.step.device_memory import MemoryCheck
 from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
@@ -43,10 +44,15 @@ from keras_towers.fit.step.step_layout import (
 )
 from keras_towers.fit.step.step_reports import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.step.trace import Trace, components_of, trace
+from keras_towers.fit.step.trace import (
+    Trace,
+    components_of,
+    refuse_read_after,
+    trace,
+)
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step.traced_operations import TracedOperations
-from keras_towers.fit.step_agreement import ComparedStep
+from keras_towers.fit.step_agreement import STEP_KEY, ComparedStep
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_first, copy_on_tower, native
@@ -153,7 +159,7 @@ class GlobalStep:
                 self.update.make_ready(optimizer, weights)
                 view.enter_context(self.update.variables.first_copies())
 
-            return trace(
+            traced = trace(
                 step,
                 divided.spec,
                 settings.kind,
@@ -162,6 +168,8 @@ class GlobalStep:
                 xla=settings.xla,
                 update=self.update,
             )
+        refuse_read_after(traced.read_later, "the gradients are applied")
+        return traced
 
     def _compare_with_ranks(
         self,
@@ -195,6 +203,8 @@ class GlobalStep:
         )
         if not shares_step:
             self.update.note_own_step(compared)
+            if ranks.batch is self.config.transport:
+                self.order.compare_in_rounds(compared)
             return
         copies = self.update.variables.handles()
         others = [copies.get(id(handle), [handle]) for handle in outside]
@@ -323,7 +333,8 @@ class GlobalStep:
         transport = config.transport if together else ALONE
         is_whole = data_lib.is_whole(batch)
         if is_whole and shares_batches(config, places.ranks):
-            self.order.check_first(batch)
+            compared = ComparedStep((), fingerprint=rounded_fingerprint(batch))
+            self.order.agreement.assert_same(compared, (), STEP_KEY)
         whole = data_lib.as_one_batch(config, places, batch)
         with contextlib.ExitStack() as stack:
             if transport.size > 1:
@@ -368,20 +379,19 @@ class GlobalStep:
             ranks: the ranks of the call.
         """
         eagerly = model.run_eagerly
-        compare = self._all_end if eagerly else self._all_end_in_graph
-        in_rounds = not eagerly and not ranks.share_step
+        all_end = self.order.agreement.all_end
+        compare = all_end if eagerly else self._all_end_in_graph
+        # In the first step of an epoch ranks compare themselves in rounds, too.
+        own_steps = not eagerly and not ranks.share_step
+        in_rounds = own_steps and not self.order.at_first_step
         if not compare(tf.constant(batches, tf.int64), in_rounds):
             has_exact = model.steps_per_execution == 1
             number = str(batches) if has_exact else f"at most {batches}"
             raise self.order.agreement.mismatch_error(number)
 
-    def _all_end(self, batches: tf.Tensor, in_rounds: bool) -> tf.Tensor:
-        first = [self.order.check_first(())]
-        return self.order.agreement.all_end(batches, first, in_rounds)
-
     @functools.cached_property
     def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
-        return tf.function(self._all_end, autograph=False)
+        return tf.function(self.order.agreement.all_end, autograph=False)
 
 
 def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
