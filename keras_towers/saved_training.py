@@ -89,7 +89,7 @@ def _rank_sum() -> RankSum | None:
 def _divides_over_ranks() -> bool:
     """Whether each rank will have rows of variables, which it has to write."""
     strategy = contract.active_strategy()
-    return strategy is not None and strategy._update.divides_over_ranks
+    return strategy is not None and strategy._update.layouts.are_over_ranks
 
 
 @dataclasses.dataclass

@@ -78,7 +78,7 @@ class TowerCalls(Calls):
     @property
     def _reads_together(self) -> bool:
         """Whether a rank that reads a variable between calls needs all."""
-        return self.adoption.update.divides_over_ranks
+        return self.adoption.update.layouts.are_over_ranks
 
     def _start(self, keras_call: KerasCall, start: FitStart | None) -> Any:
         kind, model = keras_call.kind, keras_call.model

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,7 +20,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
-from keras_towers.fit.weights.deferred_variable import DeferredVariable
+from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
@@ -229,7 +229,8 @@ class TowerVariables:
         return True
 
     def move(self, variable: keras.Variable, device: str) -> None:
-        """Move a variable that has a single copy to a device."""
+        """Move a variable to a device, as a single copy."""
+        self.hold_once(variable)
         value = variable._value
         if variable not in self._moved:
             # Recorded first, so that a Ctrl-C in between is undone too.
@@ -238,8 +239,14 @@ class TowerVariables:
 
     @property
     def moved(self) -> Collection[keras.Variable]:
-        """The variables that were moved."""
+        """The variables that were moved, or divided."""
         return self._moved.keys()
+
+    def divided(self, variable: Variable) -> ShardedVariable | None:
+        """Return the value of a variable of Keras that is divided here."""
+        value = native(variable)
+        is_divided = isinstance(value, ShardedVariable)
+        return value if is_divided and variable in self._moved else None
 
     def divide(
         self,
@@ -258,74 +265,52 @@ class TowerVariables:
         """
         self.hold_once(variable)
         value = variable._value
+        if isinstance(value, ShardedVariable):
+            # Another block has left it in shards.
+            with tf.init_scope(), compat.single_device_mode():
+                value = tf.Variable(value)
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._moved[variable] = value, back_to or value.device
         self._mirrored.pop(variable, None)
         with tf.init_scope(), tf.device(compat.HOST):
-            whole = value.read_value()
-        divided = self._in_shards(
-            value, functools.partial(part_of, whole), layout, place, variable
+            was_deferred = is_deferred(variable)
+            if was_deferred:
+                part = value.first_parts()
+            else:
+                part = functools.partial(part_of, value.read_value())
+        access = self.access if self.access.size > 1 else None
+        if access is not None:
+            access.serve_at_exit()
+        divided = ShardedVariable(
+            value,
+            part,
+            layout,
+            self._mesh_of(layout),
+            access,
+            place,
+            variable.path,
         )
         divided._unique_id = value._unique_id  # Optimizers look up slots by it.
         variable._value = divided
-        del whole
+        del part
         with tf.init_scope():
             # A graph keeps the shape of what is assigned.
-            if isinstance(value, DeferredVariable):
+            if was_deferred:
                 value.first_value = None
             elif tf.executing_eagerly():
                 overwrite(value, tf.zeros([0], value.dtype))
             if tf.executing_eagerly():
                 return_freed_memory()
 
-    def create_divided(
-        self,
-        variable: keras.Variable,
-        initializer: Callable[..., Any],
-        layout: MeshLayout,
-        place: str,
-        weight: Variable,
-    ) -> ShardedVariable:
-        """Return the value of a slot that is created, which is never whole.
-
-        Args:
-            variable: the slot.
-            initializer: returns the initial value of a part, given its shape.
-            layout: how it is divided.
-            place: names it, equally on all ranks.
-            weight: the weight that it belongs to.
-        """
-        dtype = tf.as_dtype(variable.dtype)
-        value = self._in_shards(
-            variable,
-            lambda _, size: initializer(size, dtype=dtype.name),
-            layout,
-            place,
-            variable,
-        )
-        self._moved[variable] = value, self.home_of(weight)
-        return value
-
-    def _in_shards(
-        self,
-        like: Any,
-        part: Callable[[Sequence[int], Sequence[int]], tf.Tensor],
-        layout: MeshLayout,
-        place: str,
-        variable: keras.Variable,
-    ) -> ShardedVariable:
+    def _mesh_of(self, layout: MeshLayout) -> Sequence[Sequence[str]]:
+        """Return the devices of the shards of a variable."""
         mesh = self._config.mesh
         if devices.all_on_host(itertools.chain(*mesh)) and not self.mirrors:
             # They share the memory of the host.
             mesh = [[mesh[0][0] for _ in row] for row in mesh]
             if layout.towers is None:
                 mesh = mesh[:1]
-        access = self.access if self.access.size > 1 else None
-        if access is not None:
-            access.serve_at_exit()
-        return ShardedVariable(
-            like, part, layout, mesh, access, place, variable.path
-        )
+        return mesh
 
     def home_of(self, variable: Variable) -> str:
         """Return the device that a variable of Keras is restored to."""
@@ -421,13 +406,9 @@ class TowerVariables:
         def restore(whole: tf.Tensor) -> tf.Variable:
             if isinstance(value, ShardedVariable):
                 self.access.known.forget([value.place])
-            if isinstance(original, ShardedVariable):
-                # It was created in parts.
-                ordinary = _copy(original, whole, device)
-            else:
-                if original is not value:
-                    overwrite(original, whole)
-                ordinary = copy_to_device(original, device)
+            if original is not value:
+                overwrite(original, whole)
+            ordinary = copy_to_device(original, device)
             owner = named()
             if owner is not None:
                 owner._value = ordinary
