@@ -389,7 +389,7 @@ class SavedTraining:
                 continue
             try:
                 with self._call.refusing_damage():
-                    checkpoint.read_shards(prefix, name, variable)
+                    checkpoint.read_into(prefix, name, variable)
             except TowerError as error:
                 failure = failure or str(error)
         transport = transport_to_ranks() or SingleProcess()

@@ -55,7 +55,7 @@ from keras_towers.fit.step.traced_operations import TracedOperations
 from keras_towers.fit.step_agreement import STEP_KEY, ComparedStep
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.copies import copy_first, copy_on_tower, native
+from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.partition.program import Program
@@ -206,8 +206,8 @@ class GlobalStep:
             if ranks.batch is self.config.transport:
                 self.order.compare_in_rounds(compared)
             return
-        copies = self.update.variables.handles()
-        others = [copies.get(id(handle), [handle]) for handle in outside]
+        copies_of = self.update.variables.handles_of_copies
+        others = [copies_of(handle) or [handle] for handle in outside]
         self.order.compare(compared, others, self.config.devices)
 
     def _compute(
@@ -351,8 +351,7 @@ class GlobalStep:
             result = step(whole)
         if transport.size > 1:
             self.order.check_first_results(lambda: _values_of(result, model))
-        for handles_of_towers in variables.handles().values():
-            copy_first(handles_of_towers, config.devices)
+        variables.copy_first()
         return result
 
     @functools.cached_property

@@ -25,6 +25,7 @@ from keras_towers.fit.step_agreement import ComparedStep
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
+from keras_towers.fit.weights.shards import VariablePart
 from keras_towers.reduction import RankSum
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
@@ -76,18 +77,18 @@ class LocalSGD:
         round_, is_empty = self._round_of[optimizer], self._share <= 0
         round_.step = self._step
         round_.note_weights()
-        variables = [
-            copies
+        parts = [
+            part
             for variable in (*round_.weights, *optimizer.variables)
-            for copies in parts_of(variable)
+            for part in parts_of(variable)
         ]
         before = tf.cond(
             is_empty,
-            lambda: [copies[0].read_value() for copies in variables],
-            lambda: [tf.zeros([0], copies[0].dtype) for copies in variables],
+            lambda: [part.copies[0].read_value() for part in parts],
+            lambda: [tf.zeros([0], part.copies[0].dtype) for part in parts],
         )
         yield
-        _act_if(is_empty, lambda: _assign(variables, before))
+        _act_if(is_empty, lambda: _assign(parts, before))
         round_.shares.assign_add(tf.cast(self._share, tf.float64))
         done = round_.updates.assign_add(1) >= self._steps
         _act_if(done, lambda: self._average(optimizer, order))
@@ -153,18 +154,16 @@ class _Round:
         self.updates = compat.hidden_variable(0, tf.int64)
         # The sum of this rank's shares of the batches, to weight its changes.
         self.shares = compat.hidden_variable(0, tf.float64)
-        self._anchors = [_zeros_like(copies[0]) for copies in self._parts()]
+        self._anchors = [_zeros_like(p.copies[0]) for p in self._parts()]
 
-    def _parts(self) -> list[list[tf.Variable]]:
-        """The weights, or their shards in this process, with their copies."""
-        return [copies for w in self.weights for copies in parts_of(w)]
+    def _parts(self) -> list[VariablePart]:
+        """The weights, or their parts in this process."""
+        return [part for w in self.weights for part in parts_of(w)]
 
     def note_weights(self) -> None:
         def note() -> None:
-            for anchor, copies in zip(
-                self._anchors, self._parts(), strict=True
-            ):
-                anchor.assign(copies[0].read_value(), read_value=False)
+            for anchor, part in zip(self._anchors, self._parts(), strict=True):
+                anchor.assign(part.copies[0].read_value(), read_value=False)
 
         _act_if(self.updates <= 0, note)
 
@@ -172,9 +171,9 @@ class _Round:
         """Return this rank's share of the mean decrease of the weights."""
         share = self.shares / tf.cast(self.updates, tf.float64)
         changes = [
-            (anchor.read_value() - copies[0].read_value())
+            (anchor.read_value() - part.copies[0].read_value())
             * tf.cast(share, anchor.dtype)
-            for anchor, copies in zip(self._anchors, self._parts(), strict=True)
+            for anchor, part in zip(self._anchors, self._parts(), strict=True)
         ]
         names = [w.path for w in self.weights for _ in parts_of(w)]
         return NamedGradients(tuple(names), changes)
@@ -193,14 +192,10 @@ class _Round:
         self.shares.assign(0, read_value=False)
 
 
-def _assign(
-    variables: Sequence[Sequence[tf.Variable]], values: Sequence[tf.Tensor]
-) -> None:
-    """Assign values to variables, and to all of their copies."""
-    for copies, value in zip(variables, values, strict=True):
-        for copy in copies:
-            with tf.device(copy.device):
-                copy.assign(value, read_value=False)
+def _assign(parts: Sequence[VariablePart], values: Sequence[tf.Tensor]) -> None:
+    """Assign values to parts of variables."""
+    for part, value in zip(parts, values, strict=True):
+        part.assign(value)
 
 
 def _act_if(condition: tf.Tensor, act: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -68,6 +68,26 @@ def part_of(
     """Return a part of a tensor, which does not keep the rest alive."""
     # Rows that follow one another in memory would be a view.
     return tf.raw_ops.DeepCopy(x=tf.slice(whole, begin, size))
+
+
+class VariablePart(NamedTuple):
+    """A part of a variable in this process, or all of it.
+
+    Attributes:
+        begin: for each axis the first index, as for ``tf.slice``.
+        size: for each axis the length.
+        copies: the variables that have it, each on its device.
+    """
+
+    begin: list[int]
+    size: list[int]
+    copies: list[tf.Variable]
+
+    def assign(self, value: tf.Tensor) -> None:
+        """Write a value into all copies."""
+        for copy in self.copies:
+            with tf.device(copy.device):
+                copy.assign(value, read_value=False)
 
 
 class Access(Protocol):
@@ -170,9 +190,11 @@ class ShardedVariable(compat.UninitializedVariable):
                 self._validate_shape = False
             columns = len(mesh[0]) if layout.columns is not None else 1
             self.shards: list[list[tf.Variable]] = [[] for _ in mesh]
-            for tower, column, begin, size in self.parts(number, columns):
+            for tower, column in itertools.product(
+                range(number), range(columns)
+            ):
                 with tf.device(compat.HOST):
-                    own = part(begin, size)
+                    own = part(*self._bounds(tower, column, columns))
                 with tf.device(mesh[tower][column]):
                     shard = tf.Variable(own, trainable=False, name=name)
                 del own
@@ -185,24 +207,30 @@ class ShardedVariable(compat.UninitializedVariable):
         """The handles of the shards, for each tower and its columns."""
         return [[shard.handle for shard in row] for row in self.shards]
 
-    def parts(
-        self, towers: int, columns: int
-    ) -> Iterator[tuple[int, int, list[int], list[int]]]:
-        """Yield each tower and column, and where its part begins and ends.
+    @property
+    def parts(self) -> list[VariablePart]:
+        """Its parts in this process. What towers do not divide has copies."""
+        parts: dict[tuple[int, ...], VariablePart] = {}
+        for tower, row in enumerate(self.shards):
+            for column, shard in enumerate(row):
+                begin, size = self._bounds(tower, column, len(row))
+                part = VariablePart(begin, size, [])
+                parts.setdefault((*begin,), part).copies.append(shard)
+        return [*parts.values()]
 
-        As for ``tf.slice``: for each axis the first index, and the length.
-        """
-        begins = [*itertools.accumulate(self._counts)]
-        for tower, column in itertools.product(range(towers), range(columns)):
-            begin, size = [0] * self.shape.rank, self.shape.as_list()
-            rows, own = self.layout.towers, self.layout.columns
-            if rows is not None:
-                begin[rows.axis] = begins[tower]
-                size[rows.axis] = self._counts[tower + 1]
-            if own is not None:
-                size[own.axis] //= columns
-                begin[own.axis] = column * size[own.axis]
-            yield tower, column, begin, size
+    def _bounds(
+        self, tower: int, column: int, columns: int
+    ) -> tuple[list[int], list[int]]:
+        """Return where the part of a column begins, and its size."""
+        begin, size = [0] * self.shape.rank, self.shape.as_list()
+        rows, own = self.layout.towers, self.layout.columns
+        if rows is not None:
+            begin[rows.axis] = sum(self._counts[: tower + 1])
+            size[rows.axis] = self._counts[tower + 1]
+        if own is not None:
+            size[own.axis] //= columns
+            begin[own.axis] = column * size[own.axis]
+        return begin, size
 
     def _rows(self) -> list[tf.Tensor]:
         """Return what each tower has, or one of them if all have the same."""
@@ -239,13 +267,10 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def divide(self, whole: tf.Tensor) -> None:
         """Give the shards in this process their parts of a whole."""
-        number = len(self.shards), len(self.shards[0])
-        for tower, column, begin, size in self.parts(*number):
+        for part in self.parts:
             with tf.device(compat.HOST):
-                own = part_of(whole, begin, size)
-            shard = self.shards[tower][column]
-            with tf.device(shard.device):
-                shard.assign(own, read_value=False)
+                own = part_of(whole, part.begin, part.size)
+            part.assign(own)
 
     def leave_block(self, restore: Callable[[tf.Tensor], tf.Variable]) -> None:
         """Become an ordinary variable when it is used next.

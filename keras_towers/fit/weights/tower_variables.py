@@ -19,7 +19,12 @@ from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
+from keras_towers.fit.weights.copies import (
+    copy_on_tower,
+    copy_to_towers,
+    is_copied,
+    native,
+)
 from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
@@ -319,19 +324,15 @@ class TowerVariables:
             return device
         return str(copy_on_tower(native(variable), 0).device)
 
+    def copy_first(self) -> None:
+        """Copy what the first tower has of mirrored variables to the others."""
+        copy_to_towers([*self._mirrored])
+
     def first_copies(self) -> contextlib.AbstractContextManager[None]:
         """Make variables resolve to the first tower's copy in this block."""
         return with_values(
             (v, copy_on_tower(v._value, 0)) for v in self._mirrored
         )
-
-    def handles(self) -> dict[int, list[tf.Tensor]]:
-        """Return mirrored variables' K handles, by the id of the first one."""
-        mirrored = [v._value.values for v in self._mirrored]
-        return {
-            id(values[0].handle): [value.handle for value in values]
-            for values in mirrored
-        }
 
     def on_towers(
         self, captures: Sequence[tf.Tensor], alone: bool = False
@@ -356,7 +357,7 @@ class TowerVariables:
                 in_shards[id(value.handle)] = value
         handles = {}
         for index, capture in enumerate(captures):
-            copies = self._handles_of_copies(capture)
+            copies = self.handles_of_copies(capture)
             value = in_shards.get(id(capture))
             if value is not None:
                 whole = MIRRORED if len(value.shards) > 1 else REPLICATED
@@ -369,7 +370,7 @@ class TowerVariables:
                 handles[index] = TowerHandles(MIRRORED, [[h] for h in copies])
         return handles
 
-    def _handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
+    def handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
         """Return the handles of a variable's copies, given the first one.
 
         Of any variable with copies, such as a ``tf.Variable`` of the block;
