@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.variable_layouts import VariableLayouts
 from keras_towers.fit.weights.model_state import output_paths
-from keras_towers.partition.layouts import InShards, MeshLayout
+from keras_towers.partition.layouts import REPLICATED, InShards, MeshLayout
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import Transport
 
@@ -240,8 +240,8 @@ class LayoutsOnMesh(VariableLayouts):
 
     def choose(
         self, variable: Any, shape: Sequence[int], dtype: tf.DType
-    ) -> MeshLayout | None:
-        """Return how a variable is divided; None: it is whole.
+    ) -> MeshLayout:
+        """Return how a variable is divided.
 
         Args:
             variable: the variable, whose value may not exist yet.
@@ -252,7 +252,7 @@ class LayoutsOnMesh(VariableLayouts):
             TowerError: its layout does not fit its shape.
         """
         if not isinstance(variable, keras.Variable):
-            return None
+            return MeshLayout()
         path = variable.path
         self._paths.add(path)
         layout = getattr(variable, "_layout", None) or self._layout_map[path]
@@ -287,8 +287,6 @@ class LayoutsOnMesh(VariableLayouts):
                 )
             if number > 1:
                 parts[name] = InShards(axis, size, size // number)
-        if not parts:
-            return None
         first, *others = self._axes
         columns = parts.get(others[0]) if others else None
-        return MeshLayout(parts.get(first), columns)
+        return MeshLayout(parts.get(first, REPLICATED), columns)

@@ -26,7 +26,7 @@ from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.copies import copies_of, copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
-from keras_towers.partition.layouts import GradientLayout
+from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import scaled
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Trace:
     captures: Sequence[Any]
     updates: Mapping[str, ApplyCall]
     output: Any
-    layouts: Mapping[str, Sequence[GradientLayout]]
+    layouts: Mapping[str, Sequence[MeshLayout]]
     in_updates: Mapping[str, str]
     is_whole: bool
     read_later: Sequence[str]
@@ -267,7 +267,7 @@ def trace(
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, ApplyCall] = {}
-    layouts: dict[str, Sequence[GradientLayout]] = {}
+    layouts: dict[str, Sequence[MeshLayout]] = {}
     in_updates: dict[str, str] = {}
     # Of gradients that are results: how many operations come before.
     begun: dict[str, int] = {}
@@ -374,7 +374,7 @@ def refuse_read_after(read: Sequence[str], applied: str) -> None:
 
 def _handed_over(
     call: ApplyCall, update: WeightUpdate | None
-) -> tuple[str, ApplyCall, list[GradientLayout]]:
+) -> tuple[str, ApplyCall, list[MeshLayout]]:
     """Add an operation that returns gradients to an optimizer.
 
     Args:
@@ -385,7 +385,7 @@ def _handed_over(
         The name of the operation, the call with what it returns, and the layout
         of each of its outputs.
     """
-    layouts: list[GradientLayout | None] = [GradientLayout()] * len(call.grads)
+    layouts: list[MeshLayout | None] = [MeshLayout()] * len(call.grads)
     if update is not None:
         factor = update.config.gradient_factor
         call = dataclasses.replace(call, grads=scaled(call.grads, factor))

@@ -83,8 +83,8 @@ class VariableLayouts:
 
     def choose(
         self, variable: Any, shape: Sequence[int], dtype: tf.DType
-    ) -> MeshLayout | None:
-        """Return how a variable is divided; None: it is whole.
+    ) -> MeshLayout:
+        """Return how a variable is divided.
 
         Args:
             variable: the variable, whose value may not exist yet.
@@ -93,13 +93,13 @@ class VariableLayouts:
         """
         return choose_layout(shape, dtype.size, self.towers)
 
-    def of(self, variable: Any) -> MeshLayout | None:
-        """Return how a weight and its slots are divided; None: they are not."""
+    def of(self, variable: Any) -> MeshLayout:
+        """Return how a weight and its slots are divided."""
         value: Any = copy_on_tower(native(variable))
         # The functions of a loaded model have the handle of such a variable.
         is_loaded = type(value) is compat.UninitializedVariable
         if not self.divide_any or is_loaded:
-            return None
+            return MeshLayout()
         return self.choose(variable, value.shape.as_list(), value.dtype)
 
     def divide_new(self, variable: keras.Variable) -> bool:
@@ -107,7 +107,7 @@ class VariableLayouts:
         shape, dtype = variable._shape, tf.as_dtype(variable.dtype)
         if shape is None or not variable.trainable or not self.divides_weights:
             return False
-        return self.choose(variable, shape, dtype) is not None
+        return self.choose(variable, shape, dtype).divides
 
     def announce(
         self, optimizer: Any, weights: Sequence[Any], divides: bool

@@ -11,6 +11,7 @@ special handling.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -51,12 +52,7 @@ from keras_towers.fit.weights.model_state import (
 )
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.fit.weights.tower_variables import TowerVariables
-from keras_towers.partition.layouts import (
-    MIRRORED,
-    REPLICATED,
-    GradientLayout,
-    MeshLayout,
-)
+from keras_towers.partition.layouts import MIRRORED, MeshLayout
 from keras_towers.reduction import (
     Collectives,
     Gradients,
@@ -164,7 +160,7 @@ class WeightUpdate:
             return False
         if self._device_for is None:
             layout = self._layout_of(variable)
-            divides = self.layouts.divides_weights and layout is not None
+            divides = self.layouts.divides_weights and layout.divides
             if divides and self.layouts.may_divide(variable):
                 self._divide(variable, layout)
                 return True
@@ -175,10 +171,15 @@ class WeightUpdate:
         self.variables.move(variable, self._chosen_device(variable))
         return True
 
-    def _layout_of(self, variable: Any) -> MeshLayout | None:
-        """Return how a weight and its slots are divided; None: they are not."""
+    def _layout_of(self, variable: Any) -> MeshLayout:
+        """Return how towers have a weight, its slots and its gradient."""
         divided = self.variables.divided(variable)
-        return self.layouts.of(variable) if divided is None else divided.layout
+        if divided is not None:
+            return divided.layout
+        layout = self.layouts.of(variable)
+        if layout.rows is not None or not self.updates_each:
+            return layout
+        return dataclasses.replace(layout, towers=MIRRORED)
 
     def _divide(
         self,
@@ -213,7 +214,7 @@ class WeightUpdate:
         alone = self.config.transport.size == 1
         if self._device_for is not None:
             self.variables.place(variable)
-        elif alone or self._layout_of(variable) is None:
+        elif alone or not self._layout_of(variable).divides:
             self.place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -239,7 +240,7 @@ class WeightUpdate:
                 self.variables.move(slot, weight._value.device)
             return
         layout = self._layout_of(weight)
-        if layout is None or tuple(slot.shape) != tuple(weight.shape):
+        if not layout.divides or tuple(slot.shape) != tuple(weight.shape):
             return
         if is_deferred(slot):
             self.layouts.name_slot(slot, weight)
@@ -298,20 +299,14 @@ class WeightUpdate:
 
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
 
-    def gradient_layout(
-        self, gradient: Any, weight: Any
-    ) -> GradientLayout | None:
+    def gradient_layout(self, gradient: Any, weight: Any) -> MeshLayout | None:
         """Return how an optimizer gets a gradient in a step.
 
         None: as it is computed, since rules know how to divide its use.
         """
-        towers = MIRRORED if self.updates_each else REPLICATED
         layout = self._layout_of(weight)
-        if layout is None:
-            return GradientLayout(towers)
-        if isinstance(gradient, tf.IndexedSlices):
-            return None
-        return GradientLayout(layout.towers or towers, layout.columns)
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        return None if is_sparse and layout.divides else layout
 
     def apply_in_trace(self, call: ApplyCall) -> None:
         """Trace an update with the step."""
@@ -370,8 +365,8 @@ class WeightUpdate:
                     self.build_whole(optimizer, variables)
             self.place_optimizer(optimizer)
         if self.layouts.divide_any:
-            layouts = [*map(self._layout_of, variables)]
-            self.layouts.announce(optimizer, variables, any(layouts))
+            divides = any(self._layout_of(v).divides for v in variables)
+            self.layouts.announce(optimizer, variables, divides)
 
     @contextlib.contextmanager
     def _deferring_slots(self, optimizer: Any) -> Iterator[None]:
@@ -396,7 +391,8 @@ class WeightUpdate:
         """Create a slot; one that is the same everywhere is made in parts."""
         weight = reference_variable
         with contextlib.ExitStack() as stack:
-            if self._layout_of(weight) and self.layouts.may_divide(weight):
+            divides = self._layout_of(weight).divides
+            if divides and self.layouts.may_divide(weight):
                 stack.enter_context(deferring_constants())
             return original(weight, *args, **kwargs)
 

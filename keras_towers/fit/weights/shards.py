@@ -31,8 +31,8 @@ SMALLEST_BYTES = 2**16
 
 def choose_layout(
     shape: Sequence[int], item_bytes: int, towers: int
-) -> MeshLayout | None:
-    """Return how a variable is divided; None: it is whole on every tower.
+) -> MeshLayout:
+    """Return how towers divide a variable.
 
     Along the longest of the axes that divide evenly; without one, along the
     first that has a row for every tower.
@@ -44,7 +44,7 @@ def choose_layout(
     """
     size = item_bytes * math.prod(shape)
     if towers == 1 or size < SMALLEST_BYTES:
-        return None
+        return MeshLayout()
     long = [a for a, length in enumerate(shape) if length >= towers]
     even = [a for a in long if not shape[a] % towers]
     if even:
@@ -52,7 +52,7 @@ def choose_layout(
         rows = InShards(axis, shape[axis], shape[axis] // towers)
         return MeshLayout(towers=rows)
     if not long:
-        return None
+        return MeshLayout()
     return MeshLayout(towers=InShards(long[0], shape[long[0]]))
 
 
@@ -133,8 +133,7 @@ class ShardedVariable(compat.UninitializedVariable):
         part: returns the initial value of a part, given for each axis where it
             begins, and its length.
         layout: how it is divided.
-        mesh: for each of K towers, the devices of its columns. If towers do not
-            divide it, each tower here has a copy.
+        mesh: for each of K towers, the devices of its columns.
         access: how ranks read and write it together, if each has rows of it.
         place: names it, equally on all ranks.
         path: its name in errors.
@@ -161,13 +160,13 @@ class ShardedVariable(compat.UninitializedVariable):
     ):
         name = like.name.split(":")[0]
         number = len(mesh)
-        self.is_remote: bool = access is not None and layout.towers is not None
+        self.is_remote: bool = access is not None and layout.rows is not None
         self.access: Access | None = access
         rank, ranks = (access.rank, access.size) if access else (0, 1)
         # The rows of earlier ranks, of each tower here, and of later ranks.
         self._counts: list[int] = []
-        if layout.towers is not None:
-            counts = share_counts(layout.towers.size, number * ranks)
+        if layout.rows is not None:
+            counts = share_counts(layout.rows.size, number * ranks)
             first, last = rank * number, (rank + 1) * number
             before, after = sum(counts[:first]), sum(counts[last:])
             self._counts = [before, *counts[first:last], after]
@@ -223,7 +222,7 @@ class ShardedVariable(compat.UninitializedVariable):
     ) -> tuple[list[int], list[int]]:
         """Return where the part of a column begins, and its size."""
         begin, size = [0] * self.shape.rank, self.shape.as_list()
-        rows, own = self.layout.towers, self.layout.columns
+        rows, own = self.layout.rows, self.layout.columns
         if rows is not None:
             begin[rows.axis] = sum(self._counts[: tower + 1])
             size[rows.axis] = self._counts[tower + 1]
@@ -234,8 +233,8 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def _rows(self) -> list[tf.Tensor]:
         """Return what each tower has, or one of them if all have the same."""
-        towers, columns = self.layout.towers, self.layout.columns
-        rows = self.shards if towers else self.shards[:1]
+        columns = self.layout.columns
+        rows = self.shards if self.layout.rows else self.shards[:1]
         if columns is None:
             return [row[0].read_value() for row in rows]
         return [
@@ -249,16 +248,16 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def gather(self, transport: Transport) -> tf.Tensor:
         """Return the whole, which each rank gets on its host. Collective."""
-        towers, rank = self.layout.towers, self.shape.rank
-        assert towers is not None
-        axis = towers.axis
+        divided, rank = self.layout.rows, self.shape.rank
+        assert divided is not None
+        axis = divided.axis
         order = [axis, *(a for a in range(rank) if a != axis)]
         with tf.device(compat.HOST):
             rows = [tf.identity(row) for row in self._rows()]
             first = tf.transpose(tf.concat(rows, axis), order)
             del rows
             number = len(self.shards)
-            each = share_counts(towers.size, number * transport.size)
+            each = share_counts(divided.size, number * transport.size)
             ends = range(0, len(each), number)
             counts = [sum(each[k : k + number]) for k in ends]
             whole = transport.all_gather(first, next_key("shards"), counts)
@@ -332,8 +331,8 @@ class ShardedVariable(compat.UninitializedVariable):
         if self.access is not None and self.is_remote:
             return self.access.read(self)
         first, *others = rows = self._rows()
-        towers = self.layout.towers
-        return tf.concat(rows, towers.axis) if towers and others else first
+        divided = self.layout.rows
+        return tf.concat(rows, divided.axis) if divided and others else first
 
     @contextlib.contextmanager
     def _as_whole(self, writes: bool, reads: bool) -> Iterator[None]:

@@ -29,13 +29,7 @@ from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
-from keras_towers.partition.layouts import (
-    MIRRORED,
-    REPLICATED,
-    InputLayout,
-    InShards,
-    MeshLayout,
-)
+from keras_towers.partition.layouts import MIRRORED, MeshLayout, Replicated
 from keras_towers.system import return_freed_memory
 
 _SUM = tf.VariableAggregation.SUM
@@ -146,16 +140,13 @@ class TowerHandles:
     """The handles of a variable of which every tower has a part.
 
     Attributes:
-        layout: what the parts are: copies, or shards. REPLICATED: all towers
-            share the only one.
+        layout: what the parts are: copies, or shards.
         handles: for each of K towers, or for the only one, the handles of its
             columns.
-        columns: how columns divide the part of a tower; None: they do not.
     """
 
-    layout: InputLayout
+    layout: MeshLayout
     handles: Sequence[Sequence[Any]]
-    columns: InShards | None = None
 
     def of_tower(self, tower: int, column: int = 0) -> tf.Tensor:
         """Return the handle of a tower's column."""
@@ -313,9 +304,7 @@ class TowerVariables:
         if devices.all_on_host(itertools.chain(*mesh)) and not self.mirrors:
             # They share the memory of the host.
             mesh = [[mesh[0][0] for _ in row] for row in mesh]
-            if layout.towers is None:
-                mesh = mesh[:1]
-        return mesh
+        return mesh[:1] if isinstance(layout.towers, Replicated) else mesh
 
     def home_of(self, variable: Variable) -> str:
         """Return the device that a variable of Keras is restored to."""
@@ -360,14 +349,10 @@ class TowerVariables:
             copies = self.handles_of_copies(capture)
             value = in_shards.get(id(capture))
             if value is not None:
-                whole = MIRRORED if len(value.shards) > 1 else REPLICATED
-                handles[index] = TowerHandles(
-                    value.layout.towers or whole,
-                    value.handles,
-                    value.layout.columns,
-                )
+                handles[index] = TowerHandles(value.layout, value.handles)
             elif copies:
-                handles[index] = TowerHandles(MIRRORED, [[h] for h in copies])
+                of_copies = [[handle] for handle in copies]
+                handles[index] = TowerHandles(MeshLayout(MIRRORED), of_copies)
         return handles
 
     def handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
