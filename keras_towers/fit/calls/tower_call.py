@@ -383,7 +383,9 @@ class TowerCall:
                 self.keras_call.trains,
                 self.build_error,
             )
-        self._mark_prepared()
+        # Ranks have yet to compare a model that a call uses alone.
+        if not self.is_alone:
+            self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 
     def place_variables(self) -> bool:
@@ -401,9 +403,6 @@ class TowerCall:
                 self.model.optimizer, self.model.trainable_variables
             )
         return new
-
-    def _mark_prepared(self) -> None:
-        self.adoption.mark_prepared(self.model, self.kind)
 
     def _end_of_steps(self, logs: Logs) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""

@@ -28,7 +28,6 @@ from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import VariablePart
 from keras_towers.reduction import RankSum
 from keras_towers.rendezvous import rank_checks
-from keras_towers.transport import SingleProcess
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -43,8 +42,6 @@ class LocalSGD:
         rank_sum: RankSum,
         learning_rate: float = 1.0,
     ):
-        # Orders this rank's local updates, for which no other rank waits.
-        self.order: StepOrder = StepOrder(SingleProcess())
         self._config = config
         self._steps = steps
         # Sums changes of weights over the ranks, and adds the momentum of the
