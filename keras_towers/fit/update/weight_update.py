@@ -361,7 +361,7 @@ class WeightUpdate:
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
-                with self._deferring_slots(optimizer):
+                with self._dividing_slots(optimizer):
                     self.build_whole(optimizer, variables)
             self.place_optimizer(optimizer)
         if self.layouts.divide_any:
@@ -369,8 +369,8 @@ class WeightUpdate:
             self.layouts.announce(optimizer, variables, divides)
 
     @contextlib.contextmanager
-    def _deferring_slots(self, optimizer: Any) -> Iterator[None]:
-        """Let slots that are to be divided keep no value in this block."""
+    def _dividing_slots(self, optimizer: Any) -> Iterator[None]:
+        """Divide slots that are created in this block, one after another."""
         methods: patches.Shadows = {}
         if self.layouts.divide_any:
             methods = {"add_variable_from_reference": self._add_slot}
@@ -394,7 +394,10 @@ class WeightUpdate:
             divides = self._layout_of(weight).divides
             if divides and self.layouts.may_divide(weight):
                 stack.enter_context(deferring_constants())
-            return original(weight, *args, **kwargs)
+            slot = original(weight, *args, **kwargs)
+        if is_deferred(slot):
+            self._place_slot(slot, weight)
+        return slot
 
     def build_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build an optimizer as one device does."""

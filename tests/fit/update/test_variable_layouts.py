@@ -15,7 +15,6 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import shards
-from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.partition.gathers import gathered_bytes
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
@@ -289,14 +288,14 @@ def test_functions_of_a_loaded_model_find_their_weights(tmp_path):
     assert_exact(make, fit, strategy, in_graph=True)
 
 
-def test_no_slot_is_whole_before_it_is_divided(monkeypatch):
+def test_a_slot_is_divided_before_the_next_is_made(monkeypatch):
     made = []
     add = WeightUpdate._add_slot
 
     def record(*args, **kwargs):
+        assert all(_layout_of(slot) for slot in made)
         slot = add(*args, **kwargs)
         made.append(slot)
-        assert all(map(is_deferred, made))
         return slot
 
     monkeypatch.setattr(WeightUpdate, "_add_slot", record)
