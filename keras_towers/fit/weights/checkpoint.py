@@ -21,6 +21,7 @@ from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.shards import (
     ShardedVariable,
     VariablePart,
+    current_value,
     is_over_ranks,
 )
 from keras_towers.rendezvous import rank_checks
@@ -76,7 +77,7 @@ def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
 
     What all ranks have rank 0 writes alone.
     """
-    value = _current(variable)
+    value = current_value(variable)
     if rank > 0 and not is_over_ranks(value):
         return []
     return [
@@ -133,18 +134,9 @@ def read(prefix: str, name: str, dtype: Any, where: str = WHOLE) -> tf.Tensor:
 
 def read_into(prefix: str, name: str, variable: keras.Variable) -> None:
     """Read what this rank has of a variable, part by part."""
-    value = _current(variable)
+    value = current_value(variable)
     for part in parts_of(value):
         part.assign(read(prefix, name, value.dtype, _where(value, part)))
-
-
-def _current(variable: keras.Variable) -> Any:
-    """Return the value, an ordinary one again if its block has ended."""
-    value = variable._value
-    if isinstance(value, ShardedVariable):
-        ordinary = value.become_ordinary()
-        return value if ordinary is None else ordinary
-    return value
 
 
 def _where(value: Any, part: VariablePart) -> str:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -401,6 +402,18 @@ def is_over_ranks(variable: Any) -> bool:
     """Whether each rank has rows of a variable of Keras."""
     value = getattr(variable, "_value", variable)
     return isinstance(value, ShardedVariable) and value.is_remote
+
+
+def current_value(variable: keras.Variable) -> Any:
+    """Return the value of a variable, an ordinary one if its block has ended.
+
+    Collective, if it is the first use since then.
+    """
+    value = variable._value
+    if isinstance(value, ShardedVariable):
+        ordinary = value.become_ordinary()
+        return value if ordinary is None else ordinary
+    return value
 
 
 def _is_saved() -> bool:

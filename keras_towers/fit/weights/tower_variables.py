@@ -28,7 +28,11 @@ from keras_towers.fit.weights.copies import (
 from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
-from keras_towers.fit.weights.shards import ShardedVariable, part_of
+from keras_towers.fit.weights.shards import (
+    ShardedVariable,
+    current_value,
+    part_of,
+)
 from keras_towers.partition.layouts import MIRRORED, MeshLayout, Replicated
 from keras_towers.system import return_freed_memory
 
@@ -188,10 +192,8 @@ class TowerVariables:
 
     def hold_once(self, variable: keras.Variable) -> bool:
         """Keep a single copy of a variable; return whether it had more."""
-        value = variable._value
-        if isinstance(value, ShardedVariable):
-            # Another block may have left it in shards.
-            value.become_ordinary()
+        # Another block may have left it in shards.
+        value = current_value(variable)
         if not is_copied(value):
             return False
         if value.distribute_strategy is not self._config.strategy:
