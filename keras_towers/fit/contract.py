@@ -181,6 +181,8 @@ class ApplyCall(NamedGradients):
     # The optimizer's own ``apply``, of gradients and variables.
     original: Callable[[list[Any], list[Any]], Any]
     variables: list[Any]
+    # The names of those that the step reads after the call, where it is known.
+    read_later: Sequence[str] = ()
 
     def update_variables(self) -> None:
         """Update the variables as Keras does."""

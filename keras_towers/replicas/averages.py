@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
-from keras_towers.fit.step.trace import read_after, refuse_read_after
+from keras_towers.fit.weights.copies import read_later
 from keras_towers.replicas.accumulators import (
     Accumulator,
     GradientSpec,
@@ -59,8 +59,8 @@ class Averages:
         # Filled while a step is traced.
         self._traced: list[AveragedOptimizer] = []
         self._pushes: list[tf.Operation] = []
-        # The calls of optimizers, each with the number of operations before.
-        self._begun: list[tuple[ApplyCall, int]] = []
+        # For each update, how many operations came before it.
+        self._begun: list[tuple[int, ApplyCall]] = []
         self._function: Any = None
 
     def push(self, replica: int, call: ApplyCall) -> None:
@@ -70,7 +70,7 @@ class Averages:
         _check_equal(part.gradients, call.describe_gradients())
         self._traced.append(part)
         begun = len(compat.get_default_graph().get_operations())
-        self._begun.append((call, begun))
+        self._begun.append((begun, call))
         step, number = self._group.number_gradient(replica)
         self._pushes += [
             accumulated.push(grad, step, number)
@@ -132,12 +132,28 @@ class Averages:
                 f"a step calls one of the model's optimizers {how}: replicas "
                 "average one gradient of each optimizer in every step."
             )
-        refuse_read_after(
-            read_after(self._begun, graph),
-            "the average of the replicas' gradients is applied",
-        )
+        self._refuse_later_reads(graph)
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
+
+    def _refuse_later_reads(self, graph: tf.Graph) -> None:
+        """Refuse a step that reads a weight after an update of this weight.
+
+        It would read the old value: averages are applied after the step.
+        """
+        read: dict[str, None] = {}
+        for begun, call in self._begun:
+            read |= dict.fromkeys(call.read_later)
+            read |= dict.fromkeys(read_later(call, graph, begun))
+        if read:
+            raise TowerError(
+                f"the step reads {', '.join(read)} after it has called an "
+                "optimizer for it, but the average of the replicas' gradients "
+                "is applied after the step: compute all gradients before the "
+                "first call of an optimizer, or use a strategy that updates "
+                "within the step, such as TowerStrategy or "
+                "MultiWorkerTowerStrategy."
+            )
 
     def update_function(self) -> Callable[..., Any]:
         """Return the function that makes an update; call in the main thread.

@@ -44,12 +44,7 @@ from keras_towers.fit.step.step_layout import (
 )
 from keras_towers.fit.step.step_reports import log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.step.trace import (
-    Trace,
-    components_of,
-    refuse_read_after,
-    trace,
-)
+from keras_towers.fit.step.trace import Trace, components_of, trace
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step.traced_operations import TracedOperations
 from keras_towers.fit.step_agreement import STEP_KEY, ComparedStep
@@ -159,7 +154,7 @@ class GlobalStep:
                 self.update.make_ready(optimizer, weights)
                 view.enter_context(self.update.variables.first_copies())
 
-            traced = trace(
+            return trace(
                 step,
                 divided.spec,
                 settings.kind,
@@ -168,8 +163,6 @@ class GlobalStep:
                 xla=settings.xla,
                 update=self.update,
             )
-        refuse_read_after(traced.read_later, "the gradients are applied")
-        return traced
 
     def _compare_with_ranks(
         self,

@@ -48,8 +48,9 @@ def run_compiled(
         build: builds an optimizer for weights, unless it is built.
     """
     traced = trace(step, batch, "fit", build, xla=True, active=active)
-    if traced.read_later:
-        weights = ", ".join(traced.read_later)
+    late = [name for c in traced.updates.values() for name in c.read_later]
+    if late:
+        weights = ", ".join(late)
         log_no_xla(model, f"the step reads {weights} after an update of it")
         return step(batch)
     layouts = [REPLICATED for _ in traced.graph.inputs]

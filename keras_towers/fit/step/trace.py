@@ -23,7 +23,11 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TRAINING, ApplyCall
 from keras_towers.fit.data.batches import tensors_in
-from keras_towers.fit.weights.copies import copies_of, copy_on_tower, native
+from keras_towers.fit.weights.copies import (
+    copy_on_tower,
+    native,
+    read_later,
+)
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import MeshLayout
@@ -73,8 +77,6 @@ class Trace:
         in_updates: the operations of updates, by name: where they run if they
             are computed once; "": on the first tower.
         is_whole: whether it has the updates; if not, gradients are results.
-        read_later: if they are, the names of the weights that it reads after
-            the call of an optimizer for them.
     """
 
     graph: Any
@@ -84,7 +86,6 @@ class Trace:
     layouts: Mapping[str, Sequence[MeshLayout]]
     in_updates: Mapping[str, str]
     is_whole: bool
-    read_later: Sequence[str]
 
     @property
     def results(self) -> list[tf.Tensor]:
@@ -313,6 +314,9 @@ def trace(
     with compat.single_device_mode():
         graph = compat.func_graph_from_py_func("one_device", run, specs, {})
     draw_counts[outer] = draw_counts.get(graph, 0)
+    for name, before in begun.items():
+        later = read_later(updates[name], graph, before)
+        updates[name] = dataclasses.replace(updates[name], read_later=later)
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
             "the step uses a value that is known only when it runs, and that "
@@ -321,55 +325,9 @@ def trace(
         )
     captures = [outside for outside, _ in graph.captures]
     output = graph.structured_outputs
-    calls = [(updates[name], before) for name, before in begun.items()]
     return Trace(
-        graph,
-        captures,
-        updates,
-        output,
-        layouts,
-        in_updates,
-        is_whole,
-        read_after(calls, graph),
+        graph, captures, updates, output, layouts, in_updates, is_whole
     )
-
-
-def read_after(
-    calls: Iterable[tuple[ApplyCall, int]], graph: tf.Graph
-) -> list[str]:
-    """Return the names of weights that a step reads after calls for them.
-
-    Args:
-        calls: calls of optimizers, each with the number of operations before.
-        graph: the graph of the step, which is traced to its end.
-    """
-    inside = {id(outer): id(own) for outer, own in graph.captures}
-    operations = graph.get_operations()
-    read: dict[str, None] = {}
-    for call, begun in calls:
-        used = {id(t) for each in operations[begun:] for t in each.inputs}
-        for path, weight in zip(call.names, call.variables, strict=True):
-            handles = (id(copy.handle) for copy in copies_of(weight))
-            if any(inside.get(handle) in used for handle in handles):
-                read[path] = None
-    return [*read]
-
-
-def refuse_read_after(read: Sequence[str], applied: str) -> None:
-    """Refuse a step that would read the old values of weights.
-
-    Args:
-        read: the names of those that it reads after calls for them.
-        applied: what is applied after the step.
-    """
-    if read:
-        raise TowerError(
-            f"the step reads {', '.join(read)} after it has called an "
-            f"optimizer for it, but {applied} after the step: compute all "
-            "gradients before the first call of an optimizer, or use a "
-            "strategy that updates within the step, such as TowerStrategy or "
-            "MultiWorkerTowerStrategy."
-        )
 
 
 def _handed_over(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +14,9 @@ from keras_towers import compat, devices
 from keras_towers._types import Variable
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable, VariablePart
+
+if TYPE_CHECKING:
+    from keras_towers.fit.contract import ApplyCall
 
 
 def native(variable: Variable) -> Any:
@@ -77,6 +80,25 @@ def bytes_on(
         for device, part in places:
             total[devices.short_name(device)] += byte_size(part)
     return total
+
+
+def read_later(call: ApplyCall, graph: tf.Graph, begun: int) -> list[str]:
+    """Return the names of a call's variables that a step reads afterwards.
+
+    Args:
+        call: the call of an optimizer.
+        graph: the graph of the step, which is traced to its end.
+        begun: the number of operations before the call.
+    """
+    inside = {id(outer): id(own) for outer, own in graph.captures}
+    used = {
+        id(t) for each in graph.get_operations()[begun:] for t in each.inputs
+    }
+    return [
+        path
+        for path, variable in zip(call.names, call.variables, strict=True)
+        if any(inside.get(id(c.handle)) in used for c in copies_of(variable))
+    ]
 
 
 def copy_to_towers(variables: Sequence[Variable], tower: int = 0) -> None:
