@@ -72,19 +72,6 @@ def test_weights_are_spread_by_bytes_and_exist_once():
             assert {place(slot) for slot in slots} == {place(weight)}
 
 
-def test_slots_of_a_wrapped_optimizer_are_beside_their_weights():
-    adam = keras.optimizers.Adam()
-    model = build(optimizer=lambda: keras.optimizers.LossScaleOptimizer(adam))
-    fit(model, 1)
-    pairs = [*zip(model.trainable_variables, adam._momentums, strict=True)]
-    with kt.ParameterServerTowerStrategy(3, ps_device="towers"):
-        fit(model, 1)
-        places = [(place(weight), place(slot)) for weight, slot in pairs]
-    assert len(set(places)) > 1
-    assert all(one == other for one, other in places)
-    assert {place(v) for pair in pairs for v in pair} == {0}
-
-
 def graphs():
     return [g for g in gc.get_objects() if isinstance(g, compat.FuncGraph)]
 
