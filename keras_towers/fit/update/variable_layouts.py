@@ -124,10 +124,10 @@ class VariableLayouts:
         is_first = first_time(optimizer, "nothing in shards")
         if is_first and self._config.transport.rank == 0:
             announce(
-                f"{self.option} divides nothing here: of {len(weights)} "
-                f"weights, none has {SMALLEST_BYTES // 1024} KiB and an axis "
-                f"with a row for each of {self.towers} towers. All are whole "
-                "on every tower."
+                f"{self.option} divides nothing here: none of {len(weights)} "
+                f"weights has at least {SMALLEST_BYTES // 1024} KiB, and an "
+                f"axis with a row for each of {self.towers} towers. Every "
+                "tower has all weights whole."
             )
 
     # ---- what ranks call variables of which each has rows --------------------
