@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,7 +41,6 @@ class StepOrder:
         self._turn = compat.hidden_variable(0, tf.int64)
         self.agreement: StepAgreement = StepAgreement(transport)
         self._is_first = compat.hidden_variable(False)
-        self._results_are_first = False
         self._begun = 0
         self.gate: list[tf.Tensor] = []
         self._batch: list[Any] = []
@@ -54,7 +52,6 @@ class StepOrder:
         """Note that the next step is the first one of an epoch."""
         if self._transport.size > 1:
             self._is_first.assign(True)
-            self._results_are_first = True
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
@@ -109,8 +106,8 @@ class StepOrder:
         Args:
             values: returns what it has computed.
         """
-        if self._transport.size > 1 and self._results_are_first:
-            self._results_are_first = False
+        if self._transport.size > 1 and self.at_first_step:
+            self._is_first.assign(False)
             check_results(self._transport, values())
 
     def compare(
@@ -143,8 +140,8 @@ class StepOrder:
     def compare_in_rounds(self, step: ComparedStep) -> None:
         """Compare the first step of an epoch, before it updates anything.
 
-        For ranks that exchange nothing in a step. They compare again when they
-        average.
+        For ranks that exchange nothing in a step. When they average, they
+        compare what they exchange.
         """
 
         def compare() -> tf.Tensor:
@@ -211,7 +208,6 @@ class StepOrder:
         described: Sequence[str],
         tower_grads: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
-        step: ComparedStep | None = None,
     ) -> list[list[Any]]:
         """Reduce K lists of N gradients, if all ranks have the same ones.
 
@@ -219,7 +215,6 @@ class StepOrder:
             described: describes each gradient.
             tower_grads: the gradients.
             reduction: reduces them.
-            step: a step that each rank has made by itself, to be compared, too.
         """
         if not tower_grads[0]:
             return [list(grads) for grads in tower_grads]
@@ -227,12 +222,8 @@ class StepOrder:
             return reduction(tower_grads)
         same_step = self._same_step
         if same_step is None:
-            # Their examples may differ.
-            step = dataclasses.replace(
-                step or ComparedStep(()), exchanged=described, fingerprint=None
-            )
             # A step may do this for each of several optimizers.
-            key = next_key(UPDATE_KEY)
+            key, step = next_key(UPDATE_KEY), ComparedStep(described)
             same_step = self.agreement.assert_same(step, self._batch, key)
         with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))

@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import NamedGradients, TowerConfig
-from keras_towers.fit.step_agreement import ComparedStep
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
@@ -50,7 +49,6 @@ class LocalSGD:
         self._rank_sum = rank_sum
         self._learning_rate = learning_rate
         self._share: Any = None
-        self._step: ComparedStep | None = None
         self._round_of: weakref.WeakKeyDictionary[Any, _Round] = (
             weakref.WeakKeyDictionary()
         )
@@ -58,10 +56,6 @@ class LocalSGD:
     def begin_step(self, share: Any) -> None:
         """Record this rank's fraction of the global batch."""
         self._share = share
-
-    def note_step(self, step: ComparedStep) -> None:
-        """Note a step, which ranks compare at the end of its round."""
-        self._step = step
 
     @contextlib.contextmanager
     def around_update(self, optimizer: Any, order: StepOrder) -> Iterator[None]:
@@ -72,7 +66,6 @@ class LocalSGD:
         if optimizer not in self._round_of:
             self._round_of[optimizer] = _Round(trained_by(optimizer))
         round_, is_empty = self._round_of[optimizer], self._share <= 0
-        round_.step = self._step
         round_.note_weights()
         parts = [
             part
@@ -136,7 +129,6 @@ class LocalSGD:
             lambda grads: [
                 self._rank_sum.sum(optimizer, round_.weights, grads[0])
             ],
-            round_.step,
         )
         round_.assign(sums, self._learning_rate)
 
@@ -146,8 +138,6 @@ class _Round:
 
     def __init__(self, weights: Sequence[keras.Variable]):
         self.weights: list[keras.Variable] = list(weights)
-        # What was traced last for its updates.
-        self.step: ComparedStep | None = None
         self.updates = compat.hidden_variable(0, tf.int64)
         # The sum of this rank's shares of the batches, to weight its changes.
         self.shares = compat.hidden_variable(0, tf.float64)

@@ -249,8 +249,6 @@ class WeightUpdate:
 
     def note_own_step(self, step: ComparedStep) -> None:
         """Note a step of training that this rank takes by itself."""
-        if self.local_sgd is not None:
-            self.local_sgd.note_step(step)
 
     def end_rounds(self) -> None:
         """Average the weights that ranks updated independently. Collective."""
