@@ -168,7 +168,6 @@ class LayoutsOnMesh(VariableLayouts):
     """
 
     name = "mesh"
-    description = "the layout map divides weights over the mesh"
 
     def __init__(
         self,
@@ -183,6 +182,11 @@ class LayoutsOnMesh(VariableLayouts):
         self._paths: set[str] = set()
         sizes = self.towers, len(mesh.rows[0])
         self._sizes = dict(zip(mesh.axes, sizes, strict=False))
+
+    @property
+    def description(self) -> str:
+        """A short phrase for ``describe()``."""
+        return "the layout map divides weights over the mesh"
 
     def announce(
         self, optimizer: Any, weights: Sequence[Any], divides: bool

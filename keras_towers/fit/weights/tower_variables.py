@@ -262,7 +262,7 @@ class TowerVariables:
             back_to: the device to restore it to; None: the current one.
         """
         self.hold_once(variable)
-        value = variable._value
+        value: Any = variable._value
         if isinstance(value, ShardedVariable):
             # Another block has left it in shards.
             with tf.init_scope(), compat.single_device_mode():
