@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from keras_towers._types import JsonObject, Logs
 from keras_towers.bench.models import Workload
@@ -27,6 +27,9 @@ from keras_towers.strategies import (
     check_options,
     parse,
 )
+
+if TYPE_CHECKING:
+    import keras
 
 _BUILT = [e.strategy for e in ENGINES.values() if e.recipe]
 
@@ -63,7 +66,7 @@ The last argument says whether every step waits for its loss.
 """
 
 
-def fit(work: Workload, model: Any, whole: bool = False) -> Train:
+def fit(work: Workload, model: keras.Model, whole: bool = False) -> Train:
     """Train with ``fit``, on whole global batches or this process's share."""
     import keras
 
@@ -94,7 +97,7 @@ def _bytes_of(dtype: str) -> int:
     return int(bits[0]) // 8 if bits else 1
 
 
-def _recorder(times: Times, waits: bool) -> Any:
+def _recorder(times: Times, waits: bool) -> keras.callbacks.Callback:
     """Create a callback that records one call of ``fit``."""
     import keras
 
@@ -104,7 +107,7 @@ def _recorder(times: Times, waits: bool) -> Any:
     def begin_batch(batch: int, logs: Logs) -> None:
         times.batches.append(time.perf_counter())
 
-    def end_batch(batch: int, logs: Any) -> None:
+    def end_batch(batch: int, logs: Mapping[str, float]) -> None:
         nonlocal total
         before = total
         # Keras gives the mean over the steps so far.

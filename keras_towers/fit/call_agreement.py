@@ -12,13 +12,13 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._types import Variable
+from keras_towers._types import Plain, Variable
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import plain_settings
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
@@ -29,6 +29,9 @@ from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, messages, next_key
 from keras_towers.transport.engine_transport import MAYBE_LOST
+
+if TYPE_CHECKING:
+    from keras_towers.fit.calls.callback_roles import ObservesFit
 
 logger = logging.getLogger("keras_towers")
 
@@ -51,7 +54,7 @@ _SHOWN_SETTINGS = 3
 def check_call(
     config: TowerConfig,
     keras_call: KerasCall,
-    observer: Any,
+    observer: ObservesFit | None,
     is_compiled_again: bool = False,
 ) -> None:
     """Check that all ranks call the same method with the same arguments.
@@ -127,8 +130,8 @@ def check_call(
 
 
 def _meet(
-    config: TowerConfig, settings: Any, kind: str, where: str
-) -> list[Any]:
+    config: TowerConfig, settings: Plain, kind: str, where: str
+) -> list[Plain]:
     """Gather what ranks compare at the beginning of a call.
 
     Raises:

@@ -8,10 +8,11 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.data.same_data import (
     SIZE,
@@ -21,6 +22,8 @@ from keras_towers.fit.data.same_data import (
 from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
+
+_Result = TypeVar("_Result")
 
 # The steps of a rank run one after another, and each compares itself once. So
 # ranks that trace other steps, or have no further batch, meet under one key.
@@ -117,7 +120,7 @@ class ComparedStep:
     exchanged: Sequence[str]
     operations: Operations | None = None
     constants: Constants = Constants()
-    spec: Any = None
+    spec: Structure = None
     fingerprint: tf.Tensor | None = None
 
     @functools.cached_property
@@ -213,7 +216,7 @@ class StepAgreement:
         return tf.reduce_all(equal.exact)
 
     def take_over(
-        self, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+        self, variables: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
     ) -> tf.Tensor:
         """Assign rank 0's values to variables, unless they are the same.
 
@@ -242,7 +245,7 @@ class StepAgreement:
 
     def _compare(
         self,
-        exact: Sequence[Any],
+        exact: Sequence[int | tf.Tensor],
         constants: Sequence[int],
         data: tf.Tensor | None = None,
         key: str = STEP_KEY,
@@ -274,7 +277,7 @@ class StepAgreement:
         ends = [of_rank for _, of_rank in ranks]
         if set(ends) != {None}:
             return different_numbers(["more" if n is None else n for n in ends])
-        common = set.intersection(*({*map(tuple, of)} for of, _ in ranks))
+        common = set.intersection(*({*map(tuple, own)} for own, _ in ranks))
         # A rank whose steps others have had, too, is in one of these.
         odd = [step for name, step in traced.items() if name not in common]
         odd = odd or [*traced.values()]
@@ -295,9 +298,9 @@ class StepAgreement:
             if any(causes):
                 unknown = [()] * len(listed)
                 return TowerError(rank_checks.describe_steps(unknown, causes))
-            other = next(of for of in listed if of != checksums)
+            other = next(own for own in listed if own != checksums)
             first = operations.first_beside(other) if operations else None
-            own = None if first is None else tuple(first)
+            own: Any = None if first is None else tuple(first)
             texts = rank_checks.gather(self._transport, own, where)
             return TowerError(rank_checks.describe_operations(texts))
         exchanged = [
@@ -312,7 +315,7 @@ class StepAgreement:
         exchanges = rank_checks.gather(self._transport, exchanged, where)
         return TowerError(
             rank_checks.describe_steps(
-                [[(tuple(k), name) for k, name in of] for of in exchanges],
+                [[(tuple(k), name) for k, name in own] for own in exchanges],
                 _differing(constants, set().union(*constants)),
             )
         )
@@ -326,7 +329,10 @@ class Equal(NamedTuple):
 
 
 def are_equal(
-    transport: Transport, exact: tf.Tensor, approximate: Any, key: str
+    transport: Transport,
+    exact: tf.Tensor,
+    approximate: Sequence[int] | tf.Tensor,
+    key: str,
 ) -> Equal:
     """Whether all ranks have the same numbers, for each of them.
 
@@ -360,7 +366,7 @@ def are_equal(
     return Equal(high & low, others)
 
 
-def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
+def outside_of_loops(exchange: Callable[[], _Result]) -> Callable[[], _Result]:
     """Return an exchange in which ranks in a loop meet ranks in none.
 
     TensorFlow adds the iteration of a loop to the keys of its collectives, but
@@ -374,7 +380,7 @@ def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
     )
 
 
-def _by_place(described: Iterable[Any]) -> dict[int, list[ConstantText]]:
+def _by_place(described: Iterable[Sequence]) -> dict[int, list[ConstantText]]:
     """Return the constants of a rank by their places, in its order."""
     found: dict[int, list[ConstantText]] = {}
     for constant in itertools.starmap(ConstantText, described):
@@ -395,17 +401,17 @@ def _differing(
         place
         for place in places
         if not all(
-            _alike(ranks[0].get(place, []), of.get(place, [])) for of in ranks
+            _alike(ranks[0].get(place, []), own.get(place, [])) for own in ranks
         )
     }
     return [
         [
             constant.text
-            for place, constants in of.items()
+            for place, constants in own.items()
             if place in different
             for constant in constants
         ]
-        for of in ranks
+        for own in ranks
     ]
 
 

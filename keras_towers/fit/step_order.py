@@ -11,7 +11,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Structure
-from keras_towers.fit.data.batches import TowerBatch, identity_of, tensors_in
+from keras_towers.fit.data.batches import (
+    Rows,
+    TowerBatch,
+    identity_of,
+    tensors_in,
+)
 from keras_towers.fit.data.same_data import check_results
 from keras_towers.fit.step_agreement import (
     STEP_KEY,
@@ -43,10 +48,10 @@ class StepOrder:
         self._is_first = compat.hidden_variable(False)
         self._begun = 0
         self.gate: list[tf.Tensor] = []
-        self._batch: list[Any] = []
+        self._batch: list[tf.Tensor] = []
         # The assertions that this step matches the steps of the other ranks.
-        self._same_step: list[Any] | None = None
-        self._exchanged: list[Any] = []
+        self._same_step: list[tf.Operation] | None = None
+        self._exchanged: list[tf.Tensor] = []
 
     def begin_epoch(self) -> None:
         """Note that the next step is the first one of an epoch."""
@@ -84,7 +89,7 @@ class StepOrder:
         self.gate = [self._turn.read_value()]
         return self._gate_batch(batch)
 
-    def _gate_batch(self, batch: Structure) -> Any:
+    def _gate_batch(self, batch: Structure) -> Structure:
         with tf.control_dependencies(self.gate):
             batch = identity_of(batch)
         self._batch = tensors_in(batch)
@@ -100,7 +105,7 @@ class StepOrder:
         finally:
             self._same_step, self._batch = None, []
 
-    def check_first_results(self, values: Callable[[], Any]) -> None:
+    def check_first_results(self, values: Callable[[], Structure]) -> None:
         """Check that the first eager step of an epoch does the same on all.
 
         Args:
@@ -113,7 +118,7 @@ class StepOrder:
     def compare(
         self,
         step: ComparedStep,
-        others: Sequence[Sequence[object]] = (),
+        others: Sequence[Sequence[tf.Tensor]] = (),
         devices: Sequence[str] = (),
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
@@ -161,7 +166,7 @@ class StepOrder:
     def exchange(
         self,
         tensors: Sequence[tf.Tensor],
-        exchange: Callable[[Sequence[object]], list[Any]],
+        exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
         """Exchange tensors, after a check that all ranks do the same."""
         # In a step that involves no other rank, all exchanges are local.
@@ -188,7 +193,7 @@ class StepOrder:
         with tf.control_dependencies(done):
             return identity_of(result)
 
-    def count(self, batch: TowerBatch, here: Any) -> Any:
+    def count(self, batch: TowerBatch, here: Rows) -> Structure:
         """Count a step's examples on all ranks; stop when there are none.
 
         A rank whose data has ended takes part without examples until the data
@@ -229,7 +234,7 @@ class StepOrder:
             return reduction(identity_of(tower_grads))
 
 
-def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
+def row_of_rank(value: tf.Tensor, transport: Transport) -> tf.Tensor:
     """Return a row per rank: the value for this rank, 0 for other ranks."""
     zeros = tf.zeros_like(value)
     return tf.stack(

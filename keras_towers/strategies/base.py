@@ -21,7 +21,7 @@ from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import saving, tower_call
-from keras_towers.fit.calls.synchronous_calls import TowerCalls
+from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
     KerasStrategy,
@@ -105,8 +105,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
     A subclass calls this constructor, which creates ``_config``, and then
-    ``_compose``, with its own update and calls, if any. Its towers are devices,
-    or the rows of a ``Mesh``.
+    ``_compose``, with an update and a runner of its own, if any. Its towers are
+    devices, or the rows of a ``Mesh``.
     """
 
     # Overrides the name of the mode.
@@ -159,10 +159,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def _compose(
         self,
         update: WeightUpdate | None = None,
-        calls: TowerCalls | None = None,
+        runner: TowerRunner | None = None,
     ) -> None:
         """Assemble the components; by default gradients are all-reduced."""
-        self._follows_options = update is calls is None
+        self._follows_options = update is runner is None
         if update is None:
             config, mesh, layouts = self._config, self._mesh, None
             if mesh is not None:
@@ -174,7 +174,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             self._mode = modes.fall_back_unless_tried(self._mode, config)
             update = modes.create_update(config, self._mode, layouts)
         self._update = update
-        self._calls = calls or TowerCalls(update)
+        self._runner = runner or TowerRunner(update)
 
     def _planned(self, transport: Transport, **options: Any) -> BaseStrategy:
         """Return a strategy on such devices, to plan with; it never runs."""
@@ -409,7 +409,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def _announce(self) -> None:
         """Announce the strategy in one line."""
         alone = isinstance(self._config.job, SingleProcess)
-        plain = alone and self._calls.runs_plain_keras
+        plain = alone and self._runner.runs_plain_keras
         if plain and len(devices_lib.devices_of(None)) == 1:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
@@ -457,7 +457,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         # Models are bound to this strategy: their copies share it.
         return self
 

@@ -123,7 +123,7 @@ class ClaimedDevices:
 
 
 def rows_of(
-    mesh: Any, batch_dim_name: str | None
+    mesh: keras.distribution.DeviceMesh, batch_dim_name: str | None
 ) -> tuple[list[list[str]], list[str]]:
     """Return the rows of a mesh, and the names of their axes.
 

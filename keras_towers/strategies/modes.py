@@ -228,7 +228,7 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
     return reduction.hook_for(compression)
 
 
-def describe_mode(update: Any, mode: Mode) -> list[str]:
+def describe_mode(update: WeightUpdate, mode: Mode) -> list[str]:
     """Describe where gradients are summed, and what their hook holds."""
     lines = [f'mode "{mode.name}": {mode.reason}']
     rank_sum = update.rank_sum

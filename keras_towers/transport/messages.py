@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+
+Shape: TypeAlias = "tf.TensorShape | Sequence[int | None]"
 
 WORD: tf.DType = tf.int32
 """The integer that every engine sends and sums."""
@@ -42,7 +44,7 @@ class Rows:
     """
 
     axis: int
-    counts: Sequence[Any] = ()
+    counts: Sequence[int | tf.Tensor] = ()
 
     @property
     def is_known(self) -> bool:
@@ -50,7 +52,7 @@ class Rows:
         is_number = [isinstance(count, int) for count in self.counts]
         return bool(is_number) and all(is_number)
 
-    def shapes(self, shape: Sequence[Any]) -> list[list[int]]:
+    def shapes(self, shape: Shape) -> list[list[Any]]:
         """Return the shapes of the members' rows, given that of the whole."""
         before, after = shape[: self.axis], shape[self.axis + 1 :]
         return [[*before, count, *after] for count in self.counts]
@@ -66,9 +68,10 @@ class Rows:
         counts = list(self.counts)
         return tf.split(tensor, counts, self.axis, num=len(counts))
 
-    def follow_in_memory(self, shape: Sequence[Any]) -> bool:
+    def follow_in_memory(self, shape: Shape) -> bool:
         """Whether the rows of one member follow those of another in memory."""
-        return math.prod(shape[: self.axis]) == 1
+        before: Any = shape[: self.axis]
+        return math.prod(before) == 1
 
 
 _MOST_DIMENSIONS = 8
@@ -244,7 +247,7 @@ def joined(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
-def divided(vector: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
+def divided(vector: tf.Tensor, shapes: Sequence[Shape]) -> list[tf.Tensor]:
     """Undo ``joined``: return tensors of these static shapes."""
     sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
     return list(map(tf.reshape, tf.split(vector, sizes), shapes))
@@ -273,7 +276,7 @@ def joined_rows(
 
 
 def wholes_of(
-    vector: tf.Tensor, shapes: Sequence[Any], rows: Sequence[Rows]
+    vector: tf.Tensor, shapes: Sequence[Shape], rows: Sequence[Rows]
 ) -> list[tf.Tensor]:
     """Undo ``joined_rows``: return N tensors of these shapes."""
     if len(shapes) == 1 and rows[0].follow_in_memory(shapes[0]):
@@ -290,7 +293,7 @@ def wholes_of(
 
 
 def elements_of_members(
-    shapes: Sequence[Any], rows: Sequence[Rows]
+    shapes: Sequence[Shape], rows: Sequence[Rows]
 ) -> list[int]:
     """Return how many elements of N tensors are in the rows of each member."""
     sizes = [

@@ -33,9 +33,8 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 import tensorflow as tf
 
@@ -186,10 +185,12 @@ class BytePSTransport(EngineTransport):
 
     def __init__(self):
         super().__init__()
-        self.engine: Any = BYTEPS.import_module()
+        self.engine = BYTEPS.import_module()
         connect(self.engine)
-        self._library: Any = self.engine.ops.TF_LIB_CTYPES
-        self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
+        self._library: ctypes.CDLL = self.engine.ops.TF_LIB_CTYPES
+        self._operation: Callable[..., tf.Tensor] = (
+            self.engine.ops.C_LIB.byteps_push_pull
+        )
         # A build with CUDA takes tensors of a GPU.
         kind = "GPU" if byteps_recipe.has_cuda() else "CPU"
         self._device: str = f"/device:{kind}:0"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 import tensorflow as tf
 
@@ -306,7 +306,7 @@ class CollectiveTransport(EngineTransport):
 
     def _arguments(
         self, instance: int, group: tf.Tensor | int, over_nccl: bool = False
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The arguments that all operations have.
 
         Without tokens, TensorFlow would run the operations in the order of the

@@ -14,7 +14,7 @@ import re
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 import numpy as np
@@ -50,6 +50,8 @@ from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
+
+_Value: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor] | None"
 
 logger = logging.getLogger("keras_towers")
 
@@ -303,7 +305,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
             ranks = rank_checks.gather(
                 self._transport, told, "ends an event of callbacks"
             )
-            accesses = [each and Action(*each) for _, _, each in ranks]
+            accesses = [
+                None if each is None else Action(*each) for _, _, each in ranks
+            ]
             if any(accesses):
                 assert self._adoption is not None
                 joint = self._adoption.update.variables.access
@@ -434,7 +438,7 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
     return [*state.seeds, *state.weights, *of_optimizers, *state.metrics]
 
 
-def _value(variable: keras.Variable) -> Any:
+def _value(variable: keras.Variable) -> _Value:
     # What ranks write together needs no look.
     if is_over_ranks(variable):
         return None
@@ -444,7 +448,7 @@ def _value(variable: keras.Variable) -> Any:
     return copy_on_tower(value).read_value()
 
 
-def _is_same(before: Any, after: Any) -> bool:
+def _is_same(before: _Value, after: _Value) -> bool:
     if before is after:
         return True
     if callable(before):

@@ -78,7 +78,7 @@ def fingerprint_rows(adapter: Any) -> list[float]:
     return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
 
 
-def _some_rows(array: Any) -> Any:
+def _some_rows(array: Any) -> Structure:
     """Return some rows of an array; one that cannot be sliced as it is."""
     if hasattr(array, "__array__") and hasattr(array, "__getitem__"):
         return array[:: 1 + array.shape[0] // _ROWS]
@@ -164,7 +164,7 @@ def refuse_other_batch(
     return step_errors.assert_for_user(is_same, str(different_data(why)), [odd])
 
 
-def check_results(transport: Transport, values: Any) -> None:
+def check_results(transport: Transport, values: Structure) -> None:
     """Refuse results of an eager step that are not the same on all ranks.
 
     Such a step is not traced: what it computes shows whether it is the same.
@@ -199,7 +199,7 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     return None
 
 
-def _parts(dataset: Any) -> Iterator[object]:
+def _parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     yield dataset
     for parent in dataset._inputs():
         yield from _parts(parent)

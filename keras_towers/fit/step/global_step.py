@@ -16,7 +16,6 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -54,7 +53,7 @@ from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.partition.program import Program
-from keras_towers.reduction.gradients import on_values, scaled
+from keras_towers.reduction.gradients import Gradient, on_values, scaled
 from keras_towers.rendezvous import activity, rank_checks
 
 logger = logging.getLogger("keras_towers")
@@ -114,7 +113,7 @@ class GlobalStep:
         settings.on_trace(compat.get_default_graph(), has_gathered)
         return result
 
-    def _divide(self, data: Any, settings: StepSettings) -> DividedBatch:
+    def _divide(self, data: Structure, settings: StepSettings) -> DividedBatch:
         """Divide a batch over towers, once the previous step has ended."""
         places, local_sgd = settings.places, self.update.local_sgd
         divided = DividedBatch.of(
@@ -258,7 +257,7 @@ class GlobalStep:
                 self.update.push(call)
                 continue
             # The workers' gradients are averaged.
-            grads: list[Any] = []
+            grads: list[Gradient | None] = []
             left = iter(ends)
             for gradient in call.grads:
                 components = [next(left) for _ in components_of(gradient)]
@@ -393,7 +392,9 @@ def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
     return data_lib.tensors_in(result) + values
 
 
-def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:
+def _scale_or_zero(
+    factor: tf.Tensor, grads: Sequence[Gradient | None]
+) -> list[Gradient | None]:
     """Multiply gradients by a factor; a factor of 0 turns NaN into 0, too."""
 
     def times(values: tf.Tensor) -> tf.Tensor:

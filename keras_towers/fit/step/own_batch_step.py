@@ -8,13 +8,12 @@ a weight after its update is not compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._types import Step, Structure
+from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
@@ -36,7 +35,7 @@ def run_compiled(
     batch: Structure,
     model: keras.Model,
     active: ActiveStep,
-    build: Callable[[Any, Sequence[object]], None],
+    build: Callable[[keras.Optimizer, Sequence[Variable]], None],
 ) -> Structure:
     """Add a step that trains to the current graph; return what it returns.
 

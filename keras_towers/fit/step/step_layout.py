@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -67,7 +66,7 @@ class StepSettings:
     places: Places
     undivided: dict[tuple[str, ...], set[str]]
     examples: int | None = None
-    on_trace: Callable[[Any, bool], None] = lambda graph, gathers: None
+    on_trace: Callable[[tf.Graph, bool], None] = lambda graph, gathers: None
 
     @property
     def trains(self) -> bool:
