@@ -196,7 +196,7 @@ def create_update(
     """
     options = config.options
     updates, divides_weights = options.updates, options.weights == "sharded"
-    if divides_weights or updates == "sharded":
+    if layouts is None and (divides_weights or updates == "sharded"):
         option = f'{"weights" if divides_weights else "updates"}="sharded"'
         if config.num_towers * config.shards.size > 1:
             layouts = VariableLayouts(config, option, divides_weights)
