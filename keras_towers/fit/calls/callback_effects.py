@@ -42,7 +42,7 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import Action, refusing
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous.liveness import describe_each
@@ -445,7 +445,11 @@ def _value(variable: keras.Variable) -> _Value:
     value = variable._value
     if is_deferred(variable):
         return value.first_value
-    return copy_on_tower(value).read_value()
+    if isinstance(value, ShardedVariable):
+        # The whole would be a copy.
+        parts = itertools.chain(*value.shards)
+        return [part.read_value() for part in parts]
+    return [copy_on_tower(value).read_value()]
 
 
 def _is_same(before: _Value, after: _Value) -> bool:
@@ -453,8 +457,14 @@ def _is_same(before: _Value, after: _Value) -> bool:
         return True
     if callable(before):
         # It has been used in a graph, or written.
-        return bool(tf.reduce_all(before() == after))
-    if before is None or after is None or before.dtype == tf.string:
+        before = [before()]
+    if before is None or after is None:
+        return True
+    return all(map(_is_same_tensor, before, after))
+
+
+def _is_same_tensor(before: tf.Tensor, after: tf.Tensor) -> bool:
+    if before.dtype == tf.string:
         return True
     if "CPU" not in before.device:
         return bool(tf.reduce_all(before == after))
