@@ -64,9 +64,9 @@ def main() -> int:
         why = f"cannot start: {error}"
         if not os.path.isdir(order["folder"]):
             why = (
-                f"there is no folder {order['folder']} on host "
-                f"{socket.gethostname()}: ranks run in the launcher's working "
-                "folder, which all hosts have to have"
+                f"host {socket.gethostname()} has no folder "
+                f"{order['folder']}: ranks run in the launcher's working "
+                "folder, so all hosts need it"
             )
         print(why, file=sys.stderr, flush=True)
         return CANNOT_START

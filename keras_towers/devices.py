@@ -103,8 +103,8 @@ def devices_of(towers: Towers | None) -> list[str]:
         return visible[:number]
     if not isinstance(towers, (list, tuple)) or not towers:
         raise TowerError(
-            f"towers={towers!r} is not allowed: give a number of towers, GPU "
-            "ids or device names in a list, at least one, or None for all."
+            f"towers={towers!r} is not allowed: give a number of towers, a "
+            "list of GPU ids or device names, or None for all devices."
         )
     names = [_name(tower, gpus, cpus) for tower in towers]
     repeated = sorted({name for name in names if names.count(name) > 1})

@@ -69,8 +69,8 @@ class KeptObjects:
         taken = [n for n in objects if n.startswith("_") or n in dir(self)]
         if taken:
             raise TowerError(
-                f"{type(self).__name__} has something else under the name "
-                f"{taken[0]!r}: give your object another name."
+                f"{type(self).__name__} uses the name {taken[0]!r} itself: "
+                "give your object another name."
             )
         vars(self).update(objects)
         self._names = tuple(objects)
@@ -284,8 +284,8 @@ def _pickled(contents: dict[str, Any]) -> bytes:
         return pickle.dumps(contents)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TowerError(
-            f"a state takes objects that can be pickled ({error}): keep a "
-            "function or an open file out of it."
+            f"a state can keep only objects that can be pickled ({error}): "
+            "leave out functions and open files."
         ) from error
 
 

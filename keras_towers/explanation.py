@@ -260,7 +260,7 @@ class _Text:
         place = "towers" if operation.on_towers else "once"
         if operation.on_columns:
             place = "columns" if operation.on_towers else "once in each column"
-        phases = {Phase.READ: " read", Phase.WRITE: " write"}
+        phases = {Phase.READ: " read", Phase.UPDATE: " update"}
         place += phases.get(operation.phase, "")
         layouts = dict.fromkeys(map(self._layout, operation.outputs))
         # Of a loop's results, what all towers have is least of interest.

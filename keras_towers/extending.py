@@ -1,13 +1,13 @@
-"""What you build on: reductions, hooks, transports, placements, strategies.
+"""Parts of your own: reductions, hooks, transports, placements, strategies.
 
 =====================  ========================================================
 ``Reduction``          a function that sums gradients of a process's towers
-``OnDevice``           sums them on one device, such as the host
+``OnDevice``           a reduction that sums on one device, such as the host
 ``CommunicationHook``  a function that sums gradients of processes
-``StatefulHook``       likewise, with a state from one step to the next
+``StatefulHook``       a hook that keeps a state from one step to the next
 ``EngineTransport``    the base class of transports, which connect processes
 ``join_job``           gives a transport the rank of its process
-``Transport``          what a hook sees of any transport
+``Transport``          the collectives that a hook can use
 ``Placement``          a function that chooses the device of a weight
 ``ComposedStrategy``   a strategy of such parts, and a base class for yours
 ``ClusterEnvironment`` the base class of launchers, which start processes

@@ -181,8 +181,8 @@ def refuse_own_optimizer(optimizer: Any) -> None:
     if engine and module == "_keras":
         names = " or ".join(engine.keras_modules)
         raise TowerError(
-            f"the optimizer {optimizer.name!r} is of {engine.title}'s own "
-            "DistributedOptimizer, which exchanges nothing on Keras 3, so each "
-            "process would train a model of its own: import keras_towers "
-            f"before {names}, which then gives keras_towers.{engine.name}."
+            f"the optimizer {optimizer.name!r} comes from {engine.title}'s "
+            "own DistributedOptimizer, which exchanges nothing on Keras 3: "
+            "each process would train a model of its own. Import keras_towers "
+            f"before {names}: you then get keras_towers.{engine.name}."
         )

@@ -517,7 +517,7 @@ class SavedTraining:
     def _failure(self, error: Exception) -> str:
         return (
             f"rank {self._rank} could not write to {self._call.path} "
-            f"({shorten(error)}). The backup before is complete: make room, "
+            f"({shorten(error)}). The previous backup is complete: make room, "
             "and start the script again."
         )
 

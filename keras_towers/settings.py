@@ -8,11 +8,11 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder for built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
-#: Memory of each device, such as 24GiB. Before the first step, `fit` checks
-#: whether the model fits. 0: no check. Default: the memory of GPUs. The option
-#: is `--device-memory`.
+#: Memory of each device, such as 24GiB, which `fit` checks before the first
+#: step. 0: no check. Default: the memory of GPUs. The option is
+#: `--device-memory`.
 ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
-#: Seed for all processes of a job, which `keras-towers run` sets. Default: no
+#: Seed for all processes of a job. `keras-towers run` sets it. Default: no
 #: seed.
 ENV_SEED = "KERAS_TOWERS_SEED"
 #: Rank of a process, if no launcher sets it.
@@ -26,8 +26,8 @@ ENV_JOB = "KERAS_TOWERS_JOB"
 ENV_RENDEZVOUS_FOLDER = "KERAS_TOWERS_RENDEZVOUS_FOLDER"
 #: `host:port` of rank 0, instead of that file.
 ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
-#: Secret of the job (16 characters or more), instead of that file. Launchers
-#: set it.
+#: Secret of the job (16 characters or more), instead of that file.
+#: `keras-towers run` sets it.
 ENV_SECRET = "KERAS_TOWERS_SECRET"
 #: Set by launchers: `host:port` of the job's store.
 ENV_STORE = "KERAS_TOWERS_STORE"
@@ -42,17 +42,15 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Has no effect. Start a script written for Horovod with
-#: `python -m keras_towers train.py`.
+#: Ignored: use `python -m keras_towers train.py` instead.
 ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
-#: Time limit in seconds for ranks to meet, and for parameter servers and the
-#: chief to start. Default: 600.
+#: Seconds until ranks have met, and parameter servers and the chief have
+#: started. Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
-#: Time limit in seconds for BytePS processes that you start by hand to find one
-#: another. Default: 300.
+#: Seconds until BytePS processes that you start by hand have met. Default: 300.
 ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
-#: Time limit in seconds for NCCL to sum a small tensor. If it takes longer,
-#: strategies sum gradients without NCCL. 0: they never use it. Default: 60.
+#: Seconds until NCCL has summed a small tensor. If it takes longer, strategies
+#: do without NCCL. 0: they never use it. Default: 60.
 ENV_NCCL_TIMEOUT = "KERAS_TOWERS_NCCL_TIMEOUT"
 #: Seconds until a waiting rank names the ranks that it waits for. Default: 30.
 #: The option is `--stall-warning`.

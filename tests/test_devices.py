@@ -43,9 +43,9 @@ def test_every_way_to_name_towers(towers, cpus):
     [
         (-2, ["towers=-2", "1 to 8", "None"]),
         (np.int64(9), ["towers=9 ", "Give 1 to 8", "virtual_towers"]),
-        ([], ["towers=[]", "at least one", "None"]),
+        ([], ["towers=[]", "None for all devices"]),
         (True, ["towers=True", "number of towers"]),
-        ("CPU:0", ["towers='CPU:0'", "names in a list"]),
+        ("CPU:0", ["towers='CPU:0'", "a list of GPU ids or device names"]),
         (["CPU:1", "/device:cpu:1"], ["/device:CPU:1", "more than once"]),
         (["GPU:0"], ["'GPU:0'", "Visible:"]),
         ([0], ["there is no device 0", "GPU ids", "no GPU is visible"]),

@@ -223,9 +223,9 @@ def test_a_script_alone_runs_as_it_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("objects", "words"),
     [
-        ({"epoch": 0}, "something else under the name 'epoch'"),
-        ({"restore": True}, "something else under the name 'restore'"),
-        ({"rate": lambda: 1}, "that can be pickled.*keep a function"),
+        ({"epoch": 0}, "uses the name 'epoch' itself"),
+        ({"restore": True}, "uses the name 'restore' itself"),
+        ({"rate": lambda: 1}, "that can be pickled.*leave out functions"),
     ],
 )
 def test_objects_that_a_state_cannot_keep(objects, words):

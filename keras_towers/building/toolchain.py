@@ -138,8 +138,8 @@ def find_nvcc(variables: str) -> Tool:
     if driver is None or driver >= _PACKAGED:
         return Tool("nvcc", "", " ".join(CUDA_PACKAGES))
     problem = (
-        f"no CUDA compiler found (nvcc), and what NVIDIA's packages compile "
-        f"needs a driver for CUDA {_PACKAGED}, while this machine's is for "
+        "no CUDA compiler (nvcc) found. NVIDIA's packages have one, but need "
+        f"a driver for CUDA {_PACKAGED}, and this machine's driver is for "
         f"CUDA {driver}: update the driver, or install the CUDA toolkit "
         f"{driver} and set {variables}_CUDA_HOME to its folder, or leave out "
         "--with-nccl"

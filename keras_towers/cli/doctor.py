@@ -313,13 +313,12 @@ def try_nccl() -> Finding:
         why = f"not tried: {state['obstacle']}"
         return Finding(name, why, Status.NOTE)
     if not state["failure"]:
-        return Finding(name, "adds up over all GPUs")
+        return Finding(name, "sums over all GPUs")
     advice = (
-        f"NCCL does not add up over the GPUs ({state['failure']}), and "
-        'strategies sum in mode "towers" instead. NCCL_DEBUG=INFO makes NCCL '
-        "say what it does."
+        f"NCCL does not sum over the GPUs ({state['failure']}), so strategies "
+        'sum in mode "towers". To see why, set NCCL_DEBUG=INFO.'
     )
-    return Finding(name, "does not add up", Status.WARNING, advice)
+    return Finding(name, "does not sum", Status.WARNING, advice)
 
 
 def _tested(name: str, error: str) -> Finding:

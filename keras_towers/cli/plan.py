@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 # How many names of weights are printed.
 _SHOWN = 3
 _ESTIMATE = (
-    "The step is an estimate: the batch, activations, gradients and gathered "
-    "weights that exist at a time. Kernels need workspaces, too."
+    "The step is an estimate of the batch, activations, gradients and "
+    "gathered weights that exist at the same time. Kernels also need "
+    "workspaces."
 )
 _TIMES = (
-    "Times are lower bounds: computing is assumed to overlap the exchange that "
-    "follows it, and the longer of the two counts."
+    "Times are lower bounds: they assume that each exchange overlaps with the "
+    "computation before it."
 )
 # What a function of layouts gets.
 _DEVICES = "of the list of the devices' names"
@@ -256,4 +257,4 @@ def _whole(plan: Plan) -> Iterator[str]:
         more = ", ..." if len(paths) > _SHOWN else ""
         yield f"Whole on every device, {reason}: {len(paths)} ({names}{more})"
     if plan.is_small:
-        yield "So none is ever in shards, and only copies are planned"
+        yield "No weight can be in shards, so the table has only copies"

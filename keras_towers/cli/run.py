@@ -165,9 +165,8 @@ def run(**options: Any) -> None:
         servers: Number of BytePS servers to start. Default: 1 with --strategy
             byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
-        device_memory: Memory of each device, such as 24GiB. Before the first
-            step, fit checks whether the model fits. 0: no check. Default: the
-            memory of GPUs.
+        device_memory: Memory of each device, such as 24GiB, which fit checks
+            before the first step. 0: no check. Default: the memory of GPUs.
         module: Take SCRIPT as the name of a module, as python -m does.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
@@ -178,20 +177,20 @@ def run(**options: Any) -> None:
         restarts: How often to start all processes again if one is killed, ends
             with exit code 75, or is on a host that does not answer. With
             kt.Backup, fit resumes.
-        standby: Keep a second process for each rank, which has imported
-            TensorFlow, to restart faster. Export the variables that TensorFlow
-            reads when it is imported.
+        standby: To restart faster, keep a second process for each rank, which
+            has imported TensorFlow. Export the variables that TensorFlow reads
+            when it is imported.
         network_interface: Network interface for the rendezvous. Default: the
             one with a route to the hosts.
         min_np: Elastic jobs: minimum number of ranks.
         max_np: Elastic jobs: maximum number of ranks.
         host_discovery_script: Elastic jobs: a program that prints the available
             hosts, one host:slots per line. The command calls it once a second.
-        elastic_timeout: Elastic jobs: seconds to wait for --min-np slots before
-            giving up. Default: 600.
+        elastic_timeout: Elastic jobs: seconds to wait for --min-np slots.
+            Default: 600.
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
-            avoid a host after a worker fails on it. The time doubles with each
-            failure. Default: 5 600.
+            avoid a host on which a worker has failed. The time doubles with
+            each failure. Default: 5 600.
         reset_limit: Elastic jobs: how often to start again with other ranks.
             Default: no limit.
         commits: Folder for the commits of kt.elastic, which all hosts share.

@@ -163,8 +163,10 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
     advice = (
         ""
         if kind in TRAINING
-        else ". What only one rank needs goes into a callback of fit, or "
-        f"behind the `with` block of {config.name}"
+        else (
+            ". If only one rank needs it, call it in a callback of fit, or "
+            f"after the `with` block of {config.name}"
+        )
     )
     return TowerError(
         f"{ended}, and does not call {kind}, but rank {config.job.rank} "
@@ -271,9 +273,9 @@ def compare_variables(
         if any(digest != first for digest in others):
             if first.startswith(_IN_SHARDS):
                 raise TowerError(
-                    f"rank 0 has its rows of {variable.path}, which other "
-                    "ranks have made again. Compile and build the model on "
-                    "every rank, or on none."
+                    f"rank 0 still has its rows of {variable.path}, but other "
+                    "ranks have made this variable again. Compile and build "
+                    "the model on every rank, or on none."
                 )
             differing.append(variable)
     return differing

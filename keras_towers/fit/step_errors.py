@@ -49,8 +49,8 @@ def note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
     """Return what an error of a step says about towers; empty: nothing."""
     if _DERIVED in (error.experimental_payloads or {}):
         return (
-            "one of the towers or ranks failed before this. The same call on "
-            f"one device, outside of {config.name}, shows the error."
+            "another tower or rank failed first. To see its error, make the "
+            f"same call on one device, outside of {config.name}."
         )
     if not isinstance(error, tf.errors.InvalidArgumentError):
         # Errors of other types, such as a lost rank, are not about rows.
@@ -64,7 +64,7 @@ def note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
         )
     if options.weights is not None or options.layouts is not None:
         notes.append(
-            "Of a table in shards the error shows how many rows one shard has, "
-            "and the name of the operation how many there are."
+            "If a table is in shards, the error shows how many rows one shard "
+            "has, and the name of the operation shows how many the table has."
         )
     return " ".join(notes)

@@ -211,8 +211,8 @@ class ElasticHosts:
             self._avoided_until[host] = time.monotonic() + pause_s
             self._known = [name for name in self._known if name != host]
         self._say(
-            f"no rank on {host} for {pause_s} s, as one has failed there "
-            "(--blacklist-cooldown-range)"
+            f"no rank starts on {host} for {pause_s} s, since one has failed "
+            "there (--blacklist-cooldown-range)"
         )
 
     def record_kill(self, host: str) -> None:

@@ -167,9 +167,9 @@ class RunningJob(ProcessContext):
         if others:
             self._left_out |= others
             self.console.say(
-                f"no rank on {', '.join(sorted(others))}: the job has started "
-                "on this machine only, on its loopback interface; start it "
-                "with --network-interface to let other hosts join"
+                f"no rank starts on {', '.join(sorted(others))}: the job "
+                "began on this machine alone, and listens only on loopback. "
+                "To let other hosts join, start it with --network-interface"
             )
         return here
 

@@ -133,8 +133,8 @@ class Rounds:
             if not reported:
                 reported = True
                 self._run.console.say(
-                    f"slots for ranks: {len(plan)}, {option} asks for "
-                    f"{wanted}; waiting for more, for {limit_s} s at most "
+                    f"found {len(plan)} of the {wanted} slots that {option} "
+                    f"asks for: waiting for more, for {limit_s} s at most "
                     "(--elastic-timeout)"
                 )
             with contextlib.suppress(queue.Empty):
@@ -144,7 +144,7 @@ class Rounds:
                     code = outcome.report_stop(event, self._run.console)
                     return outcome.Outcome(code, event)
         text = (
-            f"there were not {wanted} slots within {limit_s} s: add hosts, or "
+            f"found fewer than {wanted} slots in {limit_s} s: add hosts, or "
             "give a smaller --min-np or a longer --elastic-timeout"
         )
         if not self._run.round:

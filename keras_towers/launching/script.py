@@ -208,7 +208,7 @@ def _connect(setup: Setup) -> Iterator[None]:
                 error.add_note(
                     f"The script runs inside {entered}, by `keras-towers run "
                     f"--strategy {name}`. If the script itself has a strategy "
-                    "or a DistributedOptimizer, drop one of them."
+                    "or a DistributedOptimizer, leave one of them out."
                 )
             raise
 

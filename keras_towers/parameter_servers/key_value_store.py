@@ -187,9 +187,9 @@ def introduce(cluster: Cluster, server: int) -> None:
     except TimeoutError:
         raise TowerError(
             f"ps {server} at {cluster.ps[server]} runs a server of TensorFlow "
-            f"but not this job's script, or hangs: it has not introduced "
-            f"itself for {settings.ANSWER_S:g} s. Let all tasks of the job, "
-            "also parameter servers, run the same script."
+            "but not this job's script, or hangs: it has not introduced "
+            f"itself for {settings.ANSWER_S:g} s. Start the same script in "
+            "all tasks of the job, also in parameter servers."
         ) from None
     other = first["name"]
     rank_checks.compare_facts(me, facts, other, first["facts"])

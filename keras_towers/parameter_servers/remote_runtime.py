@@ -30,12 +30,11 @@ def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
     """
     if compat.has_started():
         raise TowerError(
-            "TensorFlow has started in this process before the process was "
-            f"made {job} {index} of its job, and objects created since "
-            "(models, variables, tensors) would no longer work. Create the "
-            "strategy first, before any model; or start each task with "
-            "`keras-towers run SCRIPT`, which connects before the script "
-            "begins."
+            f"TensorFlow started before this process became {job} {index} of "
+            "its job, so models, variables and tensors created since would no "
+            "longer work. Create the strategy before any model. Or start each "
+            "task with `keras-towers run SCRIPT`, which connects before the "
+            "script begins."
         )
     os.environ.setdefault(*_FAIL_FAST)
     root = logging.getLogger()

@@ -204,9 +204,8 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         atexit.register(_connection.disconnect)
     elif _connection.cluster != cluster:
         raise TowerError(
-            f"this process is {_connection.cluster} of another job already, "
-            f"and cannot also be {cluster} of another one: start a process "
-            "for each"
+            f"this process is already {_connection.cluster} of another job: "
+            f"start a process of its own for {cluster}"
         )
     return _connection
 

@@ -151,9 +151,10 @@ class ServerVariables:
         }
         if written:
             raise TowerError(
-                f"the step writes into {', '.join(written)}, which would be "
-                "lost: parameter servers hold the trained weights. Call apply "
-                "of an optimizer, and not in a condition or a loop."
+                f"the step itself writes into {', '.join(written)}, but "
+                "parameter servers hold the trained weights, so this would be "
+                "lost. Call an optimizer's apply instead, outside of "
+                "conditions and loops."
             )
 
     def upload(self, variables: Sequence[keras.Variable] | None = None) -> None:

@@ -74,8 +74,8 @@ class WorkerFit(ReplicaCall):
     """
 
     refusal = (
-        "the train function of a model whose weights parameter servers hold "
-        "runs inside fit() only: call that."
+        "parameter servers hold the weights of this model, so its train "
+        "function runs only inside fit(): call fit()."
     )
 
     def __init__(self, session: Session, *args: Any):

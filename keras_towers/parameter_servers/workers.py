@@ -147,8 +147,8 @@ class Workers:
             then = "fit continues where possible"
             if state != TaskState.LOST:
                 then = (
-                    f"if {self._name(self._rank)} needs it, it waits for its "
-                    f"return, for {self._stall_timeout_s:g} s at most"
+                    f"if {self._name(self._rank)} needs this worker, it waits "
+                    f"{self._stall_timeout_s:g} s at most for its return"
                 )
             announce(
                 f"{self._name(rank)} at {self._address(rank)} {state}: {then}"

@@ -16,7 +16,10 @@ from keras_towers.partition.program import (
     Exchange,
     ExchangeKind,
     Operation,
+    Phase,
     Tensor,
+    level_after,
+    phase_of,
 )
 from keras_towers.partition.reasons import EXCHANGE, NotDivided
 from keras_towers.partition.sizes import Dimension
@@ -49,6 +52,7 @@ class Builder:
         name: the name of the traced operation that is being laid out. It
             becomes the name of the operations that are added for it.
         gradient: the gradient that sums are for, as in ``Exchange``.
+        of_update: whether operations are of an update, as in ``Operation``.
         device: where what is computed once runs, as in ``Operation``.
     """
 
@@ -62,6 +66,7 @@ class Builder:
         self.can_exchange = can_exchange
         self.shard_axes = shard_axes
         self.name = self.gradient = self.device = ""
+        self.of_update = False
         self._constants: dict[Any, Tensor] = {}
 
     def copy(
@@ -271,6 +276,10 @@ class Builder:
         )
         return result
 
+    def phase_of(self, type_: str, inputs: Sequence[Tensor]) -> Phase:
+        """Return the phase in which an operation would run."""
+        return phase_of(type_, inputs, self.of_update)
+
     def add(
         self,
         type_: str,
@@ -297,7 +306,7 @@ class Builder:
         if any(tensor.dtype == tf.string for tensor in inputs):
             # Functions that XLA compiles take no strings.
             options["is_repeated"] = False
-        level = max([least, *(tensor.level for tensor in inputs)])
+        level = level_after(inputs, self.phase_of(type_, inputs), least)
         on_towers = any(tensor.on_towers for tensor in inputs)
         on_columns = any(tensor.on_columns for tensor in inputs)
         of_batch = _depends_on_batch(inputs)
@@ -312,6 +321,7 @@ class Builder:
             on_columns,
             source=source,
             device=self.device,
+            of_update=self.of_update,
             name=self.name if source is None else source.name,
             **options,
         )

@@ -108,7 +108,10 @@ def lay_out_node(node: Node, inputs: list[Value]) -> Values:
     node.converter.near = max((tensor.level for tensor in tensors), default=0)
     node.builder.gradient = marks.gradients.get(name, "")
     node.builder.device = marks.updates.get(name, "")
-    reads_from = node.scope.updates_from if name in marks.updates else 0
+    # XLA takes values of variables, and returns new ones.
+    of_update = name in marks.updates
+    node.builder.of_update = of_update and not node.options.xla
+    reads_from = node.scope.updates_from if of_update else 0
     node.variables.resources.reads_from = reads_from
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])

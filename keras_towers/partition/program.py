@@ -3,8 +3,8 @@
 Every exchange ends a level: the users of its result belong to later levels. A
 level consists of operations that are computed once, then a function that every
 tower runs, and then the exchanges of their results: in ``describe()``, a round.
-Towers read their copies of variables before the function, and write them after.
-A tower of a two-dimensional mesh has several devices, the columns of the mesh.
+Towers read their copies of variables before the function, and update them
+after. A tower of a two-dimensional mesh has several devices, the columns of the mesh.
 What differs between them is computed on each, and they, too, have exchanges.
 """
 
@@ -68,20 +68,50 @@ class Phase(enum.IntEnum):
         ONCE: what is computed once for all towers.
         READ: towers read their copies of variables.
         TOWERS: towers compute.
-        WRITE: towers write their copies of variables.
+        UPDATE: towers write their copies of variables, and compute what an
+            optimizer adds to them, outside of a function: it would keep what
+            all updates compute until it returns.
     """
 
     ONCE = 0
     READ = 1
     TOWERS = 2
-    WRITE = 3
+    UPDATE = 3
 
 
-def phase_on_towers(type_: str, inputs: Sequence[Tensor]) -> Phase:
-    """Return the phase in which towers run an operation."""
+def phase_of(
+    type_: str, inputs: Sequence[Tensor], of_update: bool = False
+) -> Phase:
+    """Return the phase in which an operation runs.
+
+    Args:
+        type_: its type.
+        inputs: its inputs.
+        of_update: as in ``Operation``.
+    """
+    if not any(tensor.on_towers for tensor in inputs):
+        return Phase.ONCE
+    if of_update:
+        return Phase.UPDATE
     if all(tensor.handle is None for tensor in inputs):
         return Phase.TOWERS
-    return Phase.READ if type_ == "ReadVariableOp" else Phase.WRITE
+    return Phase.READ if type_ == "ReadVariableOp" else Phase.UPDATE
+
+
+def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
+    """Return the earliest level of an operation.
+
+    Args:
+        inputs: its inputs.
+        phase: the phase in which it runs.
+        least: the least of all that are possible.
+    """
+    levels = [least]
+    for tensor in inputs:
+        source = tensor.operation
+        is_over = source is not None and source.phase > phase
+        levels.append(tensor.level + 1 if is_over else tensor.level)
+    return max(levels)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -103,6 +133,8 @@ class Operation:
             them: one function or several.
         source: the traced operation that it stands for, if any.
         at_root: whether only the first of several processes runs it.
+        of_update: whether an optimizer updates variables by it, one after
+            another.
         device: where it runs, if it is computed once; "": on the first tower.
         name: the name of the traced operation for which it was added, which
             TensorFlow shows in errors. Several operations may share it.
@@ -123,6 +155,7 @@ class Operation:
     )
     source: Any = None
     at_root: bool = False
+    of_update: bool = False
     device: str = ""
     name: str = ""
     suffix: str = ""
@@ -130,9 +163,7 @@ class Operation:
     @property
     def phase(self) -> Phase:
         """The phase of its level in which it runs."""
-        if not self.on_towers:
-            return Phase.ONCE
-        return phase_on_towers(self.type, self.inputs)
+        return phase_of(self.type, self.inputs, self.of_update)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -14,7 +14,7 @@ from keras_towers.partition.program import (
     Attributes,
     Phase,
     Tensor,
-    phase_on_towers,
+    level_after,
 )
 from keras_towers.partition.reasons import asserted, require
 
@@ -58,12 +58,12 @@ class Resources:
         return self._common.get(handle, handle)
 
     def earliest_level(
-        self, type_: str, operands: Sequence[Tensor], reads: bool
+        self, phase: Phase, operands: Sequence[Tensor], reads: bool
     ) -> int:
         """Return the earliest level of an operation that uses resources.
 
         Args:
-            type_: the type of the operation.
+            phase: the phase in which it runs.
             operands: its inputs. Without a handle among them, the operation
                 uses the resource that all such operations share.
             reads: whether it only reads resources.
@@ -71,12 +71,11 @@ class Resources:
         ready = [self._ready.get(key, (0, 0)) for key in self._keys(operands)]
         time = max(times[0] if reads else times[1] for times in ready)
         # A phase that is over comes again in the next level.
-        phase = _phase(type_, operands)
         level = (time - phase + len(Phase) - 1) // len(Phase)
         return max(level, self.reads_from) if reads else level
 
     def record_use(
-        self, type_: str, operands: Sequence[Tensor], reads: bool
+        self, phase: Phase, operands: Sequence[Tensor], reads: bool
     ) -> int:
         """Order later users of the same resources after an operation.
 
@@ -85,9 +84,8 @@ class Resources:
         Returns:
             The earliest level of the operation.
         """
-        least = self.earliest_level(type_, operands, reads)
-        level = max([least, *(tensor.level for tensor in operands)])
-        time = len(Phase) * level + _phase(type_, operands)
+        least = self.earliest_level(phase, operands, reads)
+        time = len(Phase) * level_after(operands, phase, least) + phase
         for key in self._keys(operands):
             to_read, to_write = self._ready.get(key, (0, 0))
             to_read = to_read if reads else max(to_read, time)
@@ -161,10 +159,12 @@ class VariableContents:
         if rows is not None:
             content = Value(rows, self.read(asserted(local)), shape=sizes)
         else:
+            # Towers update their own copies.
+            needs_whole = local is None or not self._builder.of_update
             content = Value(
                 REPLICATED,
                 local=None if local is None else self.read(local),
-                whole=self.read(common),
+                whole=self.read(common) if needs_whole else None,
                 shape=sizes,
             )
         contents[common] = content
@@ -195,7 +195,8 @@ class VariableContents:
             outputs: the dtypes and shapes of its outputs.
             reads: whether it only reads variables.
         """
-        least = self.resources.record_use(type_, operands, reads)
+        phase = self._builder.phase_of(type_, operands)
+        least = self.resources.record_use(phase, operands, reads)
         return self._builder.add(
             type_, operands, attributes, outputs, least, has_effect=not reads
         )
@@ -231,6 +232,40 @@ class VariableContents:
         )
         self.resources.contents[common] = content
 
+    def add_in_place(self, type_: str, variable: Value, term: Value) -> bool:
+        """Add a term to a variable, and to all of its copies, in their memory.
+
+        Args:
+            type_: the type of the operation that adds or subtracts it.
+            variable: the variable.
+            term: the term.
+
+        Returns:
+            Whether this has been done. Functions return new values of
+            variables, those of towers, too.
+        """
+        handle = self._converter.replicate(variable)
+        if self._around is not None or handle.handle is None:
+            return False
+        common = self.resources.common_handle(handle)
+        copies = self.resources.copies.get(common)
+        if copies is not None and not self._builder.of_update:
+            return False
+        rows = self.resources.rows.get(common)
+        if rows is not None:
+            value = self._converter.shard(term, rows)
+        elif copies is not None:
+            value = self._converter.replicate(term)
+        else:
+            value = self._converter.assemble(term)
+        self.add_in_order(
+            type_,
+            [copies or handle, value],
+            {"dtype": value.dtype},
+            reads=False,
+        )
+        return True
+
     def rows_of(self, variable: Value) -> Sharded | None:
         """Return the layout of a variable in shards; None: it is not."""
         whole = variable.whole
@@ -241,10 +276,3 @@ def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:
     """Return the dtype and the shape of what a variable holds."""
     (spec,) = handle.handle.shape_and_type
     return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)
-
-
-def _phase(type_: str, operands: Sequence[Tensor]) -> Phase:
-    """Return the phase of an operation with these inputs."""
-    if not any(tensor.on_towers for tensor in operands):
-        return Phase.ONCE
-    return phase_on_towers(type_, operands)

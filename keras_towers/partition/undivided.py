@@ -166,7 +166,8 @@ def _copy_in_order(
     """Add an operation after earlier users of the same resources."""
     least = 0
     if node.operation.op_def.is_stateful or uses_handles(node):
-        least = node.variables.resources.record_use(node.type, operands, reads)
+        phase = node.builder.phase_of(node.type, operands)
+        least = node.variables.resources.record_use(phase, operands, reads)
     return node.copy(
         operands,
         least=least,

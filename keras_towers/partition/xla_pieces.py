@@ -27,8 +27,8 @@ _LISTS = (
     "has a list of tensors that grows, or holds lists, in two of its functions"
 )
 _LEFT_OUT = (
-    "gets what a branch keeps for its gradient from another function, and XLA "
-    "has to know its size"
+    "gets a value that a branch keeps for its gradient, and XLA has to know "
+    "its size"
 )
 # What values decide, and XLA then knows only a limit of.
 _OF_VALUES = ("DynamicPartition", "Unique", "UniqueV2", "Where")

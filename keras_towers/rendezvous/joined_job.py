@@ -29,8 +29,8 @@ class JoinedJob:
     Attributes:
         rank: the rank of this process, from 0.
         size: the number of ranks.
-        local_rank: its rank among those on its host.
-        local_size: their number.
+        local_rank: its rank among the ranks on its host.
+        local_size: the number of ranks on its host.
     """
 
     rank: int = 0
@@ -43,7 +43,7 @@ class JoinedJob:
     def put(self, key: str, value: Any) -> None:
         """Write a value of JSON, such as this rank's address, for all ranks.
 
-        Another call of ``join_job`` does not see it.
+        Only the same call of ``join_job`` on other ranks sees it.
         """
         self._opened().put(self._name_of(key), value)
 
@@ -51,7 +51,7 @@ class JoinedJob:
         """Wait for the value that a rank writes under a key.
 
         Raises:
-            TimeoutError: none has done so in this time.
+            TimeoutError: no rank has written it in this time.
         """
         until = time.monotonic() + timeout_s
         value = None
@@ -80,10 +80,10 @@ _joined: collections.Counter[str] = collections.Counter()
 def join_job(engine: str) -> JoinedJob:
     """Join the job that a launcher has started this process for.
 
-    ``keras-towers run``, Slurm, ``torchrun`` and other launchers are
-    recognized. A process that none has started is a job of its own. Ranks
-    compare their versions. From now on the job names ranks that are late or
-    gone.
+    This recognizes ``keras-towers run``, Slurm, ``torchrun`` and other
+    launchers. If no launcher has started the process, it is a job of its own.
+    Ranks compare their versions. From now on, errors name ranks that are late
+    or gone.
 
     Args:
         engine: what will connect the ranks, for messages.

@@ -170,11 +170,11 @@ def describe_steps(
             for own in constants
         ]
         texts.append(
-            "the ranks have traced different constants into their steps. "
-            f"Only on {describe_ranks(named, '; only on ')}. Python and NumPy "
-            "have computed them: give their random generators the same seed on "
-            "every rank (keras.utils.set_random_seed), or keep what is drawn "
-            "in a variable, which all ranks take from rank 0."
+            "the ranks have traced different constants into their steps. Only "
+            f"on {describe_ranks(named, '; only on ')}. Python and NumPy have "
+            "computed them: give their random generators the same seed on "
+            "every rank (keras.utils.set_random_seed), or keep the numbers in "
+            "a variable, which all ranks take from rank 0."
         )
     return " Besides, ".join(texts)
 

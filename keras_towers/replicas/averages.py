@@ -147,12 +147,11 @@ class Averages:
             read |= dict.fromkeys(read_later(call, graph, begun))
         if read:
             raise TowerError(
-                f"the step reads {', '.join(read)} after it has called an "
-                "optimizer for it, but the average of the replicas' gradients "
-                "is applied after the step: compute all gradients before the "
-                "first call of an optimizer, or use a strategy that updates "
-                "within the step, such as TowerStrategy or "
-                "MultiWorkerTowerStrategy."
+                "the step calls an optimizer and then reads "
+                f"{', '.join(read)}, but replicas update weights only after "
+                "the step: compute all gradients before the first call of an "
+                "optimizer, or use a strategy that updates within the step, "
+                "such as TowerStrategy or MultiWorkerTowerStrategy."
             )
 
     def update_function(self) -> Callable[..., Any]:

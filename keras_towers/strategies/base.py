@@ -260,10 +260,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def num_replicas_in_sync(self) -> int:
         """The number of towers of all processes; 1 inside a step of ``fit``.
 
-        There the strategy itself averages over the towers, and a loss must not
-        be divided again. Outside of steps Keras divides no loss either, only in
-        functions that ``run`` runs. ``tf.distribute.get_replica_context()``
-        always has the number of towers of all processes.
+        In a step, the strategy itself averages over the towers: do not divide a
+        loss by their number. Keras divides losses only in functions that
+        ``run`` runs. ``tf.distribute.get_replica_context()`` always has the
+        number of towers of all processes.
         """
         inside = thread_state.current_step() is not None
         return 1 if inside else self.num_replicas

@@ -51,13 +51,13 @@ class AsyncTowerStrategy(BaseStrategy):
     cannot reproduce a run bit by bit.
 
     Otherwise ``fit`` behaves as usual. Each batch is one step and one update,
-    no update is lost, and ``optimizer.iterations`` counts them. Additions to a
-    variable are not lost either, so metrics are exact. Batch callbacks run when
-    a tower takes a batch, up to two batches per tower ahead of its step. They
-    get the logs of the step that ended last, at first one of the previous
+    no update is lost, and ``optimizer.iterations`` counts them. Metrics are
+    exact, since no addition to a variable is lost. Batch callbacks run when a
+    tower takes a batch, up to two batches per tower ahead of its step. They get
+    the logs of the step that ended last, at first of a step of the previous
     epoch. Epoch-end callbacks run after all steps of the epoch. If the length
-    of the data is known, so do the callbacks of the last batch. ``fit`` raises
-    errors that occur on a tower.
+    of the data is known, the callbacks of the last batch do, too. ``fit``
+    raises errors that occur on a tower.
 
     A single tower is plain training. ``train_on_batch``, ``evaluate``,
     ``predict`` and custom training loops run as with ``TowerStrategy``. Eager
@@ -139,8 +139,8 @@ class SyncReplicasStrategy(BaseStrategy):
     a time. With T < R, replicas compute several gradients for each update, for
     batches that do not fit into the devices' memory.
 
-    Each gradient is that of the mean loss of one batch. All gradients count
-    equally in an average, whatever the size of their batches.
+    All gradients count equally in an average, whatever the size of their
+    batches: each is the gradient of the mean loss of one batch.
     BatchNormalization uses the statistics of one replica's batch. If the number
     of batches is not a multiple of R, the last update of an epoch averages
     fewer gradients. ``optimizer.iterations`` counts updates.

@@ -46,7 +46,7 @@ class Transport(Abortable, Protocol):
     def sums_float16(self) -> bool: ...
 
     def note_wait(self, what: str) -> None:
-        """Record in what this rank is about to wait for others; empty: nothing.
+        """Record why this rank is about to wait for others; empty: it does not.
 
         Reports of stalls name the ranks that wait, and this reason.
         """

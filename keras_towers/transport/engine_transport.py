@@ -126,13 +126,16 @@ class EngineTransport(Extensible, Transport):
     def engine_gather_known(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
-        """Concatenate the rows of all ranks, which know how many each has."""
+        """Concatenate the rows of all ranks; ``counts``: how many each has."""
         return self.engine_gather(tensor, key)
 
     def engine_scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
-        """Sum this rank's rows; by default, those that the ranks send it."""
+        """Sum over the ranks, and return the rows of this rank's ``counts``.
+
+        By default, ``engine_exchange`` sends the rows to be added up here.
+        """
         padded = messages.with_rows_each(tensor, counts)
         received = self.engine_exchange(padded, key)
         own = [
@@ -142,7 +145,7 @@ class EngineTransport(Extensible, Transport):
         return messages.summed(tf.add_n(own), tensor.dtype)
 
     def engine_exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        """Send part r of the rows to rank r; by default, by a gather."""
+        """Send part r of the rows to rank r. By default, this gathers all."""
         everything = self.engine_gather(tensor, key)
         # [from, to, rows, ...]
         inner = tf.shape(tensor)[1:]
@@ -154,7 +157,7 @@ class EngineTransport(Extensible, Transport):
     def engine_broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
-        """Send the root's tensors; by default, gather only these."""
+        """Send the root's tensors to all. By default, this gathers them."""
         words = [messages.words_of(tensor) for tensor in tensors]
         whole = tf.concat(words, 0)
         sent = self.engine_gather(
@@ -252,16 +255,25 @@ class EngineTransport(Extensible, Transport):
         activity.mark(what, exchanges=True)
 
     def abort(self) -> None:
-        """Do nothing: other ranks end them, or nothing does."""
+        """End the operations in which this rank waits, with an error.
+
+        By default, this does nothing: other ranks end them, or nothing does.
+        """
 
     def leave(self) -> None:
-        """Do nothing: they end by themselves, or not at all."""
+        """End the operations in which other ranks wait for this one.
+
+        By default, this does nothing: they end by themselves, or not at all.
+        """
 
     def renew(self) -> None:
-        """Do nothing: what fails belongs to one call."""
+        """Begin again after a failed call, when all ranks have left it.
+
+        By default, this does nothing: a failure affects only one call.
+        """
 
     def reconnect(self) -> None:
-        """Do nothing: the ranks are still connected."""
+        """Connect the ranks again; by default, they are still connected."""
 
     def gather_objects(self, value: Any) -> list[Any]:
         return plain_values.gather(self.all_gather, value)
@@ -335,8 +347,8 @@ class EngineTransport(Extensible, Transport):
         except TimeoutError:
             raise TowerError(
                 f"NCCL does not work between the ranks ({why}), and "
-                f"{self.name} cannot end what it has begun: start the job "
-                f"again with {ENV_NCCL_TIMEOUT}=0, and ranks sum on the host."
+                f"{self.name} cannot cancel the sum that it has begun. To sum "
+                f"on the host, start the job again with {ENV_NCCL_TIMEOUT}=0."
             ) from None
 
     def describe_nccl(self) -> str:

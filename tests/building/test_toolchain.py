@@ -80,7 +80,7 @@ def test_the_environments_own_programs_come_first(monkeypatch):
         # On a machine without a GPU, too.
         (None, "nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.*"),
         (13, "nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.*"),
-        (12, "a driver for CUDA 13, while this machine's is for CUDA 12"),
+        (12, "a driver for CUDA 13, and this machine's driver is for CUDA 12"),
     ],
 )
 def test_a_machine_without_a_cuda_compiler(only, monkeypatch, driver, found):

@@ -102,19 +102,19 @@ def test_the_self_test_runs_only_where_all_works(
     monkeypatch.setattr(
         "keras_towers.cli.doctor.run_self_test", lambda console: [finding]
     )
-    nccl = Finding("NCCL 2.27.3", "adds up over all GPUs")
+    nccl = Finding("NCCL 2.27.3", "sums over all GPUs")
     monkeypatch.setattr("keras_towers.cli.doctor.try_nccl", lambda: nccl)
     found, output = doctor("--self-test", horovod=horovod)
     assert found == code and said in output
     assert ("[a] traceback" in output) != passed
     assert output.count("Self-test") == 1
-    assert ("adds up over all GPUs" in output) == (horovod is HOROVOD)
+    assert ("sums over all GPUs" in output) == (horovod is HOROVOD)
 
 
 @pytest.mark.parametrize(
     ("failure", "status", "said"),
     [
-        ("", Status.OK, "adds up"),
+        ("", Status.OK, "sums over"),
         ("InternalError: NCCL: no link", Status.WARNING, "NCCL: no link"),
     ],
 )

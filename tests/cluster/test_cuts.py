@@ -191,7 +191,7 @@ def test_an_elastic_job_without_enough_hosts_ends():
         lab.hosts[2].cut()
         # It is tried again and again, which is no progress.
         assert job.finish(NOTICED_S + 60).code == 1
-        assert "there were not 2 slots within 30 s" in job.lines[-1]
+        assert "found fewer than 2 slots in 30 s" in job.lines[-1]
 
 
 def test_another_keras_is_refused():

@@ -28,7 +28,7 @@ def line(parameter):
             elif parameter.default is not None and "Default:" not in said[0]:
                 said.append(f"Default: {parameter.default!s}.")
     if parameter.envvar:
-        said.append(f"The variable `{parameter.envvar}` sets it, too.")
+        said.append(f"Variable: `{parameter.envvar}`.")
     return f"* `{name}`: {' '.join(said)}\n"
 
 

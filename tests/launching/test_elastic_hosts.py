@@ -134,7 +134,7 @@ def test_a_host_where_processes_are_killed_is_avoided_the_second_time():
     assert [*hosts.available()] == ["a", "b"] and said == []
     hosts.record_kill("a")
     assert [*hosts.available()] == ["b"]
-    assert said[0].startswith("no rank on a for 5 s")
+    assert said[0].startswith("no rank starts on a for 5 s")
 
 
 def test_a_new_host_joins_once_it_can_be_reached(monkeypatch):

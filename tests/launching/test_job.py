@@ -142,7 +142,7 @@ while not os.path.exists("looks"):
     done = job.finish()
     assert done.code == 0, done.err
     assert done.out.count("of 1") == 1
-    others = "no rank on 192.0.2.1, no.such.invalid: the job has started on"
+    others = "no rank starts on 192.0.2.1, no.such.invalid: the job began on"
     assert done.err.count(others) == 1
     assert not psutil.pid_exists(int((tmp_path / "looks").read_text()))
     assert "has not ended" not in done.err

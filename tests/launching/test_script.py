@@ -228,7 +228,9 @@ def test_a_second_strategy_is_refused(own, under):
     said = under(source, strategy="noop")
     assert "inside" not in said.out
     assert "by `keras-towers run --strategy noop`" in said.err
-    assert said.err.endswith("or a DistributedOptimizer, drop one of them.\n")
+    assert said.err.endswith(
+        "or a DistributedOptimizer, leave one of them out.\n"
+    )
 
 
 # It runs on one device as well, up to the call that is refused.

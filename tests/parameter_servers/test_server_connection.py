@@ -58,7 +58,7 @@ NO_SERVERS = 'MyStrategy .* names none: add "ps" .* `keras-towers run'
     [
         ({"worker": "a:1"}, False, NO_SERVERS),
         (EVALUATOR, False, "no use for the task evaluator"),
-        (SERVES, True, "before the process was made ps 0"),
+        (SERVES, True, "before this process became ps 0"),
         (SERVES, False, ", .* in use"),
         (TRAINS, False, ", .* in use"),
         (WAITS, False, "worker 0 has waited 1 s for ps 0 at .*RENDEZVOUS"),

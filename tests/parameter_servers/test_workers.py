@@ -83,7 +83,10 @@ def test_the_chief_waits_only_for_workers_that_go_on(job, caplog):
     ends_with(ended)
     told = " ".join(caplog.messages)
     # At once, and not only when nobody waits for it any more.
-    assert " has failed (Boom: full disk): if worker 0 needs it, it " in told
+    assert (
+        " has failed (Boom: full disk): if worker 0 needs this worker, it "
+        in told
+    )
     assert "worker 2 has failed (Boom: full disk): fit ends without it" in told
     assert "worker 4 has given no sign of life for " in told
     assert "worker 5 can no longer be reached: fit ends" in told

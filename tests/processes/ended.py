@@ -34,7 +34,7 @@ def a_call_is_refused_when_the_other_ranks_have_ended():
             words = ended.format("train_on_batch"), serves
             said = str(caught.value)
             assert any(word in said for word in words), said
-            advice = "behind the `with` block of"
+            advice = "after the `with` block of"
             with s.refused(ended.format("evaluate"), advice):
                 mine.evaluate(s.X, s.Y, verbose=0)
         if s.Strategy is kt.MultiWorkerTowerStrategy:

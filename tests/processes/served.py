@@ -178,7 +178,7 @@ def masks_are_of_the_own_part_and_warned_of():
     mine = CASES["mask"].build()
     with s.Messages() as messages, s.Strategy():
         s.fit(mine, m.SENTENCES[:9], m.SENTENCE_LABELS[:9])
-    words = "each worker with SyncReplicasStrategy computes"
+    words = "With SyncReplicasStrategy, each worker computes"
     assert messages.have(words) == (s.RANK == 0)
 
 
@@ -204,7 +204,7 @@ def sums_over_the_batch_are_of_all_workers():
             alone,
             tolerance=None,
         )
-    assert not messages.have("from its own part only")
+    assert not messages.have("from its own part, so")
 
 
 @rare_check

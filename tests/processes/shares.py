@@ -501,7 +501,7 @@ def writes_of_evaluate_are_refused():
     mine.build((None, s.X.shape[1]))
     mine.compile("sgd", "mse")
     strategy = sharded(updates=None, weights="sharded")
-    with s.refused("evaluate of model", "only steps that train"), strategy:
+    with s.refused("evaluate of model", "only training steps"), strategy:
         mine.evaluate(s.X, s.Y, verbose=0)
 
 

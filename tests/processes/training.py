@@ -102,7 +102,7 @@ def unseeded_shuffles_and_draws_of_eager_steps_agree():
 
 
 OTHER = "rank 1 has different examples"
-REMEDIES = "leave `shard` out", 'batches="each"'
+REMEDIES = "leave out `shard`", 'batches="each"'
 
 
 def generator_of(*batches):
@@ -273,7 +273,7 @@ def rank_0_tells_of_parts_with_other_rows():
     with mock.patch.object(adaptive_function, "announce") as say, s.Strategy():
         s.fit(mine, data, None)
     said = [call.args[0] for call in say.call_args_list]
-    told = any("other numbers of rows" in text for text in said)
+    told = any("not have one row per example" in text for text in said)
     assert told == (s.RANK == 0), said
     s.assert_same_model(mine)
 

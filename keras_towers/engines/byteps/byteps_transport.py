@@ -113,9 +113,10 @@ def _limit_start(worker: str | None) -> Iterator[None]:
     limit_s = seconds(ENV_START_TIMEOUT, settings.START_TIMEOUT_S)
     text = (
         f"{worker} has waited {limit_s:.0f} s for the scheduler and all "
-        "servers and workers. Do they run, reach that address, and have the "
-        f"same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each worker "
-        f"another {dmlc.WORKER_ID}? {ENV_START_TIMEOUT} sets the seconds."
+        "servers and workers. Check that they run and reach this address, "
+        f"that all have the same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and "
+        f"that each worker has a different {dmlc.WORKER_ID}. To wait longer, "
+        f"set {ENV_START_TIMEOUT}."
     )
     timer = threading.Timer(limit_s, watch.end_process, [text])
     timer.daemon = True

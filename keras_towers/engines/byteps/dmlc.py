@@ -44,9 +44,9 @@ def check_worker(environment: Mapping[str, str] = os.environ) -> str | None:
     _number(environment, LOCAL_RANK, 0, local_size, default="0")
     if environment.get(_ASYNCHRONOUS, "0") != "0":
         raise _wrong(
-            f"{_ASYNCHRONOUS} makes servers ignore which step a gradient "
-            "belongs to, which no strategy here can use: unset it on all "
-            "processes"
+            f"with {_ASYNCHRONOUS}, servers ignore which step a gradient "
+            "belongs to, and no strategy of keras_towers supports that: unset "
+            "it for all processes"
         )
     return (
         f"worker {number} of {workers}, with {servers} server(s) and the "
@@ -65,9 +65,9 @@ def check_server(environment: Mapping[str, str] = os.environ) -> None:
                 probe.bind((root, port))
         except OSError as error:
             raise _wrong(
-                f"{ROOT_URI}={root} and {ROOT_PORT}={port} have to be an "
-                "address of the scheduler's machine, which this is, and a "
-                f"free port ({error.strerror})"
+                f"the scheduler cannot listen at {ROOT_URI}={root} and "
+                f"{ROOT_PORT}={port} ({error.strerror}): give an address of "
+                "this machine, and a free port"
             ) from None
 
 

@@ -65,8 +65,8 @@ def check_compression(compression: Any, module: str) -> None:
         for method in ("compress", "decompress")
     ):
         raise TowerError(
-            f"compression is {compression!r}, which cannot compress and "
-            f"decompress. Give {module}.Compression.none or "
+            f"compression={compression!r} is not allowed, since it cannot "
+            f"compress and decompress: give {module}.Compression.none or "
             f"{module}.Compression.fp16."
         )
 

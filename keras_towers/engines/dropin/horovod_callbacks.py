@@ -165,9 +165,10 @@ class _SameStart(BroadcastGlobalVariablesCallback):
             return
         if transport.rank == 0:
             logger.warning(
-                f"the ranks begin with different weights of model "
-                f"{model.name!r}, and use those of rank 0: give fit "
-                "BroadcastGlobalVariablesCallback(0), or seed all ranks alike."
+                "the ranks begin with different weights of model "
+                f"{model.name!r}: all use the weights of rank 0. To begin "
+                "alike, give fit BroadcastGlobalVariablesCallback(0), or seed "
+                "all ranks alike."
             )
         super()._broadcast()
 

@@ -98,9 +98,9 @@ class MultiWorkerTowerStrategy(BaseStrategy):
                     "tasks."
                 )
             raise TowerError(
-                f"TF_CONFIG says that this process is {cluster}, and "
-                "MultiWorkerTowerStrategy is for tasks that train: the chief "
-                f"and the workers. {advice}"
+                "MultiWorkerTowerStrategy is for tasks that train (the chief "
+                "and the workers), but TF_CONFIG says that this process is "
+                f"{cluster}. {advice}"
             )
         claimed = ClaimedDevices(cluster, towers, checked.layouts)
         transport = _connect(

@@ -106,10 +106,10 @@ def start_task(cluster: Cluster) -> Task:
         _configure(cluster)
     if _task is None or _task.cluster != cluster:
         raise TowerError(
-            f"this process is {cluster} by TF_CONFIG, but TensorFlow has "
-            "started without knowing that, and everything created since "
-            "would be lost. Set TF_CONFIG before, and import keras_towers "
-            "before the first tensor, variable or model is created."
+            f"TF_CONFIG says that this process is {cluster}, but TensorFlow "
+            "started before it knew that, and everything created since would "
+            "be lost. Set TF_CONFIG before the process starts, and import "
+            "keras_towers before you create a tensor, variable or model."
         )
     compat.eager_context().ensure_initialized()
     return _task

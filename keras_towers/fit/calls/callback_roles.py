@@ -192,7 +192,7 @@ def only_one(wanted: type[_Kind], keras_call: KerasCall) -> _Kind | None:
             inner, wanted
         ):
             raise TowerError(
-                f"{type(inner).__name__} already decides which rank does what: "
+                f"{type(inner).__name__} itself decides what each rank does: "
                 f"give it without {type(callback).__name__}."
             )
     chosen = [c for c in callbacks if isinstance(c, wanted)]

@@ -159,8 +159,8 @@ def _refuse_apart(model: keras.Model) -> None:
     if strategy is not None and strategy._adoption.are_apart(model):
         raise TowerError(
             f"model {model.name!r} cannot be saved here: with sync_every, "
-            "ranks have the same weights only at the end of an epoch, and of "
-            'the block. Save it there, as by save_freq="epoch", or give fit a '
+            "ranks have the same weights only at the end of an epoch or of "
+            'the block. Save it there (save_freq="epoch"), or give fit a '
             "kt.Backup(every=...)."
         )
 

@@ -21,13 +21,14 @@ from keras_towers.transport import Transport, next_key
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 _SPLIT = (
-    "If the first steps of a call show this, or the shapes are static, as with "
-    "drop_remainder=True or tf.ensure_shape, towers divide the parts that have "
-    "a row for each example, and each tower gets the other parts whole."
+    "Towers divide the parts that have one row per example, and each tower "
+    "gets the other parts whole. To tell these apart, keras_towers needs "
+    "static shapes (drop_remainder=True, tf.ensure_shape), or different "
+    "numbers of rows in the first steps of a call."
 )
 EACH: str = (
-    'With batches="each" all parts need a row for each example; with '
-    'batches="split" every tower can get the other parts whole.'
+    'With batches="each", every part needs one row per example. With '
+    'batches="split", every tower can get other parts whole.'
 )
 
 
@@ -341,9 +342,9 @@ def with_equal_rows(batch: Structure) -> Structure:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would use the rows of the first part for all.
     advice = (
-        "GPUs get their rows ahead of the steps. If the shapes are static, as "
-        "with drop_remainder=True or tf.ensure_shape, parts with other numbers "
-        "of rows go whole to each tower."
+        "GPUs get their rows ahead of the steps. So if a part should go whole "
+        "to each tower, it needs a static shape (drop_remainder=True, "
+        "tf.ensure_shape)."
     )
     checks = Batch.of(batch).check_rows(advice, undivided=True)
     with tf.control_dependencies(checks):

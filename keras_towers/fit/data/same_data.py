@@ -17,11 +17,11 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 
 _REMEDY = (
-    'With batches="split" every rank has to read the same data, and uses its '
-    "part of each batch: leave `shard` out, and give shuffles and random "
-    "augmentations the same seed on every rank (keras.utils.set_random_seed), "
-    "and use no deterministic=False. "
-    'Or set batches="each" to let every rank read its own data.'
+    'With batches="split", every rank has to read the same data in the same '
+    "order: leave out `shard`, give shuffles and random augmentations the "
+    "same seed on every rank (keras.utils.set_random_seed), and do not set "
+    "deterministic=False. If every rank should read its own data, set "
+    'batches="each".'
 )
 # About how many values of each tensor a fingerprint covers: of an epoch's first
 # batch, and of the others.

@@ -188,9 +188,9 @@ class AdaptiveFunction(TowerFunction):
         # All ranks get the same batches.
         if self._settings.places.ranks.job.rank == 0:
             announce(
-                f"some parts of the batches of model {self._model.name!r} have "
-                "other numbers of rows than there are examples; every tower "
-                f"gets them whole: {', '.join(sorted(undivided))}"
+                f"these parts of the batches of model {self._model.name!r} do "
+                "not have one row per example, so every tower gets all of "
+                f"them: {', '.join(sorted(undivided))}"
             )
         self._retrace()
 

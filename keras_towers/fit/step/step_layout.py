@@ -182,12 +182,11 @@ def _warn_of_own_rows(
         return
     if first_time(settings.model, ("own rows", config.name)):
         logger.warning(
-            "the gradients of model %r need values of the whole batch, "
-            "such as the statistics of a BatchNormalization or the "
-            "number of masked entries, and each worker with %s "
-            "computes them from its own part only: the weights will "
-            "differ from the weights on one device. HorovodStrategy "
-            "and MultiWorkerTowerStrategy give equal weights.",
+            "the gradients of model %r need values of the whole batch, such "
+            "as the statistics of a BatchNormalization or the number of "
+            "masked entries. With %s, each worker computes them from its own "
+            "part, so the weights will differ from one device. "
+            "HorovodStrategy and MultiWorkerTowerStrategy give equal weights.",
             settings.model.name,
             config.name,
         )
@@ -227,8 +226,8 @@ def _refuse_writes_to_shards(
         if id(tensor) in written and isinstance(handles.layout, InShards):
             raise TowerError(
                 f"{settings.kind} of model {settings.model.name!r} writes "
-                f"{describe_variable(capture(tensor))}, in shards on several "
-                "ranks, and only steps that train may write it there. Write it "
+                f"{describe_variable(capture(tensor))}. It is in shards on "
+                "several ranks, so only training steps may write it. Write it "
                 'in the training step, or leave weights="sharded" out.'
             )
 

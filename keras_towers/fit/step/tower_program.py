@@ -167,23 +167,23 @@ class TowerProgram:
 
         towers = tensors.scopes(towers=True, columns=on_columns)
         parts = tensors.scopes(towers=True, columns=on_columns, parts=True)
-        reads, writes = here(Phase.READ), here(Phase.WRITE)
+        reads, writes = here(Phase.READ), here(Phase.UPDATE)
         call = self.functions.call_of(here(Phase.TOWERS))
         if call:
             call, reads, writes = self.functions.with_variables(
                 call, reads, writes, towers
             )
-        self._access_variables(reads, towers)
+        self._use_variables(reads, towers)
         computed = self._call(call, towers, tensors)
         call = self.functions.call_of(here(Phase.TOWERS, of_parts=True))
         computed += self._call(call, parts, tensors)
-        self._access_variables(writes, towers)
+        self._use_variables(writes, towers)
         return computed
 
-    def _access_variables(
+    def _use_variables(
         self, operations: Sequence[Operation], towers: Sequence[Scope]
     ) -> None:
-        """Read or write the towers' copies of variables, on their devices.
+        """Read or update the towers' copies of variables, on their devices.
 
         Whatever is written is the same for all micro-batches.
         """

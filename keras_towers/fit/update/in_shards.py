@@ -206,10 +206,11 @@ class UpdateInShards(WeightUpdate):
         is_first = first_time(optimizer, "nothing in shards")
         if is_first and self.config.transport.rank == 0:
             announce(
-                f"{self.option} divides nothing here: of {len(variables)} "
-                f"weights, none has {SMALLEST_BYTES // 1024} KiB and an axis "
-                f"with a row for each of {self._all_towers} towers. All are "
-                "whole on every tower."
+                f"{self.option} divides nothing here: none of "
+                f"{len(variables)} weights has at least "
+                f"{SMALLEST_BYTES // 1024} KiB, and an axis with a row for "
+                f"each of {self._all_towers} towers. Every tower has all "
+                "weights whole."
             )
 
     def _add_slot(

@@ -245,9 +245,9 @@ class JointAccess:
                 missed = failed_calls.calls.connect_if_broken(self._transport)
             if missed is not None:
                 raise NoValueError(
-                    f"a call has failed on rank {missed.rank}, which rank "
-                    f"{self.rank} does not make: it {doing}. The error there: "
-                    f"{missed.why}"
+                    f"a call has failed on rank {missed.rank}, and rank "
+                    f"{self.rank} has not made this call: it {doing}. The "
+                    f"error of rank {missed.rank}: {missed.why}"
                 )
             ranks = (gather or _gather_watched)(
                 self._transport, told, doing, "reads or writes variables"
@@ -380,9 +380,9 @@ def refusing(where: str) -> Meeting:
 
     def meet(access: Action, value: object) -> tf.Tensor | None:
         raise NoValueError(
-            f"variable {access.path!r} cannot be read or written {where}: each "
-            "rank has its part of it, and ranks come there at different times. "
-            "Do it at the end of the call."
+            f"variable {access.path!r} cannot be read or written {where}: "
+            "each rank has a part of it, and ranks get there at different "
+            "times. Read or write it at the end of the call."
         )
 
     return meet

@@ -236,7 +236,7 @@ def join_values(a: Value, b: Value) -> Value:
     """
     layouts = [v.layout for v in (a, b) if not v.is_replicated]
     is_same = all(layout == layouts[0] for layout in layouts)
-    require(is_same, "{} may return what is laid out in two ways")
+    require(is_same, "{} may return values in two layouts")
     return common_facts(a, b, layouts[0] if layouts else REPLICATED)
 
 

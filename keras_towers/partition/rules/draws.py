@@ -61,7 +61,10 @@ def _draw(
     layout = units.find_row_axis(sizes)
     require(not layout.axis)
     require(UNKNOWN not in sizes, SHAPE)
-    require(algorithm.number in _PHILOX, "{} draws by no Philox")
+    require(
+        algorithm.number in _PHILOX,
+        "{} does not draw by the Philox generator",
+    )
     if node.options.xla and node.type == "StatelessRandomNormalV2":
         # XLA draws pairs of numbers, which may belong to different rows.
         reason = "XLA draws {} in pairs, which two rows may share"

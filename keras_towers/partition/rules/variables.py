@@ -40,8 +40,13 @@ def _assign(node: Node, variable: Value, content: Value) -> Values:
 
 @rule("AssignAddVariableOp", "AssignSubVariableOp")
 def _add_to(node: Node, variable: Value, term: Value) -> Values:
-    """Assign the sum of what a variable holds and a term."""
+    """Add a term to what a variable holds."""
     converter, variables = node.converter, node.variables
+    # XLA returns new values of variables.
+    if not node.options.xla and variables.add_in_place(
+        node.type, variable, term
+    ):
+        return []
     before = variables.content_of(variable)
     rows = before.sharded
     operands = [

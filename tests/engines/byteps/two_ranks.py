@@ -143,7 +143,9 @@ def values_of_the_drop_in():
         bps.DistributedOptimizer(bps.DistributedOptimizer(_sgd()))
     with refused("backward_passes_per_step is 0: give 1 or more"):
         bps.DistributedOptimizer(_sgd(), backward_passes_per_step=0)
-    with refused("compression is 'fp16', which cannot", "bps.Compression"):
+    with refused(
+        "compression='fp16' is not allowed, since it cannot", "bps.Compression"
+    ):
         bps.push_pull(1.0, compression="fp16")
     with refused("rank 2 cannot broadcast: the job has ranks 0 to 1"):
         bps.broadcast_variables([variable], 2)

@@ -110,7 +110,7 @@ def test_a_script_that_another_launcher_starts_gets_the_drop_in(tmp_path):
 def test_horovods_own_optimizer_is_refused(own):
     _, error = own
     assert "exchanges nothing" in error
-    assert "import keras_towers before horovod.keras" in error
+    assert "Import keras_towers before horovod.keras" in error
 
 
 def test_arguments_are_in_the_order_of_horovod(own):

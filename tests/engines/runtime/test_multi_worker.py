@@ -33,7 +33,7 @@ def test_tasks_that_do_not_train(place):
     with pytest.raises(TowerError, match="TF_CONFIG is not set"):
         kt.MultiWorkerTowerStrategy()
     place("evaluator", 0, worker=["a:1", "b:1"], evaluator=["c:1"])
-    with pytest.raises(TowerError, match="evaluator 0 at c:1, and Multi"):
+    with pytest.raises(TowerError, match="this process is evaluator 0 at c:1"):
         kt.strategy("multi-worker")
     place("ps", 0, worker=["a:1", "b:1"], ps=["c:1"])
     with pytest.raises(TowerError, match='leave "ps" out of TF_CONFIG'):
@@ -51,7 +51,7 @@ def test_after_the_first_tensor(monkeypatch):
     tf.zeros(1)
     with local_cluster({"worker": 2}) as tasks:
         monkeypatch.setenv(tf_config.VARIABLE, tasks[0].to_json())
-        with pytest.raises(TowerError, match="before the first tensor"):
+        with pytest.raises(TowerError, match="before you create a tensor"):
             kt.MultiWorkerTowerStrategy()
 
 

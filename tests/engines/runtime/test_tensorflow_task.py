@@ -78,7 +78,7 @@ def test_a_port_in_use(context, tasks, monkeypatch):
             tensorflow_task.start_task(mine)
     assert tensorflow_task.start_task(mine) is context.task
     assert tensorflow_task.start_task(mine) is context.task
-    with pytest.raises(TowerError, match="started without knowing that"):
+    with pytest.raises(TowerError, match="started before it knew that"):
         tensorflow_task.start_task(chief)
 
 

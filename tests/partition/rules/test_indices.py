@@ -156,7 +156,7 @@ def _error_of(name, bad, make_scope):
         if not isinstance(caught.value, tf.errors.CancelledError):
             break
         # Of two calls TensorFlow may report the one that the other has ended.
-        assert "failed before this" in str(caught.value.__notes__)
+        assert "tower or rank failed first" in str(caught.value.__notes__)
     assert isinstance(caught.value, tf.errors.InvalidArgumentError)
     return str(caught.value)
 

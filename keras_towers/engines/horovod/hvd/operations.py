@@ -189,8 +189,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def __init__(self, fused: bool | None = False, **kwargs: Any):
         if fused in (True, None):
             raise TowerError(
-                f"SyncBatchNormalization has no fused form: fused={fused}. "
-                "Leave it out."
+                "SyncBatchNormalization has no fused form: leave out "
+                f"fused={fused}."
             )
         super().__init__(**kwargs)
 
