@@ -10,20 +10,15 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.ordinary import all_variables
-from keras_towers.fit.weights import shards, tower_variables
+from keras_towers.fit.weights import tower_variables
 from tests.fit.one_device import two_layers
 from tests.fit.step.acts import Both
 from tests.kit.compare import assert_all_close, assert_exact, assert_same_model
 from tests.kit.training import adam, fit
 
-pytestmark = pytest.mark.alternate
+pytestmark = [pytest.mark.alternate, pytest.mark.usefixtures("small_shards")]
 
 TOWERS = 4
-
-
-@pytest.fixture(autouse=True)
-def divides_small_weights(monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
 
 
 def _partly_decayed():

@@ -21,14 +21,9 @@ from tests.kit.sampling import sample_of
 from tests.kit.training import STEPS, adam, classifier, compiled, fit, stacked
 from tests.partition.steps import noting
 
-pytestmark = pytest.mark.alternate
+pytestmark = [pytest.mark.alternate, pytest.mark.usefixtures("small_shards")]
 
 layers = keras.layers
-
-
-@pytest.fixture(autouse=True)
-def divides_small_weights(monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
 
 
 def sharded(towers=2, **options):
