@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -23,15 +22,12 @@ from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import plain_settings
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.fit.weights.shards import ShardedVariable, current_value
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, messages, next_key
 from keras_towers.transport.engine_transport import MAYBE_LOST
-
-if TYPE_CHECKING:
-    from keras_towers.fit.calls.callback_roles import ObservesFit
 
 logger = logging.getLogger("keras_towers")
 
@@ -54,7 +50,7 @@ _SHOWN_SETTINGS = 3
 def check_call(
     config: TowerConfig,
     keras_call: KerasCall,
-    observer: ObservesFit | None,
+    observer: object,
     is_compiled_again: bool = False,
 ) -> None:
     """Check that all ranks call the same method with the same arguments.
@@ -289,9 +285,7 @@ def digest_of(variable: keras.Variable) -> str:
 
     Of rows that only all ranks together have, it is their place.
     """
-    if isinstance(variable._value, ShardedVariable):
-        variable._value.become_ordinary()
-    held = variable._value
+    held = current_value(variable)
     if isinstance(held, ShardedVariable) and held.is_remote:
         return f"{_IN_SHARDS} {held.place}"
     value = held.read_value()

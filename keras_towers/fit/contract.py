@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -30,11 +30,6 @@ from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
-
-if TYPE_CHECKING:
-    from keras_towers.fit.calls.tower_runner import TowerRunner
-    from keras_towers.fit.update.weight_update import WeightUpdate
-    from keras_towers.fit.weights.adoption import Adoption
 
 # Methods of keras.Model that a strategy runs on its towers.
 METHODS = (
@@ -275,13 +270,13 @@ class KerasStrategy:
     # Internal: its components. The base classes of the other two are above this
     # module, in ``fit/update`` and ``fit/calls``.
     _config: TowerConfig
-    _update: WeightUpdate
-    _runner: TowerRunner
+    _update: Any
+    _runner: Any
     # Whether options say where variables are, and who updates them.
     _follows_options: bool
 
     @property
-    def _adoption(self) -> Adoption:
+    def _adoption(self) -> Any:
         return self._runner.adoption
 
     def scope(self) -> contextlib.AbstractContextManager[object]:

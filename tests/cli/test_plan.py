@@ -178,7 +178,7 @@ ON_HOSTS = (
 def test_several_hosts_have_times_and_a_choice_to_take(tmp_path):
     pytest.importorskip("matplotlib")
     curve = tmp_path / "curve.svg"
-    memory = ("--device-memory", "1.1MB", "--step-ms", "2", "--plot", curve)
+    memory = ("--device-memory", "850KB", "--step-ms", "2", "--plot", curve)
     ended = run("model", *ON_HOSTS, *map(str, memory))
     assert ended.exit_code == 0, ended.output
     title, *lines, last = ended.stdout.splitlines()

@@ -11,7 +11,7 @@
 ``saving``
   Saving each file once, by rank 0, although every rank runs the whole script.
 ``tower_runner``
-  Calls of Keras's methods with synchronous steps on all towers.
+  Runs Keras's methods with synchronous steps on all towers.
 ``tower_call``
   One call of a Keras method, and its interface to Keras's own loop.
 """

@@ -40,7 +40,7 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
-from keras_towers.fit.weights.deferred_variable import DeferredVariable
+from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import Action, refusing
 from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
 from keras_towers.reduction import sum_over_ranks
@@ -190,7 +190,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
         adoption = self._adoption
-        reads = adoption is not None and adoption.update.divides_over_ranks
+        reads = adoption is not None and adoption.update.layouts.are_over_ranks
         return _acts(callback, event, reads)
 
     @contextlib.contextmanager
@@ -443,7 +443,7 @@ def _value(variable: keras.Variable) -> _Value:
     if is_over_ranks(variable):
         return None
     value = variable._value
-    if isinstance(value, DeferredVariable) and value.first_value is not None:
+    if is_deferred(variable):
         return value.first_value
     if isinstance(value, ShardedVariable):
         # The whole would be a copy.
