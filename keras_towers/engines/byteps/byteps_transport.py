@@ -258,8 +258,12 @@ class BytePSTransport(EngineTransport):
         (headers,) = self.engine_sum([mine], f"{key}.headers")
         shapes = messages.shapes_of_ranks(headers, tensor, key)
         sizes = messages.number_of_words(tensor.dtype, shapes)
-        of_ranks = (tf.unstack(each, self.size) for each in (shapes, sizes))
-        return self._gather(tensor, *of_ranks, f"{key}.words")
+        return self._gather(
+            tensor,
+            tf.unstack(shapes, self.size),
+            tf.unstack(sizes, self.size),
+            f"{key}.words",
+        )
 
     def engine_gather_known(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
@@ -277,8 +281,8 @@ class BytePSTransport(EngineTransport):
     def _gather(
         self,
         tensor: tf.Tensor,
-        shapes: Sequence[Any],
-        sizes: Sequence[Any],
+        shapes: Sequence[tf.Tensor | Sequence[int]],
+        sizes: Sequence[tf.Tensor | int],
         key: str,
     ) -> tf.Tensor:
         """Concatenate the rows of all ranks.

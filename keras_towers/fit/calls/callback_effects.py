@@ -51,7 +51,7 @@ from keras_towers.transport import Transport
 if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
 
-_Value: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor] | None"
+_Value: TypeAlias = "Sequence[tf.Tensor] | Callable[[], tf.Tensor] | None"
 
 logger = logging.getLogger("keras_towers")
 
@@ -455,11 +455,11 @@ def _value(variable: keras.Variable) -> _Value:
 def _is_same(before: _Value, after: _Value) -> bool:
     if before is after:
         return True
+    if before is None or after is None or callable(after):
+        return True
     if callable(before):
         # It has been used in a graph, or written.
         before = [before()]
-    if before is None or after is None:
-        return True
     return all(map(_is_same_tensor, before, after))
 
 
