@@ -392,7 +392,7 @@ def _whole(
     whole: dict[str, list[str]] = {}
     for weight in weights if towers > 1 else ():
         item_bytes = tf.as_dtype(weight.dtype).size
-        if choose_layout(weight.shape, item_bytes, towers) is not None:
+        if choose_layout(weight.shape, item_bytes, towers).divides:
             continue
         reason = (
             f"smaller than {SMALLEST_BYTES // 1024} KiB"

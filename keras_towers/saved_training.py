@@ -83,7 +83,7 @@ def _rank_sum() -> RankSum | None:
 def _divides_over_ranks() -> bool:
     """Whether each rank will have rows of variables, which it has to write."""
     strategy = contract.active_strategy()
-    return strategy is not None and strategy._update.divides_over_ranks
+    return strategy is not None and strategy._update.layouts.are_over_ranks
 
 
 @dataclasses.dataclass
@@ -389,7 +389,7 @@ class SavedTraining:
                 continue
             try:
                 with self._call.refusing_damage():
-                    checkpoint.read_shards(prefix, name, variable)
+                    checkpoint.read_into(prefix, name, variable)
             except TowerError as error:
                 failure = failure or str(error)
         transport = transport_to_ranks() or SingleProcess()

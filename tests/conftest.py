@@ -86,6 +86,14 @@ def optimized_graphs(request):
 
 
 @pytest.fixture
+def small_shards(monkeypatch):
+    """Weights of any size are divided, as the models of tests are small."""
+    from keras_towers.fit.weights import shards
+
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+
+
+@pytest.fixture
 def devices():
     """The names of the logical CPUs."""
     return [f"/device:CPU:{index}" for index in range(TOWERS)]

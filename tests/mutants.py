@@ -5,7 +5,8 @@
 A mutant is a module with one change: another comparison, a number that is one
 off, a loop that never runs. If no test fails, it survives: a test is missing,
 or nothing follows from the change. The command prints survivors as diffs, for
-you to read. ``make mutants`` draws them by the seed of the tests.
+you to read, and those of which the tests do not end: they may hang, or the
+machine may be slow. ``make mutants`` draws them by the seed of the tests.
 """
 
 import argparse
@@ -39,16 +40,19 @@ def main():
     draw = random.Random(sampling.SEED)
     draw.shuffle(every)
     every = every[options.first : options.first + options.count]
-    survivors = 0
+    survivors = hangs = 0
     for number, (module, names, at) in enumerate(every, options.first):
         change = draw.choice(names)
         source = mutated(module, change, at)
-        killer = killed_by(module, source)
-        print(f"{number} {module} {change}: {killer or 'SURVIVES'}", flush=True)
-        if not killer:
-            survivors += 1
-            print(_diff(module, source), flush=True)
-    print(f"{survivors} of {len(every)} mutants survive")
+        killer, ends = killed_by(module, source)
+        fate = killer if killer and ends else f"{killer} DOES NOT END"
+        print(f"{number} {module} {change}:", fate if killer else "SURVIVES")
+        survivors += not killer
+        hangs += not ends
+        if not (killer and ends):
+            print(_diff(module, source))
+        sys.stdout.flush()
+    print(f"of {len(every)} mutants {survivors} survive, {hangs} do not end")
 
 
 def positions(room):
@@ -99,9 +103,13 @@ def mutated(module, change, at):
 
 
 def killed_by(module, source):
-    """Return which tests fail with another source of a module, or "".
+    """Return which tests fail with another source of a module, if any.
 
-    The tests of the module come first, then those of its room, all cases.
+    All cases of the tests of the module come first, then what is drawn of those
+    of its room.
+
+    Returns:
+        the tests, or "" where all succeed, and whether they have ended.
     """
     own, room = _tests_of(module)
     with tempfile.TemporaryDirectory() as folder:
@@ -111,16 +119,17 @@ def killed_by(module, source):
         pathlib.Path(folder, module).write_text(source)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tensorflow", "keras", "pytest"])
-        for tests, marks in ((own, []), (room, ["-m", "not cluster"])):
+        for tests, marks in ((own, ["-m", "not cluster"]), (room, [])):
             run = context.Process(target=_run, args=(folder, [*tests, *marks]))
             run.start()
             run.join(LIMIT_S)
-            if run.exitcode is None:
+            ends = run.exitcode is not None
+            if not ends:
                 run.kill()
                 run.join()
             if run.exitcode:
-                return " ".join(tests)
-    return ""
+                return " ".join(tests), ends
+    return "", True
 
 
 def _tests_of(module):

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.backup_folder import CallFolder
-from keras_towers.fit.weights import checkpoint, shards
+from keras_towers.fit.weights import checkpoint
 from keras_towers.rendezvous import commits
 from keras_towers.saved_training import SavedTraining
 from keras_towers.transport import SingleProcess
@@ -120,9 +120,10 @@ def test_it_goes_on_behind_the_same_batch(tmp_path, caplog):
     assert handlers() == before
 
 
-def test_it_goes_on_with_other_towers_columns_and_shards(tmp_path, monkeypatch):
+def test_it_goes_on_with_other_towers_columns_and_shards(
+    tmp_path, small_shards
+):
     """Each reads what it needs, however that was cut when it was written."""
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
 
     def made():
         keras.utils.set_random_seed(1)
@@ -589,12 +590,13 @@ def test_a_full_disk_leaves_the_last_complete_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"weights": "sharded"}])
-def test_steps_go_on_while_a_backup_is_written(tmp_path, monkeypatch, options):
+def test_steps_go_on_while_a_backup_is_written(
+    tmp_path, monkeypatch, small_shards, options
+):
     """It has the values of its batch; the next one waits for it.
 
     ``look`` is called behind the backup.
     """
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
     may_write, seen = threading.Event(), []
     write = checkpoint.write
 

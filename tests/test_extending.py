@@ -22,7 +22,6 @@ from keras_towers.extending import (
     check_strategy,
     join_job,
 )
-from keras_towers.fit.weights import shards
 from tests.kit.training import fit, linear
 
 
@@ -56,8 +55,7 @@ def test_what_is_no_strategy_and_no_case_is_refused(make, cases, said):
 
 @pytest.mark.core
 @pytest.mark.parametrize("options", [{}, {"weights": "sharded"}])
-def test_a_reduction_gets_gradients_only(options, monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+def test_a_reduction_gets_gradients_only(options, small_shards):
     found = []
 
     def reduce(grads, devices):

@@ -186,6 +186,7 @@ class Row:
         servers: number of parameter servers.
         launch: more options of ``keras-towers run``.
         exact: whether its losses have to be those of one device.
+        towers: the number of towers of each process, if it is an option.
         devices: prepares a number of devices of a kind, and returns their
             names.
     """
@@ -199,6 +200,7 @@ class Row:
     servers: int = 0
     launch: tuple[str, ...] = ()
     exact: bool = True
+    towers: int = 1
     devices: Callable[[str, int], list[str]] = prepare_devices
 
     @property
@@ -262,4 +264,12 @@ def find_row(rows: Mapping[str, Row], name: str) -> Row:
     servers = options.pop("ps", row.servers)
     check_options(known, options)
     train = partial(in_strategy, name=known, options=options)
-    return replace(row, name=name, train=train, note="", servers=servers)
+    towers = options.get("towers")
+    return replace(
+        row,
+        name=name,
+        train=train,
+        note="",
+        servers=servers,
+        towers=towers if isinstance(towers, int) else 1,
+    )

@@ -22,7 +22,7 @@ from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import plain_settings
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.fit.weights.shards import ShardedVariable, current_value
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
@@ -285,9 +285,7 @@ def digest_of(variable: keras.Variable) -> str:
 
     Of rows that only all ranks together have, it is their place.
     """
-    if isinstance(variable._value, ShardedVariable):
-        variable._value.become_ordinary()
-    held = variable._value
+    held = current_value(variable)
     if isinstance(held, ShardedVariable) and held.is_remote:
         return f"{_IN_SHARDS} {held.place}"
     value = held.read_value()

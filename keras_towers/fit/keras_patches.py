@@ -27,7 +27,7 @@ patches the same names (``parameter_servers/worker_fit.py``). ``kt.verify``
 patches how variables are initialized while it measures (``verification.py``),
 and ``keras-towers plan`` while it builds models and traces their steps
 (``fit/weights/without_memory.py``); so does an optimizer while it makes a slot
-in shards (``fit/update/in_shards.py``). The drop-ins of Horovod and
+in shards (``fit/weights/deferred_variable.py``). The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
 

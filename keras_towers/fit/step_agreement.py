@@ -14,11 +14,10 @@ import tensorflow as tf
 
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit import step_errors
 from keras_towers.fit.data.same_data import (
     SIZE,
-    different_data,
     different_numbers,
+    refuse_other_batch,
 )
 from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
@@ -26,7 +25,6 @@ from keras_towers.transport import Transport, next_key
 
 _Result = TypeVar("_Result")
 
-_BATCH = "they have different examples in a batch after the first one"
 # The steps of a rank run one after another, and each compares itself once. So
 # ranks that trace other steps, or have no further batch, meet under one key.
 STEP_KEY = "kt.step"
@@ -181,8 +179,6 @@ class StepAgreement:
         # The last one is the one that was traced last.
         self._traced.pop(name, None)
         self._traced[name] = step
-        if tf.executing_eagerly():
-            rank_checks.gather(self._transport, None, "compares the steps")
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
@@ -193,26 +189,22 @@ class StepAgreement:
         # Ranks with data of their own may know other sizes of a batch, on which
         # operations and constants depend.
         same_step = exchanges & ((operations & integers & reals) | ~sizes)
-        if tf.executing_eagerly():
-            if not same_step:
-                raise self.mismatch_error()
-            return []
-        assertions = [tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP])]
+        assertions: list[tf.Operation] = []
+        if not tf.executing_eagerly():
+            text = [rank_checks.OTHER_STEP]
+            assertions.append(tf.debugging.Assert(same_step, text))
+        elif not same_step:
+            raise self.mismatch_error()
         if data is None:
             return assertions
         same_data = tf.reduce_all(equal.approximate[number:])
         # Other steps may have other data: say that the steps differ.
         with tf.control_dependencies(assertions):
-            return assertions + step_errors.assert_for_user(
-                same_data, str(different_data(_BATCH)), []
+            return assertions + refuse_other_batch(
+                self._transport, same_data, data
             )
 
-    def all_end(
-        self,
-        batches: tf.Tensor,
-        after: Sequence[object],
-        in_rounds: bool = False,
-    ) -> tf.Tensor:
+    def all_end(self, batches: Any, in_rounds: bool = False) -> tf.Tensor:
         """Whether the data of all ranks has ended after so many batches.
 
         A rank whose data goes on compares its next step instead, or in rounds
@@ -220,9 +212,8 @@ class StepAgreement:
         """
         key = next_key(UPDATE_KEY) if in_rounds else STEP_KEY
         ended = [_END, batches, 0, 0]
-        with tf.control_dependencies(after):
-            equal = self._compare(ended, Constants().approximate, key=key)
-            return tf.reduce_all(equal.exact)
+        equal = self._compare(ended, Constants().approximate, key=key)
+        return tf.reduce_all(equal.exact)
 
     def take_over(
         self, variables: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
@@ -259,6 +250,8 @@ class StepAgreement:
         data: tf.Tensor | None = None,
         key: str = STEP_KEY,
     ) -> Equal:
+        if tf.executing_eagerly():
+            rank_checks.gather(self._transport, None, "compares the steps")
         if data is None:
             data = tf.zeros(SIZE, tf.int64)
         mine = tf.convert_to_tensor(exact, tf.int64)

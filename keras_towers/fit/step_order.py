@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,16 +17,12 @@ from keras_towers.fit.data.batches import (
     identity_of,
     tensors_in,
 )
-from keras_towers.fit.data.same_data import (
-    check_batch,
-    check_results,
-)
+from keras_towers.fit.data.same_data import check_results
 from keras_towers.fit.step_agreement import (
     STEP_KEY,
     UPDATE_KEY,
     ComparedStep,
     StepAgreement,
-    outside_of_loops,
 )
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
@@ -51,7 +46,6 @@ class StepOrder:
         self._turn = compat.hidden_variable(0, tf.int64)
         self.agreement: StepAgreement = StepAgreement(transport)
         self._is_first = compat.hidden_variable(False)
-        self._results_are_first = False
         self._begun = 0
         self.gate: list[tf.Tensor] = []
         self._batch: list[tf.Tensor] = []
@@ -63,7 +57,6 @@ class StepOrder:
         """Note that the next step is the first one of an epoch."""
         if self._transport.size > 1:
             self._is_first.assign(True)
-            self._results_are_first = True
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
@@ -71,18 +64,20 @@ class StepOrder:
         if self._transport.size == 1:
             yield
             return
-        was_first = bool(self._is_first)
+        was_first = self.at_first_step
         try:
             yield
         finally:
             self._is_first.assign(was_first)
 
+    @property
+    def at_first_step(self) -> bool:
+        """Whether the next step is the first one of an epoch; eager only."""
+        return bool(self._is_first)
+
     def in_first_step(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Act in the first step of an epoch only; return the int64 result."""
-        result = tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
-        if tf.executing_eagerly():
-            self._is_first.assign(False)
-        return result
+        return tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
 
     def begin_step(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
@@ -110,26 +105,14 @@ class StepOrder:
         finally:
             self._same_step, self._batch = None, []
 
-    def begin_checked(self, data: Structure, batch: Structure) -> Structure:
-        """Return the batch of a step, once its data is checked."""
-        # Once inlined, functions that get this batch wait only for the batch.
-        with tf.control_dependencies(self.gate):
-            self.gate = [self.check_first(data)]
-        return self._gate_batch(batch)
-
-    def check_first(self, data: Structure) -> tf.Tensor:
-        """Check that the first data of an epoch is the same on all ranks."""
-        check = functools.partial(check_batch, self._transport, data)
-        return self.in_first_step(outside_of_loops(check))
-
     def check_first_results(self, values: Callable[[], Structure]) -> None:
         """Check that the first eager step of an epoch does the same on all.
 
         Args:
             values: returns what it has computed.
         """
-        if self._transport.size > 1 and self._results_are_first:
-            self._results_are_first = False
+        if self._transport.size > 1 and self.at_first_step:
+            self._is_first.assign(False)
             check_results(self._transport, values())
 
     def compare(
@@ -158,6 +141,21 @@ class StepOrder:
             )
             with tf.control_dependencies(self._same_step):
                 self.in_first_step(take_over)
+
+    def compare_in_rounds(self, step: ComparedStep) -> None:
+        """Compare the first step of an epoch, before it updates anything.
+
+        For ranks that exchange nothing in a step. When they average, they
+        compare what they exchange.
+        """
+
+        def compare() -> tf.Tensor:
+            same = self.agreement.assert_same(step, (), STEP_KEY)
+            with tf.control_dependencies(same):
+                return tf.zeros((), tf.int64)
+
+        with tf.control_dependencies([*self.gate, *self._batch]):
+            self.gate = [self.in_first_step(compare)]
 
     def assert_first(self, checks: Sequence[object]) -> None:
         """Let later operations with effects wait for assertions."""
@@ -215,7 +213,6 @@ class StepOrder:
         described: Sequence[str],
         tower_grads: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
-        step: ComparedStep | None = None,
     ) -> list[list[Any]]:
         """Reduce K lists of N gradients, if all ranks have the same ones.
 
@@ -223,7 +220,6 @@ class StepOrder:
             described: describes each gradient.
             tower_grads: the gradients.
             reduction: reduces them.
-            step: a step that each rank has made by itself, to be compared, too.
         """
         if not tower_grads[0]:
             return [list(grads) for grads in tower_grads]
@@ -231,12 +227,8 @@ class StepOrder:
             return reduction(tower_grads)
         same_step = self._same_step
         if same_step is None:
-            # Their examples may differ.
-            step = dataclasses.replace(
-                step or ComparedStep(()), exchanged=described, fingerprint=None
-            )
             # A step may do this for each of several optimizers.
-            key = next_key(UPDATE_KEY)
+            key, step = next_key(UPDATE_KEY), ComparedStep(described)
             same_step = self.agreement.assert_same(step, self._batch, key)
         with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))

@@ -53,6 +53,7 @@ class Session:
     """The training of one model by all workers of a job.
 
     Attributes:
+        number: the rank of this worker, for what its steps compute.
         variables: their copies on the servers.
         workers: the workers of the ``fit`` that runs, or ran last.
         calls: runs operations; ``FitEnded`` once the chief has ended ``fit``.
@@ -73,6 +74,9 @@ class Session:
         self.peers = peers
         self.connection: Connection = peers.connection
         self.rank: int = peers.rank
+        # As a constant, it would make the steps of workers differ.
+        with tf.init_scope(), tf.device(compat.HOST):
+            self.number = tf.Variable(self.rank, trainable=False)
         self.name: str = f"{peers.prefix}/model_{number}"
         self.server: str = self.connection.devices[0]
         self.splits_batches = splits_batches

@@ -395,7 +395,7 @@ def _next_seed(
     session = current_session.get()
     if session is None or session.splits_batches:
         return seed
-    return seed_of_replica(seed, session.rank)
+    return seed_of_replica(seed, session.number)
 
 
 # Patches for drawing random numbers and writing shared variables.

@@ -183,29 +183,26 @@ class InShards:
 
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
-    """How a variable is divided over a mesh, of which each row is a tower.
+    """How a mesh, of which each row is a tower, has a variable or a gradient.
 
     Attributes:
-        towers: how towers divide it; None: each has all that its column has.
-        columns: how the columns of a tower divide it; None: they do not.
-    """
-
-    towers: InShards | None = None
-    columns: InShards | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientLayout:
-    """How an optimizer gets a gradient, or a component of one.
-
-    Attributes:
-        towers: ``InShards``: each tower gets its rows; ``Mirrored``: each gets
-            the whole; ``Replicated``: it is there once.
+        towers: ``InShards``: each tower has its rows; ``Mirrored``: each has
+            all that its columns divide; ``Replicated``: that is there once.
         columns: how the columns of a tower divide it; None: they do not.
     """
 
     towers: InShards | Mirrored | Replicated = Replicated()
     columns: InShards | None = None
+
+    @property
+    def rows(self) -> InShards | None:
+        """How towers divide it; None: they do not."""
+        return self.towers if isinstance(self.towers, InShards) else None
+
+    @property
+    def divides(self) -> bool:
+        """Whether towers or columns divide it."""
+        return self.rows is not None or self.columns is not None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,9 +24,9 @@ from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
-    GradientLayout,
     InputLayout,
     InShards,
+    MeshLayout,
     Sharded,
 )
 from keras_towers.partition.program import (
@@ -44,7 +44,7 @@ def partition_over_mesh(
     layouts: Sequence[InputLayout],
     in_columns: Mapping[int, InShards],
     wanted: Sequence[tf.Tensor],
-    gradients: Mapping[str, Sequence[GradientLayout]],
+    gradients: Mapping[str, Sequence[MeshLayout]],
     updates: Mapping[str, str],
     columns: int,
     options: LayoutOptions,

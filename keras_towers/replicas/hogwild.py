@@ -258,6 +258,7 @@ SHARED_STATE: tuple[patches.Patch, ...] = (
 _SEED_STRIDE = 1_000_003
 
 
-def seed_of_replica(seed: tf.Tensor, replica: int) -> tf.Tensor:
-    """Return a seed that is unique to a replica."""
-    return seed + tf.constant([replica * _SEED_STRIDE, 0], seed.dtype)
+def seed_of_replica(seed: tf.Tensor, replica: int | tf.Variable) -> tf.Tensor:
+    """Return a seed that is unique to a replica, given the replica's number."""
+    number = tf.cast(replica, seed.dtype)
+    return seed + tf.stack([number * _SEED_STRIDE, tf.zeros_like(number)])

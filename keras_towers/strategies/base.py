@@ -36,7 +36,7 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
-from keras_towers.strategies.device_mesh import Mesh, UpdateOnMesh
+from keras_towers.strategies.device_mesh import LayoutsOnMesh, Mesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
@@ -164,18 +164,15 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Assemble the components; by default gradients are all-reduced."""
         self._follows_options = update is runner is None
         if update is None:
-            self._mode = modes.fall_back_unless_tried(self._mode, self._config)
-            if self._mesh is None:
-                update = modes.create_update(self._config, self._mode)
-            else:
-                update = UpdateOnMesh(
-                    self._config,
-                    self._mesh,
-                    lambda: self._adoption.models,
-                    self._mode.collectives,
-                    gradients=self._mode.gradients,
-                    **modes.sums_over_ranks(self._config),
-                )
+            config, mesh, layouts = self._config, self._mesh, None
+            if mesh is not None:
+
+                def models() -> list[keras.Model]:
+                    return self._adoption.models
+
+                layouts = LayoutsOnMesh(config, mesh, models)
+            self._mode = modes.fall_back_unless_tried(self._mode, config)
+            update = modes.create_update(config, self._mode, layouts)
         self._update = update
         self._runner = runner or TowerRunner(update)
 
@@ -429,7 +426,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         variables = self._update.variables
         # All ranks have refused a model at the same place.
         ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
-        if self._update.divides_over_ranks:
+        if self._update.layouts.are_over_ranks:
             # A script may end in the block, and other ranks still read.
             left = error[1]
             is_exit = isinstance(left, SystemExit) and not left.code
@@ -439,7 +436,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 if ends_well:
                     self._config.transport.note_wait("the end of the block")
                     self._adoption.end_rounds()
-                    if self._update.divides_over_ranks:
+                    if self._update.layouts.are_over_ranks:
                         variables.access.serve("is at the end of the block")
                 else:
                     # The other ranks may not take part.
@@ -453,7 +450,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     self._adoption.release()
                 finally:
                     variables.asks_ranks = True
-                    if self._update.divides_over_ranks:
+                    if self._update.layouts.are_over_ranks:
                         variables.access.serve_at_exit()
                     self._config.transport.note_wait("")
 

@@ -100,14 +100,22 @@ def tensor_of(octets: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def words_of(tensor: tf.Tensor) -> tf.Tensor:
     """Return a tensor's bits as words [N]; the last may end with zeros."""
+    if _is_of_words(tensor.dtype):
+        return tf.reshape(tf.bitcast(tensor, WORD), [-1])
     octets = tf.reshape(bytes_of(tensor), [-1])
     missing = -tf.size(octets, tf.int64) % WORD.size
     octets = tf.pad(octets, [[0, missing]])
     return tf.bitcast(tf.reshape(octets, [-1, WORD.size]), WORD)
 
 
+def _is_of_words(dtype: tf.DType) -> bool:
+    return dtype in (tf.float32, tf.int32, tf.uint32)
+
+
 def with_rows(tensor: tf.Tensor, number: int) -> tf.Tensor:
     """Return a tensor with a number of rows: its own, and then zeros."""
+    if tensor.shape[0] == number:
+        return tensor
     missing = number - tf.shape(tensor)[0]
     before = [0] * tensor.shape.rank
     after = [missing, *before[1:]]
@@ -136,6 +144,9 @@ def number_of_words(dtype: tf.DType, shape: tf.Tensor) -> tf.Tensor:
 
 def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
     """Undo ``words_of``; further words are ignored."""
+    if _is_of_words(dtype):
+        own = words[: tf.reduce_prod(shape)]
+        return tf.reshape(tf.bitcast(own, dtype), shape)
     shape = tf.cast(shape, tf.int64)
     octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
     octets = octets[: tf.reduce_prod(shape) * dtype.size]

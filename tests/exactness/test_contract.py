@@ -13,7 +13,6 @@ import pytest
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.cases import CASES, HARDEST, OVERFLOW
-from keras_towers.fit.weights import shards
 from tests.exactness.contract import assert_contract
 from tests.exactness.ways import WAYS as WAYS_OF_ALL
 from tests.kit.compare import (
@@ -115,9 +114,7 @@ def _cases():
 
 
 @pytest.mark.parametrize("name, way, towers", _cases())
-def test_case(name, way, towers, monkeypatch):
-    # The models of cases are small.
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+def test_case(name, way, towers, small_shards):
     parts = 2 if way == "replicas" else 1
     # Compiling takes longer than a step of these.
     xla = way in ("towers", "served")

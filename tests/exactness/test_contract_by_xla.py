@@ -12,8 +12,6 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance.cases import CASES
 from keras_towers.conformance.strategy_check import on_one_device
-from keras_towers.fit.step.graph_function import GraphFunction
-from keras_towers.fit.step.tower_program import TowerProgram
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, compiled
@@ -23,26 +21,6 @@ pytestmark = pytest.mark.alternate
 # XLA rounds fused operations differently.
 ROUNDING = 1e-5
 DRAWN = 36
-
-
-@pytest.fixture
-def functions(monkeypatch):
-    """Notes how many functions XLA compiles, and why it does not."""
-    noted = {"compiled": 0, "not": []}
-    init, add_to_graph = GraphFunction.__init__, TowerProgram.add_to_graph
-
-    def made(function, graph, mode="called"):
-        init(function, graph, mode)
-        noted["compiled"] += mode == "xla"
-
-    def add(program, *args):
-        results = add_to_graph(program, *args)
-        noted["not"] += program.xla.not_compiled
-        return results
-
-    monkeypatch.setattr(GraphFunction, "__init__", made)
-    monkeypatch.setattr(TowerProgram, "add_to_graph", add)
-    return noted
 
 
 def trained(model):
@@ -100,41 +78,6 @@ class Drawing(keras.Model):
         drawn = self.draw(hidden, self.seeds)
         noise = tf.reduce_sum(tf.cast(drawn, "float32"), -1, keepdims=True)
         return self.out(hidden + 0.1 * noise)
-
-
-def _drawn(name, *parameters, last=3, **options):
-    def draw(x, seed):
-        shape = (tf.shape(x)[0], last)
-        draw = getattr(keras.random, name)
-        return draw(shape, *parameters, seed=seed, **options)
-
-    return draw
-
-
-DRAWS = {
-    "normal": _drawn("normal"),
-    "normal in 16 bits": _drawn("normal", dtype="bfloat16"),
-    "uniform": _drawn("uniform"),
-    "uniform in 64 bits": _drawn("uniform", dtype="float64"),
-    "integers": _drawn("randint", 0, 9),
-    "truncated normal": _drawn("truncated_normal"),
-    "for all": lambda x, seed: keras.random.normal((3,), seed=seed),
-    "dropout": lambda x, seed: keras.random.dropout(x, 0.3, seed=seed),
-    "categories": lambda x, seed: keras.random.categorical(x, 4, seed=seed),
-    "shuffled": lambda x, seed: keras.random.shuffle(x, seed=seed),
-}
-
-
-@pytest.mark.parametrize("name", sample_of(DRAWS, 10))
-def test_towers_draw_what_one_device_draws(name, functions):
-    def build():
-        keras.utils.set_random_seed(1)
-        return Drawing(DRAWS[name])
-
-    make = compiled(build, jit_compile=True)
-    strategy = kt.TowerStrategy(3, updates="each")
-    assert_exact(make, trained, strategy, tolerance=ROUNDING, in_graph=True)
-    assert functions["not"] == []
 
 
 class Counting(keras.layers.Layer):

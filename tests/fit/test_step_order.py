@@ -15,7 +15,6 @@ from keras_towers.fit.step_agreement import (
     StepAgreement,
 )
 from keras_towers.fit.step_order import StepOrder
-from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 
@@ -253,9 +252,3 @@ def test_a_difference_is_told_for_what_it_is(other, said, unsaid):
     assert unsaid not in text
     assert not STEP.is_like(*other.numbers)
     assert STEP.is_like(*STEP.numbers)
-
-
-def test_operations_that_differ_in_a_setting_are_shown_with_it():
-    ranks = [("Conv2D", {"padding": p, "same": "1"}, "x.py:1") for p in "ab"]
-    text = rank_checks.describe_operations(ranks)
-    assert "rank 0: Conv2D (padding=a) of x.py:1; rank 1: Conv2D (pad" in text

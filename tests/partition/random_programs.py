@@ -13,6 +13,8 @@ import tensorflow as tf
 from tests.partition import kit
 from tests.partition.rules.cases.case import raw_op
 
+# Branches and loops are within one another, but for one.
+DEPTH = 2
 ROUNDS = 3
 SEGMENTS = 5
 # Whether branches are taken, a class of each example, ragged rows, and four
@@ -34,9 +36,11 @@ _set = raw_op("TensorListSetItem")
 _get = raw_op("TensorListGetItem", **_FLOATS)
 _stack = raw_op("TensorListStack", **_FLOATS)
 _resized = raw_op("TensorListResize")
+_reserved = raw_op("TensorListReserve", **_FLOATS)
 _picked = raw_op("TensorListGather", **_FLOATS)
 _scattered = raw_op("TensorListScatterV2")
 _length = raw_op("TensorListLength")
+_shape_of = raw_op("TensorListElementShape", shape_type=tf.int32)
 _OF_ANY, _OF_ROWS, _NESTED, _NESTED_OF_ROWS = [], [], [], []
 
 
@@ -46,13 +50,14 @@ class Program:
     Args:
         seed: of what is drawn.
         count: the number of its operations; a program of fewer begins like it.
+        kind: of the operations that are in no other one; one of ``KINDS``.
 
     Attributes:
         drawn: the names of the operations, those within others, too.
     """
 
-    def __init__(self, seed, count=5):
-        self._seed, self._count = seed, count
+    def __init__(self, seed, count=5, kind=None):
+        self._seed, self._count, self._kind = seed, count, kind
         self.way = self.classes = self.ragged = None
         self.drawn = []
 
@@ -64,7 +69,7 @@ class Program:
         with tf.GradientTape() as tape:
             tape.watch(given)
             draw = random.Random(self._seed)
-            made = self._run(draw, given, 2, self._count)[-3:]
+            made = self._run(draw, given, DEPTH, self._count)[-3:]
             total = tf.add_n([tf.reduce_sum(tf.sin(y)) for y in made])
         return [*made, *tape.gradient(total, given)]
 
@@ -77,6 +82,18 @@ class Program:
 
     def _operation(self, draw, pool, depth):
         x, y = draw.choice(pool), draw.choice(pool)
+        function = self._kind
+        if function is None or depth < DEPTH:
+            function = self._choose(draw, x, depth)
+        elif x.shape.rank < 2:
+            x = draw.choice([p for p in pool if p.shape.rank == 2])
+        self.drawn.append(_name_of(function))
+        found = function(_Operation(self, draw, x, y, pool, depth - 1))
+        found.set_shape([None, 2] if found.shape.rank == 2 else [2])
+        return found
+
+    def _choose(self, draw, x, depth):
+        """Choose what becomes of a tensor."""
         kinds = [_OF_ANY]
         if x.shape.rank == 2:
             kinds += 3 * [_OF_ROWS]
@@ -84,11 +101,7 @@ class Program:
             kinds.append(_NESTED)
         if depth and x.shape.rank == 2:
             kinds.append(_NESTED_OF_ROWS)
-        function = draw.choice(draw.choice(kinds))
-        self.drawn.append(function.__name__.strip("_"))
-        found = function(_Operation(self, draw, x, y, pool, depth - 1))
-        found.set_shape([None, 2] if found.shape.rank == 2 else [2])
-        return found
+        return draw.choice(draw.choice(kinds))
 
     def inside(self, seed, pool, depth, *wanted):
         """Results of a branch or a body, with the shapes of some tensors."""
@@ -177,6 +190,10 @@ class _Operation:
             lambda: x[:, 1] >= tf.reduce_max(x[:, 1]),
             lambda: tf.reduce_sum(x, 1) > 9,
         )
+
+
+def _name_of(function):
+    return function.__name__.strip("_")
 
 
 def _alike(a, b):
@@ -533,7 +550,13 @@ def _elements(o):
     """A list of tensors, by TensorFlow's own operations."""
     x, others = o.x, [p for p in o.pool if _alike(p, o.x)]
     shape = o.draw.choice([[-1] * (x.shape.rank - 1) + [2], tf.shape(x)])
-    items, length = _list_of(tf.stack([x, o.rows, x * 0.5]), shape), 3
+    length = 3
+    items = o.one_of(
+        lambda: _list_of(tf.stack([x, o.rows, x * 0.5]), shape),
+        lambda: _set(_reserved(shape, length), 1, o.rows),
+        # An element among zeros.
+        lambda: _set(_list_of(tf.zeros_like([x, x, x]), shape), 2, o.rows),
+    )
     for _ in range(o.draw.randrange(5)):
         item, at = o.draw.choice(others), o.draw.randrange(length)
         doing = o.draw.randrange(6)
@@ -564,6 +587,7 @@ def _elements(o):
         lambda: tf.reduce_sum(_stack(items, own), 0) * 0.1,
         lambda: _picked(items, [at, 0], own)[0] * 0.3,
         lambda: _pop(_push(items, x), shape)[1],
+        lambda: x * tf.cast(tf.reduce_sum(_shape_of(items)), tf.float32) * 0.1,
         lambda: _get(unlike, 1, [-1] * x.shape.rank)[..., -2:] * 0.3,
     )
 
@@ -700,3 +724,10 @@ def _pushed(o):
         lambda i, *_: i < n, body, (0, items, empty, tf.zeros([2]))
     )
     return o.one_of(lambda: _stack(found[2], [2]), lambda: found[3])
+
+
+KINDS = {
+    _name_of(function): function
+    for kinds in (_OF_ANY, _OF_ROWS, _NESTED, _NESTED_OF_ROWS)
+    for function in kinds
+}

@@ -239,7 +239,7 @@ class Noise(keras.layers.Layer):
         return x
 
 
-@rare_check
+@check
 def workers_with_data_of_their_own_draw_masks_of_their_own():
     """Although all set one seed, as scripts do."""
     mine, kept = s.model(Noise()), []

@@ -1,10 +1,11 @@
 """Addresses at which this machine and its processes are reached."""
 
 import socket
+from types import SimpleNamespace
 
-import psutil
 import pytest
 
+from keras_towers.errors import TowerError
 from keras_towers.rendezvous import network
 from keras_towers.rendezvous.rank_environment import INTERFACE
 
@@ -29,17 +30,35 @@ def test_a_host_refuses_connections_where_nobody_listens():
         assert network.refuses_connections(address)
 
 
-def test_others_reach_rank_0_at_the_interface_that_is_set(monkeypatch):
-    address, name = next(
-        (entry.address, name)
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family == socket.AF_INET
-    )
-    monkeypatch.setenv(INTERFACE, name)
+@pytest.fixture
+def interfaces(monkeypatch):
+    """Interfaces of a machine, of which one has no IPv4 address."""
+    families = {
+        "lo": socket.AF_INET,
+        "eth0": socket.AF_INET,
+        "six": socket.AF_INET6,
+    }
+    found = {
+        name: [SimpleNamespace(family=family, address=f"at {name}")]
+        for name, family in families.items()
+    }
+    monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: found)
 
-    class Environment:
-        one_machine = False
-        address = None
 
-    assert network.reachable_address(Environment()) == address
+def test_others_reach_rank_0_at_the_interface_that_is_set(
+    interfaces, monkeypatch
+):
+    here = SimpleNamespace(one_machine=False, address=None)
+    monkeypatch.setenv(INTERFACE, "eth0")
+    assert network.reachable_address(here) == "at eth0"
+    for name in ("six", "none"):
+        monkeypatch.setenv(INTERFACE, name)
+        with pytest.raises(TowerError, match=f"{name} .* from eth0, lo"):
+            network.reachable_address(here)
+
+
+def test_the_store_is_at_the_interface_or_on_the_way_to_others(interfaces):
+    assert network.store_address("eth0", ["none"]) == ("at eth0", "eth0")
+    assert network.store_address(None, ["127.0.0.9"]) == ("127.0.0.1", None)
+    with pytest.raises(TowerError, match="unknown host no.such.invalid"):
+        network.store_address(None, ["no.such.invalid"])

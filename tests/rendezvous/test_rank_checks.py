@@ -99,3 +99,9 @@ def test_how_steps_of_ranks_differ_is_told():
     told = rank_checks.describe_steps([[shared]] * 2, [["3.5"], ["4.5"]])
     assert "different constants" in told
     assert "different steps" not in told
+
+
+def test_operations_that_differ_in_a_setting_are_shown_with_it():
+    ranks = [("Conv2D", {"padding": p, "same": "1"}, "x.py:1") for p in "ab"]
+    text = rank_checks.describe_operations(ranks)
+    assert "rank 0: Conv2D (padding=a) of x.py:1; rank 1: Conv2D (pad" in text

@@ -324,6 +324,15 @@ def test_only_some_of_many_late_ranks_are_named(server, monkeypatch):
     assert late == {"rank 3": silent}
 
 
+def test_a_wait_has_a_limit():
+    assert store.wait_for(iter([None, None, 3]).__next__, 60) == 3
+    asked = []
+    with pytest.raises(TimeoutError, match="not written after 0.05 s"):
+        # As often as there is time for, also within the last pause.
+        store.wait_for(lambda: asked.append(0), 0.05)
+    assert len(asked) > 1
+
+
 def test_a_forged_answer_is_not_believed():
     class Forger(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -1,11 +1,14 @@
 """Reading the cluster from TF_CONFIG."""
 
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous.hosts import place_ranks
 
 TASK = {"type": "worker", "index": 0}
 TWO = {"worker": ["a:1", "b:2"]}
@@ -74,3 +77,21 @@ def test_without_a_cluster(text):
 def test_errors_say_which_entry_is_wrong(config, what):
     with pytest.raises(TowerError, match=f"^TF_CONFIG .*{what}"):
         read(config) if isinstance(config, str) else described(*config)
+
+
+def test_ranks_of_a_job_become_tasks(monkeypatch):
+    told = {"task-0": "10.0.0.1:9"}
+    job = SimpleNamespace(host="127.0.0.1", put=told.__setitem__)
+    job.wait = lambda key: json.dumps(told[key])
+    monkeypatch.setattr(tf_config.store, "store_of_job", lambda: job)
+    monkeypatch.setenv(tf_config.VARIABLE, "")
+    with pytest.raises(TowerError, match="only ranks of `keras-towers run`"):
+        tf_config.make_task()
+    for name, value in place_ranks(["a", "b"])[1].environment.items():
+        monkeypatch.setenv(name, value)
+    tf_config.make_task()
+    cluster = tf_config.from_environment()
+    assert cluster.workers == ("10.0.0.1:9", told["task-1"])
+    assert cluster.rank == 1 and told["task-1"].startswith("127.0.0.1:")
+    # It is no rank of Horovod any more.
+    assert not any(name.startswith("HOROVOD_") for name in os.environ)

@@ -9,7 +9,7 @@ import urllib.error
 
 import pytest
 
-from keras_towers import TowerError
+from keras_towers import TowerError, settings
 from keras_towers.rendezvous import activity
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import TaskState
@@ -275,6 +275,34 @@ def test_no_watch_without_other_ranks_or_a_store(monkeypatch):
         )
         watch_lib.start_watch(0, size)
     assert not watched
+
+
+@pytest.mark.parametrize(
+    ("variables", "limits"),
+    [
+        ({}, (settings.STALL_WARNING_S, settings.STALL_SHUTDOWN_S)),
+        (
+            {settings.ENV_STALL_WARNING: "7", settings.ENV_STALL_SHUTDOWN: "9"},
+            (7, 9),
+        ),
+        # It ends the job all the same.
+        (
+            {settings.ENV_STALL_DISABLE: "1", settings.ENV_STALL_SHUTDOWN: "9"},
+            (math.inf, 9),
+        ),
+    ],
+)
+def test_when_a_watch_warns_and_ends_the_job(monkeypatch, variables, limits):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    made, store = [], Store()
+    monkeypatch.setattr(watch_lib, "StallWatch", lambda *of: made.append(of))
+    monkeypatch.setattr(watch_lib, "_watch", None)
+    monkeypatch.setattr(watch_lib.store_lib, "store_of_job", lambda: store)
+    # What is made here is no watch that could start.
+    with pytest.raises(AttributeError):
+        watch_lib.start_watch(1, 2)
+    assert made == [(1, 2, store, *limits, "")]
 
 
 def test_thirty_silent_processes_are_found_as_fast_as_one():

@@ -40,9 +40,9 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
-from keras_towers.fit.weights.deferred_variable import DeferredVariable
+from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import Action, refusing
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous.liveness import describe_each
@@ -190,7 +190,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
         adoption = self._adoption
-        reads = adoption is not None and adoption.update.divides_over_ranks
+        reads = adoption is not None and adoption.update.layouts.are_over_ranks
         return _acts(callback, event, reads)
 
     @contextlib.contextmanager
@@ -443,9 +443,13 @@ def _value(variable: keras.Variable) -> _Value:
     if is_over_ranks(variable):
         return None
     value = variable._value
-    if isinstance(value, DeferredVariable) and value.first_value is not None:
+    if is_deferred(variable):
         return value.first_value
-    return copy_on_tower(value).read_value()
+    if isinstance(value, ShardedVariable):
+        # The whole would be a copy.
+        parts = itertools.chain(*value.shards)
+        return [part.read_value() for part in parts]
+    return [copy_on_tower(value).read_value()]
 
 
 def _is_same(before: _Value, after: _Value) -> bool:
@@ -453,8 +457,14 @@ def _is_same(before: _Value, after: _Value) -> bool:
         return True
     if callable(before):
         # It has been used in a graph, or written.
-        return bool(tf.reduce_all(before() == after))
-    if before is None or after is None or before.dtype == tf.string:
+        before = [before()]
+    if before is None or after is None:
+        return True
+    return all(map(_is_same_tensor, before, after))
+
+
+def _is_same_tensor(before: tf.Tensor, after: tf.Tensor) -> bool:
+    if before.dtype == tf.string:
         return True
     if "CPU" not in before.device:
         return bool(tf.reduce_all(before == after))

@@ -35,7 +35,7 @@ from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
@@ -296,14 +296,14 @@ class TowerCall:
         """
         transport, update = self.config.transport, self._step.update
         # Each rank makes its rows of what is divided, equally on all.
-        if not self._builds or is_over_ranks(variable):
+        if not self._builds or is_deferred(variable):
             return
         if self.places.ranks.job is not transport:
             return
         with tf.init_scope():
             call_agreement.broadcast(transport, [variable._value])
-            if update.divides(variable):
-                update.name_created(variable)
+            if update.layouts.divide_new(variable):
+                update.layouts.name_created(variable)
                 update.place(variable)
 
     def iterator(self, **kwargs: object) -> TowerEpochIterator:
@@ -407,7 +407,9 @@ class TowerCall:
                 self.keras_call.trains,
                 self.build_error,
             )
-        self._mark_prepared()
+        # Ranks have yet to compare a model that a call uses alone.
+        if not self.is_alone:
+            self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 
     def place_variables(self) -> bool:
@@ -425,9 +427,6 @@ class TowerCall:
                 self.model.optimizer, self.model.trainable_variables
             )
         return new
-
-    def _mark_prepared(self) -> None:
-        self.adoption.mark_prepared(self.model, self.kind)
 
     def _end_of_steps(self, logs: Logs) -> Logs:
         """Replacement for ``_get_metrics_result_or_logs``."""

@@ -77,7 +77,7 @@ class TowerRunner(Runner):
     @property
     def _reads_together(self) -> bool:
         """Whether a rank that reads a variable between calls needs all."""
-        return self.adoption.update.divides_over_ranks
+        return self.adoption.update.layouts.are_over_ranks
 
     def _start(
         self, keras_call: KerasCall, start: FitStart | None

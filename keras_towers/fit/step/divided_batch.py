@@ -70,7 +70,6 @@ class DividedBatch:
         batch, like = data_lib.as_tower_batch(config, places, data, undivided)
         batch = order.begin_step(batch)
         if is_whole and shares_batches(config, ranks):
-            batch = order.begin_checked(data, batch)
             fingerprint = same_data.rounded_fingerprint(data)
         here = _sum_of(batch.counts(like))
         if not batch.is_counted and ranks.batch is config.transport:

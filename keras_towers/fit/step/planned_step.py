@@ -110,8 +110,7 @@ class PlacedModel:
         towers, axes = ranks * self.config.num_towers, []
         for variable in self._in_shards_of_all:
             item_bytes = variable.dtype.size
-            layout = choose_layout(variable.shape, item_bytes, towers)
-            rows = None if layout is None else layout.towers
+            rows = choose_layout(variable.shape, item_bytes, towers).rows
             axes.append(
                 None if rows is None else (rows.axis, rows.size % towers == 0)
             )
@@ -182,7 +181,9 @@ def _held(
     total = dict(bytes_on(mesh, variables))
     values = [v._value for v in variables if id(v._value) in in_shards_of_all]
     for value in values:
-        rows = value.layout.towers
+        rows = value.layout.rows
+        if rows is None:
+            continue
         counts = share_counts(rows.size, here * ranks)[-here:]
         for devices, shards, count in zip(
             mesh, value.shards, counts, strict=True

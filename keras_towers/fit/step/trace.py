@@ -30,7 +30,7 @@ from keras_towers.fit.weights.copies import (
 )
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
-from keras_towers.partition.layouts import GradientLayout
+from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import scaled
 from keras_towers.reduction.gradients import Gradient
 
@@ -84,7 +84,7 @@ class Trace:
     captures: Sequence[tf.Tensor]
     updates: Mapping[str, ApplyCall]
     output: Structure
-    layouts: Mapping[str, Sequence[GradientLayout]]
+    layouts: Mapping[str, Sequence[MeshLayout]]
     in_updates: Mapping[str, str]
     is_whole: bool
 
@@ -272,7 +272,7 @@ def trace(
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, ApplyCall] = {}
-    layouts: dict[str, Sequence[GradientLayout]] = {}
+    layouts: dict[str, Sequence[MeshLayout]] = {}
     in_updates: dict[str, str] = {}
     # Of gradients that are results: how many operations come before.
     begun: dict[str, int] = {}
@@ -336,7 +336,7 @@ def trace(
 
 def _handed_over(
     call: ApplyCall, update: WeightUpdate | None
-) -> tuple[str, ApplyCall, list[GradientLayout]]:
+) -> tuple[str, ApplyCall, list[MeshLayout]]:
     """Add an operation that returns gradients to an optimizer.
 
     Args:
@@ -347,7 +347,7 @@ def _handed_over(
         The name of the operation, the call with what it returns, and the layout
         of each of its outputs.
     """
-    layouts: list[GradientLayout | None] = [GradientLayout()] * len(call.grads)
+    layouts: list[MeshLayout | None] = [MeshLayout()] * len(call.grads)
     if update is not None:
         factor = update.config.gradient_factor
         call = dataclasses.replace(call, grads=scaled(call.grads, factor))

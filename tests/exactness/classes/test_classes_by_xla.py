@@ -5,7 +5,6 @@ import functools
 import pytest
 
 import keras_towers as kt
-from keras_towers.fit.step.tower_program import TowerProgram
 from tests.exactness.classes import groups
 from tests.exactness.classes.layer_recipes import LAYERS
 from tests.kit.meshes import on_a_mesh
@@ -55,26 +54,12 @@ def _groups():
             yield pytest.param(some, strategy, id=case)
 
 
-@pytest.fixture
-def reasons(monkeypatch):
-    """Why XLA does not compile a part of a step."""
-    add_to_graph, found = TowerProgram.add_to_graph, []
-
-    def add(program, *args):
-        results = add_to_graph(program, *args)
-        found.extend(program.xla.not_compiled)
-        return results
-
-    monkeypatch.setattr(TowerProgram, "add_to_graph", add)
-    return found
-
-
 @pytest.mark.parametrize(
     ("recipes", "strategy"),
     long_unless(lambda case: case.id.startswith(SHORT), _groups()),
 )
-def test_layers_are_those_of_one_device_with_xla(recipes, strategy, reasons):
+def test_layers_are_those_of_one_device_with_xla(recipes, strategy, functions):
     make = functools.partial(groups.of_recipes, xla=True)
     scope_of = STRATEGIES[strategy]
     assert not groups.compared(recipes, make, scope_of, ROUNDING)
-    assert not reasons
+    assert functions["not"] == []

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.fit.weights import shards
 from keras_towers.fit.weights.shards import ShardedVariable
 from tests.kit.compare import assert_exact
 from tests.kit.meshes import layout_map, mesh_of
@@ -62,9 +61,7 @@ class Headed(keras.Model):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_exact_from_the_first_step_on(way, monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
-
+def test_exact_from_the_first_step_on(way, small_shards):
     def make():
         keras.utils.set_random_seed(1)
         model = Headed()
@@ -193,9 +190,7 @@ _CALLS = [
 
 
 @pytest.mark.parametrize(("act", "way"), sample_of(_CALLS, 6))
-def test_what_only_the_loss_uses_is_made_by_the_step(act, way, monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
-
+def test_what_only_the_loss_uses_is_made_by_the_step(act, way, small_shards):
     def make():
         keras.utils.set_random_seed(1)
         model = Matched()

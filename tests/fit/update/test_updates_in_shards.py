@@ -10,20 +10,15 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.ordinary import all_variables
-from keras_towers.fit.weights import shards, tower_variables
+from keras_towers.fit.weights import tower_variables
 from tests.fit.one_device import two_layers
 from tests.fit.step.acts import Both
 from tests.kit.compare import assert_all_close, assert_exact, assert_same_model
 from tests.kit.training import adam, fit
 
-pytestmark = pytest.mark.alternate
+pytestmark = [pytest.mark.alternate, pytest.mark.usefixtures("small_shards")]
 
 TOWERS = 4
-
-
-@pytest.fixture(autouse=True)
-def divides_small_weights(monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
 
 
 def _partly_decayed():
@@ -177,7 +172,7 @@ def test_one_tower_does_not_shard(caplog):
 
 
 def test_running_out_of_memory_when_leaving_keeps_the_model_whole(monkeypatch):
-    def no_room(variable, value, device):
+    def no_room(variable, value):
         raise tf.errors.ResourceExhaustedError(None, None, "no room")
 
     model = two_layers()
@@ -187,7 +182,7 @@ def test_running_out_of_memory_when_leaving_keeps_the_model_whole(monkeypatch):
     ):
         fit(model)
         state = [v.numpy() for v in all_variables(model)]
-        monkeypatch.setattr(tower_variables, "_copy", no_room)
+        monkeypatch.setattr(tower_variables, "overwrite", no_room)
     monkeypatch.undo()
     assert model._distribute_strategy is None
     assert_all_close(all_variables(model), state)

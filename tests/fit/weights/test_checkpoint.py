@@ -6,12 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.weights import checkpoint, shards
-
-
-@pytest.fixture
-def small_shards(monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+from keras_towers.fit.weights import checkpoint
 
 
 def built():

@@ -16,7 +16,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.weights import shards
 
 pytestmark = pytest.mark.alternate
 
@@ -283,9 +282,8 @@ COPIES, SHARDS = {"updates": "each"}, {"weights": "sharded"}
     ],
 )
 def test_every_method_does_what_it_does_on_one_device(
-    kind, options, in_function, tmp_path, monkeypatch
+    kind, options, in_function, tmp_path, small_shards
 ):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
     make = MAKERS[kind]
     cases, refused = _cases(kind, tmp_path)
     if in_function:

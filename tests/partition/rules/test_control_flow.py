@@ -61,20 +61,6 @@ def test_each_branch_is_divided(name):
     assert kit.exchange_counts(program) == exchanges
 
 
-def test_switch_case_chooses_one_of_several():
-    def choose(at, x, y):
-        return tf.switch_case(
-            at[0], [lambda: x * 2.0, lambda: tf.nn.softmax(x), lambda: x + y]
-        )
-
-    given = (
-        kit.replicated(1, dtype="int32", low=-1, high=3),
-        kit.sharded(-1, 3),
-        kit.sharded(-1, 3),
-    )
-    _check(kit.with_gradients(choose), *given, towers=4 * kit.FEW)
-
-
 def test_a_choice_by_the_batch_is_the_same_for_all_towers():
     def choose(x):
         return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)

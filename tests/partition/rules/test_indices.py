@@ -14,11 +14,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.weights import shards
 from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.sampling import sample_of
 
-pytestmark = pytest.mark.alternate
+pytestmark = [pytest.mark.alternate, pytest.mark.usefixtures("small_shards")]
 
 # More rows than a batch may have ids, so that they are looked up in shards.
 SIZE, WIDTH, EXAMPLES = 96, 4, 7
@@ -143,11 +142,6 @@ WAYS = {
     "columns of the table": lambda: _mesh(None, "b"),
     "both": lambda: _mesh("b", "a"),
 }
-
-
-@pytest.fixture(autouse=True)
-def divides_small_weights(monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
 
 
 def _ids_with(bad):

@@ -14,7 +14,6 @@ from tests.partition.kit import (
     check_on_towers,
     computed_once,
     exchange_counts,
-    partial_sum,
     replicated,
     sharded,
     with_gradients,
@@ -71,14 +70,6 @@ def _zeros(x):
     return tf.zeros((tf.shape(x)[0], 2))
 
 
-def _divided_by_the_number(x):
-    def each(i, y):
-        n = tf.cast(tf.shape(y)[0], tf.float32)
-        return y / n + tf.ones_like(y) * tf.cast(i, tf.float32)
-
-    return _loop(2, each, (x,))
-
-
 def _twice_as_late(x):
     """The third loop variable becomes rows in the third iteration only."""
     a = _zeros(x)
@@ -100,16 +91,6 @@ def _noisy(x):
     return _loop(3, each, (x,))
 
 
-def _of_loops(x, w):
-    """Loops within loops, of which the tape keeps lists of lists."""
-
-    def each(i, y):
-        (z,) = _loop(2, lambda j, z: tf.tanh(z @ w), (y,))
-        return tf.cond(i > 0, lambda: z * x, lambda: z + x)
-
-    return _loop(3, each, (x,))
-
-
 def _with_a_choice_of_sizes(x):
     """Its inner results are the same for all towers, not its inputs."""
 
@@ -122,29 +103,8 @@ def _with_a_choice_of_sizes(x):
 
 # Loop variables that change their layout: from replicated to sharded, ...
 _DIVIDED = {
-    "zeros": (
-        lambda x: _loop(3, lambda i, y: y + x, (_zeros(x),)),
-        sharded(-1, 2),
-    ),
-    "sums": (
-        lambda x, y: _loop(3, lambda i, s: s + tf.reduce_sum(x, 0), (y,)),
-        sharded(-1, 2),
-        replicated(2),
-    ),
-    "factors": (
-        lambda x, y: _loop(2, lambda i, z: z * tf.exp(y), (x,)),
-        sharded(-1, 2),
-        partial_sum(2),
-    ),
     "late": (with_gradients(_twice_as_late), sharded(-1, 2)),
     "wider": (_wider, sharded(-1, 2)),
-    "the number of examples": (_divided_by_the_number, sharded(-1, 2)),
-    "as often as there are examples": (
-        with_gradients(
-            lambda x: _loop(tf.shape(x)[0], lambda i, y: y * 0.5 + x, (x,))
-        ),
-        sharded(-1, 2),
-    ),
     "no rounds": (
         with_gradients(lambda x, n: _loop(n[0], lambda i, y: y + x, (x,))),
         sharded(-1, 2),
@@ -152,7 +112,6 @@ _DIVIDED = {
     ),
     "draws": (_noisy, sharded(-1, 2)),
     "a choice of sizes": (_with_a_choice_of_sizes, sharded(-1, 2)),
-    "loops": (with_gradients(_of_loops), sharded(-1, 2), replicated(2, 2)),
 }
 
 

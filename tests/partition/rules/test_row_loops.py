@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition import layout_pass
-from tests.kit.sampling import sample_of
 from tests.partition.kit import (
     FEW,
     check_divided,
@@ -35,24 +34,6 @@ def _two(x, y):
     )
 
 
-def _numbered(x, w):
-    def each(pair):
-        e, i = pair
-        return e * tf.cast(i, tf.float32) + tf.gather(w, i % 2)
-
-    numbers = tf.range(tf.shape(x)[0])
-    return tf.map_fn(each, (x, numbers), fn_output_signature=tf.float32)
-
-
-def _chosen(x):
-    def each(e):
-        return tf.cond(
-            tf.reduce_sum(e) > 0, lambda: e * 2, lambda: tf.exp(e) - 1
-        )
-
-    return tf.map_fn(each, x)
-
-
 def _with_loop(x):
     def each(e):
         often = tf.cast(tf.abs(e[0]) * 4, tf.int32)
@@ -61,13 +42,6 @@ def _with_loop(x):
             lambda i, y: (i + 1, tf.tanh(y * tf.reduce_sum(y) + e)),
             (0, e),
         )[1]
-
-    return tf.map_fn(each, x)
-
-
-def _nested(x):
-    def each(e):
-        return tf.map_fn(lambda s: tf.exp(s) * tf.reduce_sum(e), e)
 
     return tf.map_fn(each, x)
 
@@ -100,38 +74,13 @@ def _rounds(x, each, *start, **options):
     return found[1:]
 
 
-def _summed(x):
-    def each(i, read, n, s):
-        return (s + tf.exp(read(i)) * tf.cast(i, x.dtype),)
-
-    return _rounds(x, each, tf.ones([3]))
-
-
 _CASES = {
-    "one": (
-        lambda x: tf.map_fn(lambda e: tf.nn.softmax(e) * tf.reduce_sum(e), x),
-        sharded(-1, 3),
-    ),
     "two": (_two, sharded(-1, 2, 3), sharded(-1, 3, 2)),
-    "weights": (
-        lambda x, w: tf.map_fn(lambda e: tf.linalg.matvec(w, tf.tanh(e)), x),
-        sharded(-1, 3),
-        replicated(2, 3),
-    ),
-    "numbers": (_numbered, sharded(-1, 3), replicated(2, 3)),
-    "branches": (_chosen, sharded(-1, 3)),
-    "loops": (_with_loop, sharded(-1, 3)),
-    "nested": (_nested, sharded(-1, 4)),
     "keras.ops.map": (_by_keras, sharded(-1, 3)),
-    "sum": (_summed, sharded(-1, 3)),
-    "what all need": (
-        lambda x: tf.map_fn(lambda e: e * tf.reduce_sum(tf.exp(x), 0), x),
-        sharded(-1, 3),
-    ),
 }
 
 
-@pytest.mark.parametrize("name", sample_of(_CASES, 4))
+@pytest.mark.parametrize("name", _CASES)
 def test_each_tower_loops_over_its_own_examples(name):
     function, *given = _CASES[name]
     program = check_on_towers(with_gradients(function), *given, towers=FEW)

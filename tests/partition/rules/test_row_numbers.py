@@ -1,19 +1,25 @@
-"""Rows that are picked and put by their numbers, against one device."""
+"""Rows that are picked, put and summed by their numbers, or by the data.
+
+What single operations do to them is tried by random programs.
+"""
+
+import dataclasses
 
 import pytest
 import tensorflow as tf
 
 from tests.kit.sampling import sample_of
+from tests.partition import kit
 from tests.partition.kit import check_divided, check_on_towers, sharded
 
 pytestmark = pytest.mark.alternate
 
 # Towers that a mask leaves nothing, and batches of a single example.
-TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0), (1, 0))
-DRAWN = 10
+TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
 _X = sharded(-1, 4, 3)
 _Y = sharded(-1, 3)
 _CLASS = sharded(-1, dtype="int32", low=0, high=2)
+_LENGTHS = sharded(-1, dtype="int32", low=0, high=3)
 
 
 def _size(t, dtype=tf.int32):
@@ -22,99 +28,6 @@ def _size(t, dtype=tf.int32):
 
 def _numbers(t):
     return tf.range(_size(t))
-
-
-def _flat(t):
-    return tf.reshape(t, [-1, 3])
-
-
-def _chosen(y):
-    return tf.cast(y[:, 0] > 0, tf.int32)
-
-
-def _dispatched(x, y, c):
-    choice = _chosen(y)
-    one, two = tf.dynamic_partition(y, choice, 2)
-    places = tf.dynamic_partition(_numbers(y), choice, 2)
-    return tf.dynamic_stitch(places, [one**2, tf.tanh(two)])
-
-
-def _nearest(x, y, c):
-    best = tf.argmax(x[:, :, 0], 1)
-    number = tf.range(_size(x, tf.int64))
-    return tf.gather(_flat(x), number * 4 + best) + y
-
-
-def _of_numbers(x, y, c):
-    number = tf.repeat(_numbers(x), 4)
-    again, rest = number * 8 // 8, (number * 4 + 2) % 4
-    alike = tf.cast(again == number, tf.float32) * tf.cast(rest, tf.float32)
-    return tf.gather(y, again) * alike[:, None]
-
-
-def _twice(x, y, c):
-    mask = y[:, 0] > 0
-    return tf.boolean_mask(x, mask) * tf.boolean_mask(y, mask)[:, None]
-
-
-def _scattered(x, y, c):
-    mask = tf.where(tf.abs(y) > 0.3)
-    return tf.scatter_nd(mask, tf.gather_nd(y, mask), tf.shape(y, tf.int64))
-
-
-def _updated(x, y, c):
-    places = tf.where(y[:, 0] > 0)
-    some = tf.gather_nd(y, places) * 2.0
-    return tf.tensor_scatter_nd_update(y, places, some)
-
-
-_EXAMPLES = {
-    "pick by number": lambda x, y, c: tf.gather_nd(
-        y, tf.stack([_numbers(y), c], 1)
-    ),
-    "pick by batch": lambda x, y, c: tf.gather(y, c, batch_dims=1),
-    "picks by batch": lambda x, y, c: tf.gather(
-        x, tf.stack([c, c * 0], 1), batch_dims=1
-    ),
-    "best by number": lambda x, y, c: tf.gather_nd(
-        x, tf.stack([_numbers(x), tf.argmax(y, 1, tf.int32)], 1)
-    ),
-    "columns of numbers": lambda x, y, c: tf.gather_nd(
-        y, tf.concat([_numbers(y)[:, None], c[:, None]], 1)
-    ),
-    "dispatched": _dispatched,
-    "nearest": _nearest,
-    "numbers": _of_numbers,
-    "scattered": _scattered,
-    "updated": _updated,
-    "segments in order": lambda x, y, c: [
-        f(_flat(x), tf.repeat(_numbers(x), 4)) * y
-        for f in (tf.math.segment_mean, tf.math.segment_max)
-    ],
-    "segments of pairs": lambda x, y, c: tf.math.segment_sum(
-        x, _numbers(x) // 1
-    ),
-    "every second": lambda x, y, c: tf.gather(
-        _flat(x), tf.range(0, 4 * _size(x), 2)
-    ),
-    "picked numbers": lambda x, y, c: tf.gather(
-        y, tf.boolean_mask(_numbers(y), y[:, 0] > 0)
-    ),
-}
-_MASKED = {
-    "examples": lambda x, y, c: tf.boolean_mask(x, y[:, 0] > 0),
-    "entries": lambda x, y, c: tf.boolean_mask(x, x[:, :, 0] > 0),
-    "single entries": lambda x, y, c: tf.boolean_mask(x, x > 0)[:, None],
-    "twice": _twice,
-    "masked masked": lambda x, y, c: tf.boolean_mask(
-        tf.boolean_mask(y, y[:, 0] > -0.3),
-        tf.boolean_mask(y, y[:, 0] > -0.3)[:, 1] > 0,
-    ),
-    "blocks": lambda x, y, c: tf.gather_nd(
-        _flat(x), tf.where(_flat(x)[:, 0] > 0)
-    ),
-    "part": lambda x, y, c: tf.dynamic_partition(x, _chosen(y), 2)[1],
-}
 
 
 def _training(function, reduce):
@@ -131,17 +44,6 @@ def _training(function, reduce):
 
 def _in_all(t):
     return tf.reduce_sum(t) / tf.cast(tf.shape(t)[0] + 1, tf.float32)
-
-
-@pytest.mark.parametrize("name", sample_of([*_EXAMPLES, *_MASKED], DRAWN))
-def test_towers_pick_their_own_rows(name):
-    function = {**_EXAMPLES, **_MASKED}[name]
-    steps = [
-        _training(function, reduce)
-        for reduce in (tf.reduce_sum, tf.reduce_mean, _in_all)
-    ]
-    for step in (function, *steps):
-        check_divided(step, _X, _Y, _CLASS, towers=TOWERS)
 
 
 _HOSTILE = {
@@ -166,7 +68,7 @@ _HOSTILE = {
 
 @pytest.mark.parametrize("name", _HOSTILE)
 def test_indices_that_may_reach_other_examples_are_exact(name):
-    check_on_towers(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4])
+    check_on_towers(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS)
 
 
 def _best(y):
@@ -198,3 +100,162 @@ def test_a_single_example_that_is_repeated():
         return tf.broadcast_to(y, [tf.reduce_max(c) + 2, 3])
 
     check_on_towers(step, _Y, _CLASS, towers=((0, 1, 0), (1,)))
+
+
+# ---- steps -------------------------------------------------------------------
+
+
+def _masked_loss(x, y, c):
+    """A language model learns masked words."""
+    mask = tf.abs(x[:, :, 0]) > 0.4
+    labels = tf.boolean_mask(tf.cast(x[:, :, 1] > 0, tf.int32), mask)
+    logits = tf.boolean_mask(x, mask)
+    loss = tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    )
+    right = tf.argmax(logits, 1, tf.int32) == labels
+    return loss, tf.reduce_mean(tf.cast(right, tf.float32))
+
+
+def _masks_of_masks(x, y, c):
+    mask = c > 0
+    some = tf.boolean_mask(y, mask)
+    fewer = some[:, 0] > 0
+    left = tf.boolean_mask(some, fewer)
+    places = tf.boolean_mask(tf.where(mask)[:, 0], fewer)
+    back = tf.math.unsorted_segment_sum(left, places, _size(y, tf.int64))
+    among = tf.math.unsorted_segment_sum(
+        left, tf.where(fewer)[:, 0], _size(some, tf.int64)
+    )
+    return back * y, among, places, tf.reduce_mean(among)
+
+
+def _best_two(x, y, c):
+    _, best = tf.math.top_k(y, 2)
+    number = tf.range(_size(y))[:, None]
+    return tf.gather(tf.reshape(y, [-1]), number * 3 + best) * [1.0, 2.0]
+
+
+def _parts_of_pairs(x, y, c):
+    parts = tf.stack([c, 1 - c % 2], 1)
+    found = tf.dynamic_partition(x[:, :2], parts, 3)
+    return *found, tf.reduce_mean(found[1] ** 2)
+
+
+def _statistics(x, y, c):
+    some = tf.boolean_mask(x, c > 0)
+    return (
+        tf.reduce_mean(some, [0, 1]),
+        tf.reduce_max(some),
+        tf.reduce_prod(some, 0),
+        tf.math.count_nonzero(some),
+        tf.reduce_any(some > 0),
+        tf.linalg.norm(some),
+        tf.nn.l2_normalize(some, 0),
+        tf.reduce_logsumexp(some),
+    )
+
+
+_STEPS = {
+    "masked": kit.with_gradients(_masked_loss),
+    "masks of masks": kit.with_gradients(_masks_of_masks),
+    "best two": kit.with_gradients(_best_two),
+    "parts of pairs": kit.with_gradients(_parts_of_pairs),
+    "statistics": _statistics,
+}
+
+
+@pytest.mark.parametrize("name", sample_of(_STEPS, 4))
+def test_steps_by_the_data(name):
+    check_divided(_STEPS[name], _X, _Y, _CLASS, towers=TOWERS)
+
+
+def test_a_masked_mean_exchanges_sums_only():
+    def step(x, y, c):
+        loss = tf.reduce_mean(tf.boolean_mask(y, c > 0) ** 2)
+        (gradient,) = tf.gradients(loss, y)
+        return loss, tf.reduce_sum(gradient, 0)
+
+    program = check_on_towers(step, _X, _Y, _CLASS, towers=TOWERS)
+    assert kit.exchange_counts(program) == {"sum": 3}
+    assert not kit.computed_once(program)
+
+
+@pytest.mark.parametrize("name", sample_of(_STEPS, 4))
+def test_batches_of_a_known_size(name):
+    given = [dataclasses.replace(one, examples=6) for one in (_X, _Y, _CLASS)]
+    towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
+    check_divided(_STEPS[name], *given, towers=towers)
+
+
+def test_a_band_has_as_many_diagonals_as_there_are_examples():
+    given = sharded(-1, 7, examples=6)
+    check_on_towers(
+        lambda x: tf.linalg.diag(x, k=(0, 5)), given, towers=((3, 3),)
+    )
+
+
+# ---- segments and ragged rows ------------------------------------------------
+
+
+_EXTREMES = {
+    name: lambda y, c, f=f: f(y, c, 5)
+    for name, f in {
+        "max": tf.math.unsorted_segment_max,
+        "min": tf.math.unsorted_segment_min,
+        "prod": tf.math.unsorted_segment_prod,
+    }.items()
+}
+
+
+@pytest.mark.parametrize("name", _EXTREMES)
+def test_extremes_of_segments_are_those_of_all_towers(name):
+    given = _Y, sharded(-1, dtype="int32", low=-1, high=4)
+    program = check_divided(_EXTREMES[name], *given, towers=TOWERS)
+    assert kit.exchange_counts(program) == {"gather": 1}
+    step = kit.with_gradients(_EXTREMES[name])
+    check_on_towers(step, *given, towers=TOWERS)
+
+
+def test_segments_of_partial_sums():
+    def step(t, v):
+        return (
+            tf.math.unsorted_segment_sum(v, [1, 0, 1, -1], 3),
+            tf.scatter_nd([[1], [0], [1], [3]], v, [4, 3]),
+        )
+
+    program = check_on_towers(
+        step, sharded(-1), kit.partial_sum(4, 3), towers=TOWERS
+    )
+    assert kit.exchange_counts(program)["sum"] == 2
+
+
+def test_gradients_of_embeddings_are_summed_by_words():
+    def step(words, table):
+        loss = tf.reduce_mean(tf.square(tf.gather(table, words)))
+        (slices,) = tf.gradients(loss, [table])
+        return loss, tf.convert_to_tensor(slices)
+
+    given = (
+        sharded(-1, 5, dtype="int32", low=0, high=8),
+        kit.replicated(9, 4),
+    )
+    program = check_divided(step, *given, towers=TOWERS)
+    assert kit.exchange_counts(program) == {"sum": 2}
+
+
+def test_a_mask_that_only_looks_like_a_repeat():
+    """A mask that leaves other entries than the lengths say."""
+
+    def step(n, y):
+        most = tf.maximum(0, tf.reduce_max(n))
+        mask = tf.range(most) < n[:, None] - 1
+        tiled = tf.tile(y[:, :1], tf.stack([1, most]))
+        found = tf.boolean_mask(tiled, mask)
+        others = tf.boolean_mask(
+            tf.tile(tf.expand_dims(y[:, 0], 1), tf.stack([1, most])),
+            tf.range(most) < tf.expand_dims(n[::-1], -1),
+        )
+        return found, others
+
+    check_on_towers(step, _LENGTHS, _Y, towers=TOWERS)
