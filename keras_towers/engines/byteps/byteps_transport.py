@@ -39,6 +39,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import tensorflow as tf
 
@@ -258,8 +259,12 @@ class BytePSTransport(EngineTransport):
         (headers,) = self.engine_sum([mine], f"{key}.headers")
         shapes = messages.shapes_of_ranks(headers, tensor, key)
         sizes = messages.number_of_words(tensor.dtype, shapes)
-        of_ranks = (tf.unstack(each, self.size) for each in (shapes, sizes))
-        return self._gather(tensor, *of_ranks, f"{key}.words")
+        return self._gather(
+            tensor,
+            tf.unstack(shapes, self.size),
+            tf.unstack(sizes, self.size),
+            f"{key}.words",
+        )
 
     def engine_gather_known(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str

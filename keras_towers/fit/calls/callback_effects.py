@@ -14,7 +14,7 @@ import re
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -51,7 +51,6 @@ from keras_towers.transport import Transport
 if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
 
-_Value: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor] | None"
 
 logger = logging.getLogger("keras_towers")
 
@@ -438,7 +437,7 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
     return [*state.seeds, *state.weights, *of_optimizers, *state.metrics]
 
 
-def _value(variable: keras.Variable) -> _Value:
+def _value(variable: keras.Variable) -> Any:
     # What ranks write together needs no look.
     if is_over_ranks(variable):
         return None
@@ -452,7 +451,7 @@ def _value(variable: keras.Variable) -> _Value:
     return [copy_on_tower(value).read_value()]
 
 
-def _is_same(before: _Value, after: _Value) -> bool:
+def _is_same(before: Any, after: Any) -> bool:
     if before is after:
         return True
     if callable(before):
