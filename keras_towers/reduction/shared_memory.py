@@ -18,7 +18,7 @@ import pathlib
 import secrets
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -49,7 +49,7 @@ class SharedMemoryAllReduce:
     def __init__(self):
         # One is filled while the other one is read.
         self._turns = Turns(2)
-        self._memories: dict[tuple[Any, ...], SharedMemory] = {}
+        self._memories: dict[tuple[str, int, int], SharedMemory] = {}
 
     def __call__(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -88,12 +88,13 @@ class SharedMemoryAllReduce:
         key: str,
         memory: str,
     ) -> list[tf.Tensor]:
-        place = transport.rank, transport.size
+        rank, size = transport.rank, transport.size
         # Shared by all traces.
-        if (memory, *place) not in self._memories:
-            self._memories[memory, *place] = SharedMemory(*place)
+        shared = self._memories.setdefault(
+            (memory, rank, size), SharedMemory(rank, size)
+        )
         bucket = SharedBucket(
-            self._memories[memory, *place],
+            shared,
             [tensor.shape.num_elements() for tensor in tensors],
             np.dtype(tensors[0].dtype.as_numpy_dtype),
         )

@@ -282,7 +282,7 @@ class BytePSTransport(EngineTransport):
     def _gather(
         self,
         tensor: tf.Tensor,
-        shapes: Sequence[tf.Tensor | Sequence[int]],
+        shapes: Sequence[tf.Tensor | list[int]],
         sizes: Sequence[tf.Tensor | int],
         key: str,
     ) -> tf.Tensor:

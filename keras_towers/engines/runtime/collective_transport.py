@@ -262,7 +262,8 @@ class CollectiveTransport(EngineTransport):
         instance = instance_key(key, "rows", _signature(padded))
         sent = tf.reshape(_sent_parts(padded, 1), [-1])
         rows = self._gather_rows(sent, instance)
-        parts = _received_parts(rows, tensor.dtype, padded.shape)
+        shape = tf.TensorShape([self.size]).concatenate(padded.shape)
+        parts = _received(rows, tensor.dtype, shape)
         if min(counts) == max(counts):
             return tf.reshape(parts, [sum(counts), *inner])
         gathered = [parts[rank, :count] for rank, count in enumerate(counts)]
@@ -277,10 +278,7 @@ class CollectiveTransport(EngineTransport):
             input=_sent_parts(tensor, self.size),
             **self._arguments(instance, _FIXED),
         )
-        rows, *inner = tensor.shape.as_list()
-        shape = [rows // self.size, *inner]
-        parts = _received_parts(swapped, tensor.dtype, shape)
-        return tf.reshape(parts, tensor.shape)
+        return _received(swapped, tensor.dtype, tensor.shape)
 
     def engine_broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
@@ -340,15 +338,16 @@ def _sent_parts(tensor: tf.Tensor, number: int) -> tf.Tensor:
     return tf.stack(list(map(messages.words_of, tf.split(tensor, number))))
 
 
-def _received_parts(
-    sent: tf.Tensor, dtype: tf.DType, shape: Sequence[int]
+def _received(
+    sent: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape
 ) -> tf.Tensor:
-    """Undo ``_sent_parts``: return as many parts of a shape."""
-    number = sent.shape[0]
+    """Undo ``_sent_parts``: return all parts as a tensor of a shape."""
     if sent.dtype == dtype:
-        return tf.reshape(sent, [number, *shape])
-    rows = tf.unstack(sent, num=number)
-    return tf.stack([messages.from_words(row, dtype, shape) for row in rows])
+        return tf.reshape(sent, shape)
+    rows = tf.unstack(sent)
+    size = shape.num_elements() // len(rows)
+    parts = [messages.from_words(row, dtype, [size]) for row in rows]
+    return tf.reshape(tf.concat(parts, 0), shape)
 
 
 def _signature(tensor: tf.Tensor) -> str:

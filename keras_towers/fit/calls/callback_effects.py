@@ -13,7 +13,7 @@ import logging
 import re
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import keras
@@ -51,7 +51,7 @@ from keras_towers.transport import Transport
 if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
 
-_Value: TypeAlias = "Sequence[tf.Tensor] | Callable[[], tf.Tensor] | None"
+_Value: TypeAlias = "list[tf.Tensor] | Callable[[], tf.Tensor] | None"
 
 logger = logging.getLogger("keras_towers")
 
@@ -455,12 +455,13 @@ def _value(variable: keras.Variable) -> _Value:
 def _is_same(before: _Value, after: _Value) -> bool:
     if before is after:
         return True
-    if before is None or after is None or callable(after):
+    # One that is computed has been used in a graph, or written.
+    first, second = (
+        [value()] if callable(value) else value for value in (before, after)
+    )
+    if first is None or second is None:
         return True
-    if callable(before):
-        # It has been used in a graph, or written.
-        before = [before()]
-    return all(map(_is_same_tensor, before, after))
+    return all(map(_is_same_tensor, first, second))
 
 
 def _is_same_tensor(before: tf.Tensor, after: tf.Tensor) -> bool:
