@@ -173,7 +173,10 @@ def _connect() -> None:
 
 
 _imports.find_modules(
-    {f"{__name__}.{name}": f"{__name__}.{of}" for name, of in _MODULES.items()}
+    {
+        f"{__name__}.{name}": f"{__name__}.{home}"
+        for name, home in _MODULES.items()
+    }
     # Scripts written for an engine run as they are.
     | {
         own: f"{__name__}.{engine.name}"

@@ -7,47 +7,52 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import tensorflow as tf
 
     class Strategy:
         """``tf.distribute.Strategy``; a value on every replica is ``Any``."""
 
         @property
-        def extended(self) -> Any: ...
+        def extended(self) -> tf.distribute.StrategyExtended: ...
 
         @property
-        def cluster_resolver(self) -> Any: ...
+        def cluster_resolver(self) -> object: ...
 
         @property
         def num_replicas_in_sync(self) -> int: ...
 
-        def scope(self) -> contextlib.AbstractContextManager[Any]: ...
+        def scope(self) -> contextlib.AbstractContextManager[object]: ...
 
         def run(
             self,
             fn: Callable[..., Any],
-            args: Iterable[Any] = (),
-            kwargs: Mapping[str, Any] | None = None,
-            options: Any = None,
+            args: Iterable[object] = (),
+            kwargs: Mapping[str, object] | None = None,
+            options: object = None,
         ) -> Any: ...
 
         def reduce(
-            self, reduce_op: Any, value: Any, axis: int | None
+            self, reduce_op: object, value: object, axis: int | None
         ) -> Any: ...
 
-        def gather(self, value: Any, axis: int) -> Any: ...
+        def gather(self, value: object, axis: int) -> Any: ...
 
-        def experimental_local_results(self, value: Any) -> tuple[Any, ...]: ...
+        def experimental_local_results(
+            self, value: object
+        ) -> tuple[Any, ...]: ...
 
         def experimental_distribute_dataset(
-            self, dataset: Any, options: Any = None
+            self, dataset: tf.data.Dataset, options: object = None
         ) -> Any: ...
 
         def distribute_datasets_from_function(
-            self, dataset_fn: Callable[[Any], Any], options: Any = None
+            self,
+            dataset_fn: Callable[..., tf.data.Dataset],
+            options: object = None,
         ) -> Any: ...
 
         def experimental_distribute_values_from_function(
-            self, value_fn: Callable[[Any], Any]
+            self, value_fn: Callable[..., object]
         ) -> Any: ...
 
     class MirroredStrategy(Strategy):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import keras
@@ -23,3 +23,58 @@ JsonObject: TypeAlias = "dict[str, Any]"
 
 Step: TypeAlias = "Callable[[Structure], Structure]"
 """A step of a model: it takes a batch, and returns logs or predictions."""
+
+CompressionName: TypeAlias = Literal[
+    "none",
+    "fp16",
+    "fp16-shards",
+    "bf16",
+    "fp16-feedback",
+    "bf16-feedback",
+    "power-sgd",
+]
+"""How gradients are exchanged between processes."""
+
+Plain = TypeVar("Plain")
+"""Plain data that a rank sends, and others of that kind that it receives."""
+
+
+class ConcreteFunction(Protocol):
+    """A ``tf.function`` that is traced for certain inputs."""
+
+    @property
+    def graph(self) -> tf.Graph: ...
+
+    @property
+    def name(self) -> bytes: ...
+
+    @property
+    def outputs(self) -> Sequence[tf.Tensor]: ...
+
+    @property
+    def captured_inputs(self) -> Sequence[tf.Tensor]: ...
+
+    @property
+    def structured_outputs(self) -> Structure: ...
+
+    def __call__(self, *args: object, **kwargs: object) -> Structure: ...
+
+
+class DataAdapter(Protocol):
+    """What Keras reads the data of a call from."""
+
+    @property
+    def num_batches(self) -> int | None: ...
+
+    def on_epoch_begin(self) -> None: ...
+
+    def on_epoch_end(self) -> None: ...
+
+
+class EpochIterator(Protocol):
+    """Keras's iterator over the steps of an epoch."""
+
+    data_adapter: DataAdapter
+    steps_per_epoch: int | None
+    _distributed_dataset: tf.data.Dataset
+    _get_iterator: Callable[[], Iterator[Structure]]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import backup_folder, saved_training
+from keras_towers import backup_folder
+from keras_towers._types import Logs
 from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls import tower_call
@@ -21,12 +22,17 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.options import check_arguments
+from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.saved_training import SavedTraining, transport_to_ranks
+from keras_towers.saved_training import (
+    SavedTraining,
+    shapes_of,
+    transport_to_ranks,
+)
 from keras_towers.system import handle_signals
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -143,14 +149,14 @@ class Backup(ResumesFit):
     def find_start(
         self, peers: Peers, model: keras.Model, first: int
     ) -> FitStart:
-        saved = self._saved
-        saved.read(peers, model, first)
+        self._saved.read(peers, model, first)
+        start = self._saved.position
         return FitStart(
-            saved.epoch,
-            len(saved.epochs),
-            saved.batch,
-            saved.seed,
-            saved.random_state,
+            start.epoch,
+            len(start.epochs),
+            start.batch,
+            start.seed,
+            start.random_state,
         )
 
     @contextlib.contextmanager
@@ -168,7 +174,7 @@ class Backup(ResumesFit):
             finally:
                 self._saved.close()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         if contract.active_strategy() is None:
             raise TowerError(
                 "Backup works only inside a strategy's block, because plain "
@@ -177,53 +183,56 @@ class Backup(ResumesFit):
             )
         self._saved.attach(self.model)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._skipped = self._saved.batch
-        if self._saved.batch and self._counts_for_all():
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._skipped = self._saved.position.batch
+        if self._skipped and self._counts_for_all():
             saved = self._saved.metrics
             for variable, value in zip(self._metrics(), saved, strict=True):
                 variable.assign(value)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         done = self._skipped + batch + 1
         if done == self.params.get("steps"):
             return  # The epoch's end is next.
         ends = self._should_end()
-        due = self._every and done - self._saved.batch >= self._every
+        due = self._every and done - self._saved.position.batch >= self._every
         if ends or due:
             call = tower_call.current()
             if call is not None:
                 # Asynchronous towers may still train on earlier batches.
                 call.wait_for_steps(trains=True)
-            self._saved.batch = done
+            self._saved.position.batch = done
             self._saved.metrics = self._gather_metrics()
             self._saved.commit(self._asynchronous)
         if ends:
-            self._end(f"after batch {done} of epoch {self._saved.epoch + 1}")
+            self._end(
+                f"after batch {done} of epoch {self._saved.position.epoch + 1}"
+            )
 
     setattr(on_train_batch_end, NEVER_STOPS, True)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        position = self._saved
-        position.epoch, position.batch, position.metrics = epoch + 1, 0, []
-        position.epochs = [*position.epochs, epoch]
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        saved, position = self._saved, self._saved.position
+        position.epoch, position.batch, saved.metrics = epoch + 1, 0, []
+        position.epochs.append(epoch)
         # Validation may be in some epochs only.
         for name, value in (logs or {}).items():
             position.history.setdefault(name, []).append(value)
-        position.commit(self._asynchronous)
+        saved.commit(self._asynchronous)
         if self._should_end():
             self._end(f"after epoch {epoch + 1}")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         self._saved.finish()
+        position = self._saved.position
         history = self.model.history or keras.callbacks.History()
-        history.epoch = list(self._saved.epochs)
-        history.history = {k: list(v) for k, v in self._saved.history.items()}
+        history.epoch = list(position.epochs)
+        history.history = {k: list(v) for k, v in position.history.items()}
         self.model.history = history
         if not self._delete:
             # Another callback may have ended fit before the last epoch, or
             # changed weights since. There is nothing left to do.
-            self._saved.epoch = max(self._saved.epoch, self.params["epochs"])
+            position.epoch = max(position.epoch, self.params["epochs"])
             self._saved.commit()
         self._saved.end(self._delete)
 
@@ -315,4 +324,34 @@ def load_backup(model: keras.Model, folder: str | os.PathLike[str]) -> None:
         >>> kt.load_backup(model, "backup")
     """
     call = backup_folder.only_call_in(backup_folder.resolve(folder))
-    saved_training.load_weights(model, call)
+    name = call.find()
+    facts = call.read_notes(name)
+    with call.refusing_damage():
+        saved = dict(zip(facts["variables"], facts["shapes"], strict=True))
+    saved = {n: shape for n, shape in saved.items() if checkpoint.is_weight(n)}
+    weights = state_lib.collect(model).weights
+    own = [
+        (_last_name(w.path), shape)
+        for w, shape in zip(weights, shapes_of(weights), strict=True)
+    ]
+    wanted = [(_last_name(n), shape) for n, shape in saved.items()]
+    for given, found in itertools.zip_longest(wanted, own):
+        if given != found:
+            raise TowerError(
+                f"{call.path} is the backup of a model with other weights than "
+                f"{model.name!r}: where it has {_described(given)}, the model "
+                f"has {_described(found)}. Make the model as it was trained, "
+                "and build it."
+            )
+    prefix = call.prefix(name)
+    for variable, of_file in zip(weights, saved, strict=True):
+        with call.refusing_damage():
+            checkpoint.read_into(prefix, of_file, variable)
+
+
+def _last_name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _described(weight: tuple[str, str] | None) -> str:
+    return "none" if weight is None else " ".join(weight)

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from keras_towers import settings, system
 from keras_towers._types import JsonObject
@@ -336,6 +337,6 @@ def _sync_file(path: str) -> None:
         os.close(opened)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: ArrayLike) -> object:
     """Turn a value of a ``History`` into what JSON has."""
     return np.asarray(value, float).tolist()

@@ -12,16 +12,21 @@ import dis
 import functools
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from keras_towers._imports import minor_version, packages
-from keras_towers._types import Variable
+from keras_towers._types import ConcreteFunction, Step, Structure, Variable
 from keras_towers.errors import CompatibilityError
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    from tensorflow.core.framework.function_pb2 import FunctionDef
 
 TESTED_VERSIONS = {"TensorFlow": ("2.16", "2.21"), "Keras": ("3.8", "3.16")}
 """The first and the last version of each package that is known to work."""
@@ -98,7 +103,7 @@ def _assigns(owner: object, name: str) -> bool:
     return False
 
 
-def _function(value: Any) -> Any:
+def _function(value: Any) -> Callable:
     """The function of a method or of a property's getter or setter."""
     if isinstance(value, property):
         value = value.fset or value.fget
@@ -403,12 +408,12 @@ _keras(
 private_name("keras.distribution:ModelParallel", "_layout_map")
 
 
-def convert_optionals(model: Any, step: Any) -> Any:
+def convert_optionals(model: keras.Model, step: Step) -> Step:
     """Make a step take None where its data have a TensorFlow ``Optional``."""
     return step if KERAS < (3, 12) else model._autoconvert_optionals(step)
 
 
-def auto_shards(distribution: Any) -> bool:
+def auto_shards(distribution: keras.distribution.DataParallel) -> bool:
     """Whether a ``DataParallel`` divides the data that all processes have."""
     return KERAS < (3, 11) or distribution.auto_shard_dataset
 
@@ -420,10 +425,12 @@ def begin_with_epoch(adapter: Any, epoch: int) -> None:
         adapter._epoch = epoch
 
 
-def parts_of_sums(variable: Variable) -> contextlib.AbstractContextManager[Any]:
+def parts_of_sums(
+    variable: Variable,
+) -> contextlib.AbstractContextManager[object]:
     """Let replicas hold parts of a metric's sum, as Keras does since 3.10."""
 
-    def create(next_creator: Any, **kwargs: object) -> Any:
+    def create(next_creator: Callable, **kwargs: object) -> tf.Variable:
         kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
         return next_creator(**kwargs)
 
@@ -432,12 +439,14 @@ def parts_of_sums(variable: Variable) -> contextlib.AbstractContextManager[Any]:
     return tf.variable_creator_scope(create)
 
 
-def uses_renorm(layer: Any) -> bool:
+def uses_renorm(layer: keras.layers.BatchNormalization) -> bool:
     """Whether a ``BatchNormalization`` uses batch renormalization."""
     return KERAS >= (3, 14) and layer.renorm
 
 
-def execution_of(item: Any, steps: int) -> tuple[int, int, Any]:
+def execution_of(
+    item: Sequence, steps: int
+) -> tuple[int, int, Iterator[Structure]]:
     """Return the first step, the last step and the data of an execution.
 
     Args:
@@ -459,7 +468,7 @@ def memory_of_devices() -> dict[str, int]:
     return {device.name: device.memory_limit for device in listed}
 
 
-def graph_of_function(graph: tf.Graph, name: str) -> Any:
+def graph_of_function(graph: tf.Graph, name: str) -> tf.Graph | None:
     """Return the graph of a function that a graph calls; None if unknown."""
     function = graph._get_function(name)
     own = getattr(function, "graph", None)
@@ -477,7 +486,7 @@ def devices_of_handles(graph: tf.Graph) -> dict[int, str]:
         The devices, by the ids of the handles in the graph.
     """
     devices: dict[int, str] = {}
-    outer: dict[Any, dict[int, str]] = {}
+    outer: dict[tf.Graph, dict[int, str]] = {}
     for external, internal in getattr(graph, "captures", ()):
         if internal.dtype != tf.resource:
             continue
@@ -498,7 +507,9 @@ def add_functions(graph: tf.Graph, functions: Iterable[object]) -> None:
         graph._add_function_recursive(function)
 
 
-def definition_of_function(graphs: Iterable[tf.Graph], name: str) -> Any:
+def definition_of_function(
+    graphs: Iterable[tf.Graph], name: str
+) -> FunctionDef | None:
     """Return the definition of a function; None if it is unknown.
 
     Args:
@@ -514,7 +525,7 @@ def definition_of_function(graphs: Iterable[tf.Graph], name: str) -> Any:
     return None
 
 
-def function_of_definition(definition: Any) -> Any:
+def function_of_definition(definition: FunctionDef) -> object:
     """Return a function for graphs, given its definition."""
     return function_module.from_function_def(definition, None)
 
@@ -533,12 +544,12 @@ def type_of_variable(handle: tf.Tensor) -> Any:
     return data.shape_and_type[0].dtype
 
 
-def convert_call(function: Any) -> Any:
+def convert_call(function: Callable) -> Callable:
     """Convert a user's function by AutoGraph if the caller is converted."""
     return _convert(function, _conversion(), convert_by_default=False)
 
 
-def traced_by(function: Any) -> Any:
+def traced_by(function: Callable) -> Callable:
     """Return the function that a ``tf.function`` traces; else the function.
 
     One that XLA must compile stays a ``tf.function``.
@@ -555,7 +566,7 @@ def traced_by(function: Any) -> Any:
 _FUNCTION_PRIORITY = 50
 
 
-def batch_size_of(dataset: Any) -> int | None:
+def batch_size_of(dataset: tf.data.Dataset | None) -> int | None:
     """Return the number of elements that a dataset batches, if it does."""
     while dataset is not None:
         size = getattr(dataset, "_batch_size", None)
@@ -566,7 +577,7 @@ def batch_size_of(dataset: Any) -> int | None:
     return None
 
 
-def awaits_restore(layer: Any) -> bool:
+def awaits_restore(layer: keras.Layer) -> bool:
     """Whether a checkpoint has values of what a layer has yet to create."""
     # A layer that no checkpoint has seen may lack it.
     return not layer.built and bool(
@@ -574,7 +585,7 @@ def awaits_restore(layer: Any) -> bool:
     )
 
 
-def batches_all_parts(dataset: Any) -> bool:
+def batches_all_parts(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset makes each batch, so all parts have equally many rows.
 
     A function that is mapped over batches may change that.
@@ -584,7 +595,7 @@ def batches_all_parts(dataset: Any) -> bool:
     return getattr(dataset, "_batch_size", None) is not None
 
 
-def interleaves_in_any_order(dataset: Any) -> bool:
+def interleaves_in_any_order(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset is a parallel ``interleave`` in no fixed order."""
     if not isinstance(dataset, _ParallelInterleaveDataset):
         return False
@@ -649,7 +660,7 @@ def is_gradient_of(
     return bool(frames) and _is_in(frames[0], function)
 
 
-def _is_in(frame: Any, function: Any) -> bool:
+def _is_in(frame: FrameSummary, function: object) -> bool:
     code = getattr(function, "__code__", None)
     return code is not None and (frame.filename, frame.name) == (
         code.co_filename,
@@ -666,7 +677,7 @@ def value_outside(tensor: tf.Tensor) -> tf.Tensor:
         ValueError: it depends on inputs of the graph.
     """
 
-    def compute() -> Any:
+    def compute() -> tf.Tensor:
         return _lift_to_graph([tensor], get_default_graph())[tensor]
 
     return tf.function(compute, autograph=False)()
@@ -706,7 +717,9 @@ def outside(device: str) -> Iterator[None]:
 
 
 def hidden_variable(
-    value: Any, dtype: Any = None, device: str = HOST
+    value: Any,
+    dtype: tf.DType | None = None,
+    device: str = HOST,
 ) -> tf.Variable:
     """Create a plain variable that no strategy sees."""
     with outside(device):
@@ -783,14 +796,14 @@ def trace_context(xla: bool) -> Iterator[None]:
         context.Exit()
 
 
-def constant_value(tensor: tf.Tensor) -> Any:
+def constant_value(tensor: tf.Tensor) -> np.ndarray | None:
     """Return the entries of a tensor of a graph; None: they are not known."""
     # It is meant for predicates, and evaluates any constant.
     return _entries_of(tensor)
 
 
 @functools.cache
-def xla_kernels(type_: str, device_type: str) -> list[dict[str, Any]]:
+def xla_kernels(type_: str, device_type: str) -> list[dict[str, set[int]]]:
     """Return what XLA compiles of a type of operations.
 
     Args:
@@ -825,7 +838,9 @@ def _register_xla_kernels() -> None:
     )
 
 
-def shared_variable(name: str, shape: Any, dtype: Any) -> tf.Variable:
+def shared_variable(
+    name: str, shape: tf.TensorShape, dtype: tf.DType
+) -> tf.Variable:
     """Return the variable with a name on the current device; it may be unset.
 
     TensorFlow refuses names in ``tf.Variable``, whose handles are private to a
@@ -873,7 +888,7 @@ def enable_collectives_again(server: bytes) -> None:
 
 
 def call_cancellable(
-    function: Any, arguments: Sequence[object], manager: Any
+    function: ConcreteFunction, arguments: Sequence[object], manager: Any
 ) -> list[tf.Tensor]:
     """Call a concrete function; another thread may cancel it.
 

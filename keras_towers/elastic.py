@@ -65,7 +65,7 @@ class KeptObjects:
         TowerError: a name is one that the state needs itself.
     """
 
-    def __init__(self, **objects: Any):
+    def __init__(self, **objects: object):
         taken = [n for n in objects if n.startswith("_") or n in dir(self)]
         if taken:
             raise TowerError(
@@ -110,7 +110,7 @@ class KeptObjects:
             self.on_reset()
         self.sync()
 
-    def _contents(self) -> dict[str, Any]:
+    def _contents(self) -> dict[str, object]:
         """Return what a commit has."""
         return {name: getattr(self, name) for name in self._names}
 
@@ -151,11 +151,11 @@ class ObjectState(KeptObjects):
         >>> state = kt.elastic.ObjectState(epoch=0)
     """
 
-    def __init__(self, **objects: Any):
+    def __init__(self, **objects: object):
         super().__init__(**objects)
         self._told = False
         self._commits = 0
-        self._saved: dict[str, Any] = {}
+        self._saved: dict[str, object] = {}
         self.save()
 
     def save(self) -> None:
@@ -188,11 +188,11 @@ class ObjectState(KeptObjects):
         if self._should_end():
             raise EndOfJob
 
-    def _everything(self) -> dict[str, Any]:
+    def _everything(self) -> dict[str, object]:
         """Return what is saved: objects, and what a subclass adds."""
         return self._contents()
 
-    def _to_commit(self) -> dict[str, Any]:
+    def _to_commit(self) -> dict[str, object]:
         """Return what the file has; called on all ranks."""
         return {**self._saved, "_commits": self._commits}
 
@@ -239,7 +239,7 @@ class State(KeptObjects):
         >>> state = kt.elastic.State(model, best=float("inf"))
     """
 
-    def __init__(self, model: keras.Model, **extra: Any):
+    def __init__(self, model: keras.Model, **extra: object):
         if not isinstance(model, keras.Model):
             raise TowerError(
                 f"kt.elastic.State takes a Keras model first, not a "
@@ -255,19 +255,20 @@ class State(KeptObjects):
     @property
     def epoch(self) -> int:
         """The epoch of the last commit, from 0."""
-        return self._backup.epoch
+        return self._backup.position.epoch
 
     @property
     def batch(self) -> int:
         """The number of global batches of this epoch before the commit."""
-        return self._backup.batch
+        return self._backup.position.batch
 
-    def _contents(self) -> dict[str, Any]:
+    def _contents(self) -> dict[str, object]:
         return {**super()._contents(), _POSITION: (self.epoch, self.batch)}
 
     def _take(self, contents: dict[str, Any]) -> None:
         objects = dict(contents)
-        self._backup.epoch, self._backup.batch = objects.pop(_POSITION)
+        position = self._backup.position
+        position.epoch, position.batch = objects.pop(_POSITION)
         super()._take(objects)
 
     def _make_notes(self) -> bytes:
@@ -278,7 +279,7 @@ class State(KeptObjects):
         return None if notes is None else commits.verify(notes)
 
 
-def _pickled(contents: dict[str, Any]) -> bytes:
+def _pickled(contents: dict[str, object]) -> bytes:
     """Return what a commit has as bytes."""
     try:
         return pickle.dumps(contents)

@@ -9,13 +9,15 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import keras
+import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.synchronous_calls import TowerCalls
+from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.places import Places
@@ -66,11 +68,11 @@ class Explanation:
 
 def explain(
     model: keras.Model,
-    x: Any = None,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: Structure = None,
+    y: Structure = None,
+    sample_weight: Structure = None,
     *,
-    strategy: Any = None,
+    strategy: tf.distribute.Strategy | None = None,
     batch_size: int | None = None,
 ) -> Explanation:
     """Explain what a step of ``fit`` does on towers, without running it.
@@ -119,7 +121,7 @@ def explain(
             "do not divide its steps: leave out "
             f"{model_state.eager_cause(model)}."
         )
-    calls = _calls_of(strategy)
+    runner = _runner_of(strategy)
     arrays = (x, y, sample_weight, batch_size)
     reader = compat.TFEpochIterator(Undistributed, *arrays)
     dataset = reader._distributed_dataset
@@ -131,22 +133,22 @@ def explain(
         patches.shadowed(strategy, {"_announce": lambda: None}),
         strategy,
     ):
-        traced, program = calls.plan(model, dataset.element_spec, size)
-        lines = describe_program(traced, program, calls.places("fit"), size)
+        traced, program = runner.plan(model, dataset.element_spec, size)
+        lines = describe_program(traced, program, runner.places("fit"), size)
     return Explanation(strategy.describe(), lines)
 
 
-def _calls_of(strategy: BaseStrategy) -> TowerCalls:
-    """Return the calls of a strategy that divides steps over towers."""
-    calls = strategy._calls
+def _runner_of(strategy: BaseStrategy) -> TowerRunner:
+    """Return the runner of a strategy that divides steps over towers."""
+    runner = strategy._runner
     # Others run the steps of one device, each on a batch of its own.
-    if type(calls) is not TowerCalls or calls.runs_plain_keras:
+    if type(runner) is not TowerRunner or runner.runs_plain_keras:
         raise TowerError(
             f"strategy={strategy!r} divides no step, so there is nothing to "
             "explain: give one whose towers share each batch, such as "
             "TowerStrategy(2)."
         )
-    return calls
+    return runner
 
 
 # What a line is about, how it is laid out, what it is, and where in the code.
@@ -270,9 +272,9 @@ class _Text:
 
     def _exchange(self, exchange: Exchange) -> _Line:
         tensor = exchange.given
-        over = self._over(exchange.over)
+        axes = self._over(exchange.over)
         name = _KINDS.get((exchange.kind, exchange.is_own), exchange.kind)
-        place = f"{name}{over}"
+        place = f"{name}{axes}"
         if exchange.gradient:
             _, weight = self._gradients[exchange.gradient]
             return place, self._layout(tensor), f"gradient of {weight.path}", ""

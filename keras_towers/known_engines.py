@@ -8,11 +8,14 @@ import os
 import pkgutil
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_towers import settings
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def announce_drop_in(module: str) -> None:
         )
 
 
-def refuse_own_optimizer(optimizer: Any) -> None:
+def refuse_own_optimizer(optimizer: keras.Optimizer) -> None:
     """Raise an error if an engine's own module has made an optimizer."""
     package, _, module = type(optimizer).__module__.partition(".")
     engine = ENGINES.get(package)

@@ -74,7 +74,9 @@ class PlanSetting:
     devices: Sequence[str]
     batch_size: int = 32
     gather_bytes: Bytes = StrategyOptions.gather_bytes
-    layouts: Callable[[Sequence[str]], Any] | None = None
+    layouts: Callable[[Sequence[str]], keras.distribution.LayoutMap] | None = (
+        None
+    )
     hosts: Sequence[int] | None = None
 
 
@@ -206,7 +208,7 @@ def check_layouts(setting: PlanSetting) -> None:
     _LAYOUTS.strategy(setting)
 
 
-def plan(build: Callable[[], Any], setting: PlanSetting) -> list[Plan]:
+def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
     """Plan each choice for a model, on each number of hosts.
 
     Where no weight is large enough for shards, these are no choice.
@@ -235,7 +237,7 @@ def plan(build: Callable[[], Any], setting: PlanSetting) -> list[Plan]:
 
 
 def _plan_all(
-    choice: Choice, build: Callable[[], Any], setting: PlanSetting
+    choice: Choice, build: Callable[[], object], setting: PlanSetting
 ) -> list[Plan]:
     """Plan a choice for all numbers of hosts."""
     found = _plan(choice, build, setting)
@@ -246,7 +248,7 @@ def _plan_all(
 
 
 def _plan(
-    choice: Choice, build: Callable[[], Any], setting: PlanSetting
+    choice: Choice, build: Callable[[], object], setting: PlanSetting
 ) -> list[Plan]:
     """Plan a choice for the first number of hosts, and others like it."""
     hosts, *_ = setting.hosts or [1]
@@ -370,7 +372,7 @@ def _spec(leaf: Any) -> Any:
     return tf.TensorSpec(leaf.shape, dtype)
 
 
-def _with_rows(spec: object, examples: int | None) -> Structure:
+def _with_rows(spec: Any, examples: int | None) -> Structure:
     """Return the spec of a part of a batch for a number of examples."""
     if isinstance(spec, tf.TensorSpec) and has_rows(spec):
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)
@@ -390,7 +392,7 @@ def _whole(
     whole: dict[str, list[str]] = {}
     for weight in weights if towers > 1 else ():
         item_bytes = tf.as_dtype(weight.dtype).size
-        if choose_layout(weight.shape, item_bytes, towers) is not None:
+        if choose_layout(weight.shape, item_bytes, towers).divides:
             continue
         reason = (
             f"smaller than {SMALLEST_BYTES // 1024} KiB"

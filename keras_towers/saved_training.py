@@ -16,7 +16,7 @@ import logging
 import os
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -25,31 +25,25 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import backup_folder
+from keras_towers._types import JsonObject, Variable
 from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import call_agreement, contract, plain_settings
 from keras_towers.fit.calls import tower_call
+from keras_towers.fit.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import RankSum, SavedStates
+from keras_towers.reduction.rank_sum import StateLayout
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_POSITION = (
-    "epoch",
-    "batch",
-    "seed",
-    "random_state",
-    "epochs",
-    "history",
-    "begun",
-)
 _METRICS = "metrics"
 # How many differences an error shows.
 _SHOWN_SETTINGS = 3
@@ -89,7 +83,30 @@ def _rank_sum() -> RankSum | None:
 def _divides_over_ranks() -> bool:
     """Whether each rank will have rows of variables, which it has to write."""
     strategy = contract.active_strategy()
-    return strategy is not None and strategy._update.divides_over_ranks
+    return strategy is not None and strategy._update.layouts.are_over_ranks
+
+
+@dataclasses.dataclass
+class Position:
+    """How far a call of ``fit`` is.
+
+    Attributes:
+        epoch: the epoch that it is in, from 0.
+        batch: the number of global batches of this epoch that are done.
+        seed: orders arrays if there is no global seed.
+        random_state: of Python's ``random`` before the first epoch.
+        epochs: those that are done.
+        history: their logs.
+        begun: how many calls of ``fit`` with this folder have begun.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    seed: int = 0
+    random_state: Sequence[Any] = ()
+    epochs: list[int] = dataclasses.field(default_factory=list)
+    history: dict[str, list[object]] = dataclasses.field(default_factory=dict)
+    begun: int = 0
 
 
 @dataclasses.dataclass
@@ -124,7 +141,7 @@ class _Begun:
     name: str
     written: Future[str]
     transport: Transport | None
-    notes: dict[str, Any]
+    notes: JsonObject
     position: list[int]
 
 
@@ -137,18 +154,10 @@ class SavedTraining:
         notes: returns bytes to keep with each backup.
 
     Attributes:
-        epoch: the epoch of the last backup, from 0.
-        batch: the number of global batches of this epoch before it.
-        begun: how many calls of ``fit`` with this folder had begun then.
+        position: that of the last backup, or of the next one.
+        metrics: the metrics in the middle of an epoch.
     """
 
-    epoch: int = 0
-    batch: int = 0
-    seed: int
-    random_state: Sequence[Any]
-    epochs: list[int]
-    history: dict[str, list[Any]]
-    begun: int
     metrics: list[np.ndarray]
 
     def __init__(
@@ -158,6 +167,7 @@ class SavedTraining:
     ):
         self.is_kept: bool = folder is not None
         self.folder: str = backup_folder.resolve(folder) if folder else ""
+        self.position: Position = Position()
         self._call = CallFolder(self.folder)
         self._notes = notes
         self._rank, self._number = 0, 0
@@ -165,30 +175,10 @@ class SavedTraining:
         # Whether the backup is this call's, and not what it may yet refuse.
         self._has_backup = False
         self._model: Any = None
-        self._settings: dict[str, Any] = {}
+        self._settings: ModelSettings | None = None
         self._found: _Found | None = None
         self._begun: _Begun | None = None
         self._hook_states = SavedStates([], [])
-
-    @property
-    def _position(self) -> dict[str, Any]:
-        """The position, without weights and metrics."""
-        return {name: getattr(self, name) for name in _POSITION}
-
-    def _move_to(
-        self,
-        epoch: int,
-        batch: int,
-        seed: int,
-        random_state: Sequence[Any],
-        epochs: list[int],
-        history: dict[str, list[Any]],
-        begun: int,
-    ) -> None:
-        self.epoch, self.batch = epoch, batch
-        self.seed, self.random_state = seed, random_state
-        self.epochs, self.history = epochs, history
-        self.begun = begun
 
     def read(self, peers: Peers, model: keras.Model, first: int) -> None:
         """Read the backup on rank 0; without it, begin with the first epoch.
@@ -209,30 +199,37 @@ class SavedTraining:
         self._rank, self._number = peers.rank, 0
         self._writes = self.is_kept and peers.rank == 0
         self._call = CallFolder.of(self.folder, number)
-        seed, state = secrets.randbits(31), random.getstate()
-        self._move_to(first, 0, seed, state, [], {}, calls.begun)
+        self.position = Position(
+            first,
+            seed=secrets.randbits(31),
+            random_state=random.getstate(),
+            begun=calls.begun,
+        )
         self.metrics, self._hook_states = [], SavedStates([], [])
         self._found, refusal = None, ""
         if self._writes:
-            self._settings = {
-                "keras": keras.__version__,
-                "model": plain_settings.of_model(model),
-                "ranks": peers.size,
-            }
+            self._settings = ModelSettings.of(model, peers.size)
             try:
                 refusal = self._open(failed)
-                commits.check_last(self._call.path, [self.epoch, self.batch])
+                commits.check_last(self._call.path, self._place)
             except TowerError as error:
                 refusal = str(error)
         if peers.size > 1:
             found = self._found and dataclasses.astuple(self._found)
-            states, at = self._hook_states, (self._position, self._number)
-            values = refusal, at, found, self.metrics, states.layout
+            position = dataclasses.asdict(self.position)
+            states, reached = self._hook_states, (position, self._number)
+            values: tuple[Any, ...] = (
+                refusal,
+                reached,
+                found,
+                self.metrics,
+                states.layout,
+            )
             of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
             refusal, (position, self._number), found, metrics, layout = (
                 of_rank_0
             )
-            self._move_to(**position)
+            self.position = Position(**position)
             self._found, self.metrics = found and _Found(*found), metrics
             self._hook_states = SavedStates(layout, states.values)
         if refusal:
@@ -240,7 +237,7 @@ class SavedTraining:
         if self.is_kept and peers.size > 1 and _divides_over_ranks():
             self._check_that_all_see_it(peers)
         # Calls in callbacks of earlier epochs are not made again.
-        calls.begun = self.begun
+        calls.begun = self.position.begun
 
     def _check_that_all_see_it(self, peers: Peers) -> None:
         blind = backup_folder.find_blind_ranks(
@@ -272,7 +269,7 @@ class SavedTraining:
         self._number = backup_folder.number_of(name)
         facts = self._call.read_notes(name)
         with self._call.refusing_damage():
-            self._move_to(**facts["position"])
+            self.position = Position(**facts["position"])
             variables, trained = facts["variables"], facts["trained"]
             self._found = _Found(name, variables, facts["shapes"], trained)
             self.metrics = [
@@ -291,23 +288,19 @@ class SavedTraining:
                     for rank in range(facts["ranks"])
                 ],
             )
-            settings = facts["settings"]
+            settings = ModelSettings(**facts["settings"])
         return self._compare(settings)
 
-    def _read(self, name: str, dtype: Any) -> tf.Tensor:
+    def _read(self, name: str, dtype: str | tf.DType) -> tf.Tensor:
         assert self._found is not None
         prefix = self._call.prefix(self._found.name)
         return checkpoint.read(prefix, name, dtype)
 
-    def _compare(self, saved: dict[str, Any]) -> str:
+    def _compare(self, saved: ModelSettings) -> str:
         """Return why the backup is not that of this model; empty if it is."""
-        own, both = self._settings, [saved["model"], self._settings["model"]]
-        if saved["keras"] != own["keras"]:
-            # Each version may have settings that the other one has not.
-            known = both[0].keys() & both[1].keys()
-            both = [{name: of[name] for name in known} for of in both]
-        differing = rank_checks.differing_settings(both)
-        if not self.batch:
+        assert self._settings is not None
+        differing = saved.differing(self._settings)
+        if not self.position.batch:
             differing.pop("metrics", None)
         shown = [
             f"{name} ({was} in the backup, {now} now)"
@@ -316,7 +309,7 @@ class SavedTraining:
         if not shown:
             return ""
         listed = "; ".join(shown[:_SHOWN_SETTINGS])
-        if saved["ranks"] != own["ranks"] and all(
+        if saved.ranks != self._settings.ranks and all(
             map(plain_settings.is_rate, differing)
         ):
             logger.warning(
@@ -331,6 +324,11 @@ class SavedTraining:
             "as it was then, give Backup another folder, or delete it to train "
             "from the beginning."
         )
+
+    @property
+    def _place(self) -> list[int]:
+        """The epoch and the batch, which the job's store knows."""
+        return [self.position.epoch, self.position.batch]
 
     def read_notes(self) -> bytes | None:
         """Return the notes of the folder's last backup, if there is one."""
@@ -373,9 +371,11 @@ class SavedTraining:
         """Give each rank its rows, and all ranks what rank 0 has."""
         model = self._model
         variables = [*checkpoint.named_variables(model).values()]
-        saved = [*found.shapes, *_shapes(self.metrics)]
-        metrics = state_lib.collect(model).metrics if self.batch else []
-        if saved != _shapes([*variables, *metrics]):
+        saved = [*found.shapes, *shapes_of(self.metrics)]
+        metrics = (
+            state_lib.collect(model).metrics if self.position.batch else []
+        )
+        if saved != shapes_of([*variables, *metrics]):
             raise TowerError(
                 f"{self._call.path} is the backup of another model, or of one "
                 f"that was compiled differently from {model.name!r}: use "
@@ -389,12 +389,14 @@ class SavedTraining:
                 continue
             try:
                 with self._call.refusing_damage():
-                    checkpoint.read_shards(prefix, name, variable)
+                    checkpoint.read_into(prefix, name, variable)
             except TowerError as error:
                 failure = failure or str(error)
         transport = transport_to_ranks() or SingleProcess()
         if len(common) < len(variables):
-            _raise_together(transport, failure, "reads its part of the backup")
+            rank_checks.raise_together(
+                transport, failure, "reads its part of the backup"
+            )
 
         def read(number: int) -> tf.Tensor:
             value, name = common[number]
@@ -462,7 +464,7 @@ class SavedTraining:
             for own, variable in variables.items()
             for part in checkpoint.parts_here(own, variable, self._rank)
         ]
-        notes: dict[str, Any] = {}
+        notes: JsonObject = {}
         if self._writes:
             parts += self._parts_of_rank_0(hook)
             notes = self._describe(variables, hook)
@@ -473,8 +475,7 @@ class SavedTraining:
         pool = ThreadPoolExecutor(1, "keras-towers-backup")
         written = pool.submit(self._write_part, name, parts)
         pool.shutdown(wait=False)
-        position = [self.epoch, self.batch]
-        self._begun = _Begun(name, written, transport, notes, position)
+        self._begun = _Begun(name, written, transport, notes, self._place)
         if not asynchronous:
             self.finish()
 
@@ -502,7 +503,7 @@ class SavedTraining:
             failure = self._failure(error)
         self._begun = None
         ranks = begun.transport or SingleProcess()
-        all_written = _raise_together(
+        all_written = rank_checks.raise_together(
             ranks, failure, "has written its part of the backup", written
         )
         if not self._writes:
@@ -534,18 +535,15 @@ class SavedTraining:
 
     def _describe(
         self, variables: dict[str, keras.Variable], hook: SavedStates
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Return what goes with the tensors of a backup."""
-        self.begun = _calls[self.folder].begun
-        position = {
-            **self._position,
-            "history": {name: [*its] for name, its in self.history.items()},
-        }
+        assert self._settings is not None
+        self.position.begun = _calls[self.folder].begun
         return {
-            "settings": self._settings,
-            "position": position,
+            "settings": dataclasses.asdict(self._settings),
+            "position": dataclasses.asdict(self.position),
             "variables": [*variables],
-            "shapes": _shapes([*variables.values()]),
+            "shapes": shapes_of([*variables.values()]),
             "trained": self._find_trained(),
             "metrics": [str(value.dtype) for value in self.metrics],
             "ranks": len(hook.values),
@@ -576,64 +574,6 @@ class SavedTraining:
             commits.report_resumes(False)
 
 
-def load_weights(model: keras.Model, call: CallFolder) -> None:
-    """Give a model the weights of a call's backup, one at a time."""
-    name = call.find()
-    facts = call.read_notes(name)
-    with call.refusing_damage():
-        saved = dict(zip(facts["variables"], facts["shapes"], strict=True))
-    saved = {n: shape for n, shape in saved.items() if checkpoint.is_weight(n)}
-    weights = state_lib.collect(model).weights
-    own = [
-        (_last_name(w.path), shape)
-        for w, shape in zip(weights, _shapes(weights), strict=True)
-    ]
-    wanted = [(_last_name(n), shape) for n, shape in saved.items()]
-    for given, found in itertools.zip_longest(wanted, own):
-        if given != found:
-            raise TowerError(
-                f"{call.path} is the backup of a model with other weights than "
-                f"{model.name!r}: where it has {_described(given)}, the model "
-                f"has {_described(found)}. Make the model as it was trained, "
-                "and build it."
-            )
-    prefix = call.prefix(name)
-    for variable, of_file in zip(weights, saved, strict=True):
-        with call.refusing_damage():
-            checkpoint.read_into(prefix, of_file, variable)
-
-
-def _last_name(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def _described(weight: tuple[str, str] | None) -> str:
-    return "none" if weight is None else " ".join(weight)
-
-
-def _raise_together(
-    ranks: Any, failure: str, where: str, value: str = ""
-) -> list[str]:
-    """Raise the failure of any rank on all. Collective.
-
-    Args:
-        ranks: all ranks.
-        failure: that of this rank; empty: there is none.
-        where: what this rank does, to follow "rank 0" in a message.
-        value: any other text of this rank.
-
-    Returns:
-        The texts of all ranks that are not empty.
-    """
-    answers = [(failure, value)]
-    if ranks.size > 1:
-        answers = rank_checks.gather(ranks, (failure, value), where)
-    failures = [of_rank for of_rank, _ in answers if of_rank]
-    if failures:
-        raise TowerError(failures[0])
-    return [of_rank for _, of_rank in answers if of_rank]
-
-
 def _set_aside(call: CallFolder) -> None:
     """Keep a backup that nothing goes on from, as its call has failed.
 
@@ -652,11 +592,14 @@ def _of_hook(rank: int, number: int) -> str:
     return f"hook/{rank:03d}/{number:03d}"
 
 
-def _leaves(layout: Any) -> Iterator[Any]:
+def _leaves(
+    layout: StateLayout,
+) -> Iterator[tuple[list[int | None], str, bool]]:
     """Yield the tensors of the layout of a hook's states."""
     for states in layout:
         yield from itertools.chain(*states)
 
 
-def _shapes(variables: Sequence[Any]) -> list[str]:
+def shapes_of(variables: Iterable[Variable | np.ndarray]) -> list[str]:
+    """Return the shape and dtype of each variable, as text."""
     return [f"{list(v.shape)} {v.dtype}" for v in variables]

@@ -8,9 +8,7 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder for built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
-#: Memory of each device, such as 24GiB, which `fit` checks before the first
-#: step. 0: no check. Default: the memory of GPUs. The option is
-#: `--device-memory`.
+#: As `--device-memory`, such as 24GiB. 0: no check. Default: the memory of GPUs.
 ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
 #: Seed for all processes of a job. `keras-towers run` sets it. Default: no
 #: seed.
@@ -44,22 +42,21 @@ ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
 #: Ignored: use `python -m keras_towers train.py` instead.
 ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
-#: Seconds until ranks have met, and parameter servers and the chief have
-#: started. Default: 600.
+#: Seconds to wait for other ranks, parameter servers and the chief to start.
+#: Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
-#: Seconds until BytePS processes that you start by hand have met. Default: 300.
+#: Seconds to wait for other BytePS processes that you start by hand.
+#: Default: 300.
 ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
-#: Seconds until NCCL has summed a small tensor. If it takes longer, strategies
-#: do without NCCL. 0: they never use it. Default: 60.
+#: Seconds to wait for a small sum over NCCL; then strategies do without NCCL.
+#: 0: they never use it. Default: 60.
 ENV_NCCL_TIMEOUT = "KERAS_TOWERS_NCCL_TIMEOUT"
-#: Seconds until a waiting rank names the ranks that it waits for. Default: 30.
-#: The option is `--stall-warning`.
+#: As `--stall-warning`, in seconds. Default: 30.
 ENV_STALL_WARNING = "HOROVOD_STALL_CHECK_TIME_SECONDS"
-#: Seconds until a stalled job ends. 0: never. Default: 1800. The option is
-#: `--stall-shutdown`. Tasks that you start with `TF_CONFIG` ignore it.
+#: As `--stall-shutdown`, in seconds. 0: never. Default: 1800. Tasks that you
+#: start with `TF_CONFIG` ignore it.
 ENV_STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-#: 1: waiting ranks do not warn, as with `--stall-warning 0`. A stalled job
-#: still ends.
+#: 1: as `--stall-warning 0`. A stalled job still ends.
 ENV_STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 
 #: Default of `KERAS_TOWERS_RENDEZVOUS_TIMEOUT`.

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from types import FrameType
+from typing import IO, TypeVar
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
@@ -126,7 +127,7 @@ def check_writable(path: Path, writer: str) -> None:
 
 @contextlib.contextmanager
 def handle_signals(
-    numbers: Iterable[int], handler: Callable[[int, Any], Any]
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
     """Handle signals inside a block; outside the main thread, do nothing."""
     with contextlib.ExitStack() as undo:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import keras
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers import devices as devices_lib
+from keras_towers._types import Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
@@ -22,6 +23,7 @@ from keras_towers.fit.contract import (
     check_equal_gradients,
     name_of,
 )
+from keras_towers.reduction.gradients import Gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ def current_tower() -> CurrentTower:
         return CurrentTower(
             0, 1, device, trains if step is None else step.training
         )
-    context: Any = tf.distribute.get_replica_context()
+    context: tf.distribute.ReplicaContext = tf.distribute.get_replica_context()
     strategy, local = context.strategy, compat.current_replica_id()
     ours = isinstance(strategy, KerasStrategy)
     config = strategy._config if ours else None
@@ -94,7 +96,7 @@ def current_tower() -> CurrentTower:
 
 def run_on_each_tower(
     fn: Callable[..., object], /, *args: object, **kwargs: object
-) -> list[Any]:
+) -> list[Structure]:
     """Run a function on every tower of the current strategy.
 
     Use this in custom training loops. It works eagerly and inside a
@@ -177,7 +179,7 @@ class _TowerResults:
     """The calls of a function on all towers: created variables and results."""
 
     def __init__(self):
-        self.results: dict[int, Any] = {}
+        self.results: dict[int, Structure] = {}
         self._created: dict[int, list[_RequestedVariable]] = {}
 
     def run_on_tower(
@@ -193,7 +195,7 @@ class _TowerResults:
                 fn(*args, **kwargs),
             )
 
-    def _create(self, next_creator: Callable, **kwargs: object) -> Any:
+    def _create(self, next_creator: Callable, **kwargs: object) -> tf.Variable:
         index = compat.current_replica_id()
         if index in self._created:
             self._created[index].append(_requested(kwargs))
@@ -230,7 +232,7 @@ class _TowerResults:
         check_equal_gradients(gradients)
 
 
-def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
+def _requested(kwargs: Mapping[str, Any]) -> _RequestedVariable:
     """The variable that a creation call requests."""
     shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
     value = kwargs.get("initial_value")
@@ -252,7 +254,7 @@ def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
     )
 
 
-def _pairs(result: object) -> list[tuple[Any, Any]]:
+def _pairs(result: object) -> list[tuple[Gradient | None, Variable]]:
     """The ``(gradient, variable)`` pairs in a tower's result."""
     kinds = (tf.Variable, keras.Variable)
     return [

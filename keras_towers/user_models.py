@@ -11,11 +11,15 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_towers.errors import TowerError
 from keras_towers.launching.script_source import check_module
 from keras_towers.system import working_folder
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
 
 
 def check_named(target: str) -> None:
@@ -110,7 +114,9 @@ def _place_of(error: Exception) -> str:
     return ""
 
 
-def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
+def random_examples(
+    model: keras.Model, source: str, examples: int
+) -> tuple[np.ndarray | list[np.ndarray], np.ndarray]:
     """Make examples from a model's inputs, outputs and compiled loss."""
     import keras
     import numpy as np
@@ -135,7 +141,7 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
         default=2,
     )
 
-    def examples_for(tensor: Any) -> Any:
+    def examples_for(tensor: keras.KerasTensor) -> np.ndarray:
         shape = (examples, *tensor.shape[1:])
         if "int" in str(tensor.dtype):
             return random.integers(ids, size=shape, dtype=np.int32)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import keras
 import ml_dtypes
@@ -14,11 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, devices
-from keras_towers._types import Logs, Variable
+from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.context import patches
-from keras_towers.fit.data.epoch_iterator import Undistributed
+from keras_towers.fit.data.epoch_iterator import (
+    TowerEpochIterator,
+    Undistributed,
+)
 from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
@@ -69,11 +71,11 @@ class Verification:
 
 def verify(
     model: keras.Model,
-    x: Any = None,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: Structure = None,
+    y: Structure = None,
+    sample_weight: Structure = None,
     *,
-    strategy: Any = None,
+    strategy: tf.distribute.Strategy | None = None,
     batch_size: int | None = None,
     steps: int = 3,
 ) -> Verification:
@@ -132,7 +134,10 @@ def verify(
 
 
 def checked_strategy(
-    caller: str, model: keras.Model, x: Any, strategy: Any
+    caller: str,
+    model: keras.Model,
+    x: Structure,
+    strategy: tf.distribute.Strategy | None,
 ) -> BaseStrategy:
     """Check what a function is given that tries a model on towers.
 
@@ -166,7 +171,7 @@ def checked_strategy(
     return strategy
 
 
-def _first_batches(reader: Any, steps: int) -> tf.data.Dataset:
+def _first_batches(reader: TowerEpochIterator, steps: int) -> tf.data.Dataset:
     """Read batches once, so that every ``fit`` gets the same ones."""
     dataset = reader._distributed_dataset
     reader.data_adapter.on_epoch_begin()
@@ -183,7 +188,7 @@ def _first_batches(reader: Any, steps: int) -> tf.data.Dataset:
 def _run_fit(
     model: keras.Model,
     data: tf.data.Dataset,
-    strategy: BaseStrategy | None = None,
+    strategy: tf.distribute.Strategy | None = None,
     before_step: Callable[[keras.Model], None] = lambda model: None,
 ) -> dict[tuple[str, int], np.ndarray]:
     """Return the logs of each step of ``fit``, and all variables after it.
@@ -250,7 +255,11 @@ def restored_values(model: keras.Model) -> Iterator[None]:
         variables.extend(plain)
     values = [(variable, variable.numpy()) for variable in variables]
 
-    def record(original: Any, variable: Variable, value: object) -> None:
+    def record(
+        original: Callable[[Variable, object], None],
+        variable: Variable,
+        value: object,
+    ) -> None:
         # A step may create variables while it is traced.
         with tf.init_scope():
             original(variable, value)

@@ -8,7 +8,6 @@ PACKAGE = ROOT / "keras_towers"
 SHOWN_BY = {
     "docs": "settings",
     "checkers": "_types",
-    "strategies/test_registry.py": "_compression_names",
     "cli/test_doctor.py": "installed",
     "cli/test_plan.py": "cli/plan_hosts",
     "engines/byteps": """
@@ -24,7 +23,7 @@ SHOWN_BY = {
         engines/horovod/hvd/distributed_gradients engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
-        fit/calls/lone_call fit/calls/model_building fit/calls/synchronous_calls
+        fit/calls/lone_call fit/calls/model_building fit/calls/tower_runner
         fit/context/patches fit/context/thread_state
     """,
     "fit/data/test_inputs.py": """

@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import ArrayLike
+
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.user_models import call_named, random_examples
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
 _WEIGHTS, _DATA = "weights.npz", "data.npz"
 
@@ -41,7 +45,7 @@ def _perceptron(features: int, width: int, hidden: int) -> keras.Model:
     return classifier([keras.Input((features,)), *body])
 
 
-def classifier(layers: list[Any]) -> keras.Model:
+def classifier(layers: list[keras.Layer]) -> keras.Model:
     """Compile layers and ten logits, to be trained by SGD with momentum."""
     import keras
 
@@ -105,7 +109,7 @@ class Stored:
             variable.assign(value)
         return model
 
-    def data(self, examples: int) -> tuple[Any, Any]:
+    def data(self, examples: int) -> tuple[Structure, Structure]:
         """Return inputs and labels, repeated if fewer are stored."""
         import keras
         import numpy as np
@@ -116,7 +120,7 @@ class Stored:
         x, y = keras.tree.map_structure(lambda i: arrays[i][chosen], structure)
         return x, y
 
-    def _build_variables(self, model: Any) -> None:
+    def _build_variables(self, model: keras.Model) -> None:
         if not model.built:
             model(self.data(1)[0])
 
@@ -162,7 +166,7 @@ class Workload:
     steps: int
 
     @functools.cached_property
-    def data(self) -> tuple[Any, Any]:
+    def data(self) -> tuple[Structure, Structure]:
         """The global batches of all steps, concatenated."""
         return self.model.data(self.steps * self.batch)
 
@@ -171,11 +175,11 @@ class Workload:
         """The examples of this process in each step."""
         return self.batch // self.size
 
-    def part(self) -> tuple[Any, Any]:
+    def part(self) -> tuple[Structure, Structure]:
         """Return this process's share of each global batch."""
         import keras
 
-        def rows_of_rank(array: Any) -> Any:
+        def rows_of_rank(array: np.ndarray) -> np.ndarray:
             shape = (self.steps, self.size, self.share)
             parts = array.reshape(*shape, *array.shape[1:])
             return parts[:, self.rank].reshape(-1, *array.shape[1:])
@@ -197,7 +201,7 @@ def _values(path: Path) -> Iterator[object]:
             yield stored[f"arr_{index}"]
 
 
-def _array(leaf: Any, source: str) -> Any:
+def _array(leaf: ArrayLike, source: str) -> np.ndarray:
     """Return a part of the user's data as an array."""
     import numpy as np
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from keras_towers._types import JsonObject, Logs
 from keras_towers.bench.models import Workload
@@ -27,6 +27,9 @@ from keras_towers.strategies import (
     check_options,
     parse,
 )
+
+if TYPE_CHECKING:
+    import keras
 
 _BUILT = [e.strategy for e in ENGINES.values() if e.recipe]
 
@@ -63,7 +66,7 @@ The last argument says whether every step waits for its loss.
 """
 
 
-def fit(work: Workload, model: Any, whole: bool = False) -> Train:
+def fit(work: Workload, model: keras.Model, whole: bool = False) -> Train:
     """Train with ``fit``, on whole global batches or this process's share."""
     import keras
 
@@ -94,7 +97,7 @@ def _bytes_of(dtype: str) -> int:
     return int(bits[0]) // 8 if bits else 1
 
 
-def _recorder(times: Times, waits: bool) -> Any:
+def _recorder(times: Times, waits: bool) -> keras.callbacks.Callback:
     """Create a callback that records one call of ``fit``."""
     import keras
 
@@ -104,7 +107,7 @@ def _recorder(times: Times, waits: bool) -> Any:
     def begin_batch(batch: int, logs: Logs) -> None:
         times.batches.append(time.perf_counter())
 
-    def end_batch(batch: int, logs: Any) -> None:
+    def end_batch(batch: int, logs: Mapping[str, float]) -> None:
         nonlocal total
         before = total
         # Keras gives the mean over the steps so far.
@@ -183,6 +186,7 @@ class Row:
         servers: number of parameter servers.
         launch: more options of ``keras-towers run``.
         exact: whether its losses have to be those of one device.
+        towers: the number of towers of each process, if it is an option.
         devices: prepares a number of devices of a kind, and returns their
             names.
     """
@@ -196,6 +200,7 @@ class Row:
     servers: int = 0
     launch: tuple[str, ...] = ()
     exact: bool = True
+    towers: int = 1
     devices: Callable[[str, int], list[str]] = prepare_devices
 
     @property
@@ -259,4 +264,12 @@ def find_row(rows: Mapping[str, Row], name: str) -> Row:
     servers = options.pop("ps", row.servers)
     check_options(known, options)
     train = partial(in_strategy, name=known, options=options)
-    return replace(row, name=name, train=train, note="", servers=servers)
+    towers = options.get("towers")
+    return replace(
+        row,
+        name=name,
+        train=train,
+        note="",
+        servers=servers,
+        towers=towers if isinstance(towers, int) else 1,
+    )

@@ -78,6 +78,10 @@ def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
         gpus = visible.split(",") if visible else [*map(str, range(rank + 1))]
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank]
     if ranks and row.backend == "tensorflow":
+        if setting.device == "cpu" and row.towers > 1:
+            from keras_towers.devices import virtual_towers
+
+            virtual_towers(row.towers)
         return []
     number = cell.replicas if in_one else 1
     if setting.memory_limit:

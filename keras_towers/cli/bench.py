@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Annotated, NoReturn, TypeAlias
 
 import typer
 from rich import box
@@ -350,7 +350,7 @@ def summarize(
 
             def of_row(
                 row: str, replicas: int, cell: Cell = sample.cell
-            ) -> Any:
+            ) -> float | None:
                 return step_ms.get(replace(cell, row=row, replicas=replicas))
 
             for name, column in columns.items():

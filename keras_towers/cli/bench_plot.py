@@ -6,11 +6,14 @@ import importlib.util
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_towers.bench.runner import Result
 from keras_towers.errors import TowerError
 from keras_towers.system import check_writable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg", ".pdf")
 _INCHES = 7.0
@@ -64,7 +67,7 @@ def draw_plot(
     figure.savefig(path)
 
 
-def _draw_model(axis: Any, results: Sequence[Result]) -> None:
+def _draw_model(axis: Axes, results: Sequence[Result]) -> None:
     counts = sorted({result.replicas for result in results})
     for place, result in enumerate(results):
         times = result.figures["step_ms"]

@@ -62,7 +62,7 @@ class Command(TyperCommand):
                 error.message = f"{given!r}: {error.message}"
             raise
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:
         """Run the subcommand."""
         try:
             return super().invoke(ctx)

@@ -155,13 +155,13 @@ def _print(
 ) -> None:
     """Print a table, and what to know about it."""
     first, towers = plans[0], len(setting.devices)
-    on = f"{towers} device{'' if towers == 1 else 's'}"
+    devices = f"{towers} device{'' if towers == 1 else 's'}"
     each = f"{setting.batch_size} examples per step"
     if rows:
-        on, each = f"hosts of {on}", f"{each} and host"
+        devices, each = f"hosts of {devices}", f"{each} and host"
     console = Console(highlight=False)
     console.print(
-        f"{first.model}: {first.parameters:,} parameters on {on}, {each}",
+        f"{first.model}: {first.parameters:,} parameters on {devices}, {each}",
         soft_wrap=True,
     )
     if rows:

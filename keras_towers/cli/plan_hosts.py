@@ -291,12 +291,12 @@ def verdict(rows: Sequence[OnHosts]) -> str:
     line = f"Take {', '.join(parts)}"
     last = [*best.values()][-1]
     number = last.plan.hosts
-    on = f"on {number} host{'' if number == 1 else 's'}"
+    hosts = f"on {number} host{'' if number == 1 else 's'}"
     if last.examples_per_s is None:
         sending = 1e3 * sum(last.time.sending.values())
-        return f"{line}: exchanges take {sending:,.1f} ms of a step {on}"
+        return f"{line}: exchanges take {sending:,.1f} ms of a step {hosts}"
     return (
-        f"{line}: {last.examples_per_s:,.0f} examples/s {on}, "
+        f"{line}: {last.examples_per_s:,.0f} examples/s {hosts}, "
         f"{last.time.efficiency:.0%} of what its devices compute"
     )
 

@@ -482,7 +482,7 @@ def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
 def _check_strategy(
     given: RunOptions,
     strategy: str | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     plan: LaunchPlan,
 ) -> None:
     if given.no_strategy and (strategy or plan.has_servers):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from keras_towers import compat
+from keras_towers._types import Structure
 
 _random = np.random.RandomState(0)
 EXAMPLES = 64
@@ -27,14 +28,14 @@ SENTENCE_LABELS: np.ndarray = _random.randint(0, 3, (EXAMPLES, 4)).astype(
 )
 
 
-def cross_entropy(**options: Any) -> keras.losses.Loss:
+def cross_entropy(**options: object) -> keras.losses.Loss:
     """The loss of a classifier that ends in logits."""
     return keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, **options
     )
 
 
-def momentum(**options: Any) -> keras.optimizers.Optimizer:
+def momentum(**options: object) -> keras.optimizers.Optimizer:
     """Plain SGD with momentum."""
     return keras.optimizers.SGD(0.1, momentum=0.9, **options)
 
@@ -42,12 +43,14 @@ def momentum(**options: Any) -> keras.optimizers.Optimizer:
 class Always(layers.Dropout):
     """Drops in evaluation and predictions too."""
 
-    def call(self, x: Any, training: Any = None) -> Any:
+    def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Drop, whether or not it trains."""
         return super().call(x, training=True)
 
 
-def mlp(*middle: Any, regularizer: Any = None) -> keras.Model:
+def mlp(
+    *middle: keras.Layer, regularizer: keras.Regularizer | None = None
+) -> keras.Model:
     """A classifier of ``FEATURES`` with layers put in the middle."""
     keras.utils.set_random_seed(1)
     return keras.Sequential(
@@ -63,9 +66,9 @@ def mlp(*middle: Any, regularizer: Any = None) -> keras.Model:
 def compiled(
     build: Callable[[], keras.Model] = mlp,
     optimizer: Callable[[], keras.optimizers.Optimizer] = momentum,
-    loss: Callable[[], Any] = cross_entropy,
-    metrics: Callable[[], Any] = lambda: ["accuracy"],
-    **options: Any,
+    loss: Callable[[], object] = cross_entropy,
+    metrics: Callable[[], object] = lambda: ["accuracy"],
+    **options: object,
 ) -> Callable[[], keras.Model]:
     """Return a function that makes a compiled model, the same every time.
 
@@ -148,7 +151,7 @@ class Lazy(keras.Model):
             [layers.Dense(5, "tanh"), layers.Dense(3)]
         )
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Use one layer twice."""
         return self.nested(self.shared(self.shared(inputs)))
 
@@ -168,11 +171,11 @@ class OwnStep(keras.Model):
         """The mean loss only."""
         return [self.mean_loss]
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return logits."""
         return self.body(inputs)
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """Train on the mean loss of a batch."""
         x, y = data
         with tf.GradientTape() as tape:
@@ -196,7 +199,11 @@ class Gan(keras.Model):
         )
         self.critic_loss = keras.metrics.Mean(name="critic_loss")
 
-    def compile(self, generator_optimizer: Any, critic_optimizer: Any) -> None:
+    def compile(
+        self,
+        generator_optimizer: keras.Optimizer,
+        critic_optimizer: keras.Optimizer,
+    ) -> None:
         """Take an optimizer for each network."""
         super().compile()
         self.generator_optimizer = generator_optimizer
@@ -207,11 +214,11 @@ class Gan(keras.Model):
         """The loss of the critic only."""
         return [self.critic_loss]
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return what the critic says of what the generator makes."""
         return self.critic(self.generator(inputs))
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """Train both networks."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape(persistent=True) as tape:
@@ -246,17 +253,17 @@ class ByHand(keras.Model):
         **parts: attributes of the model, of which ``net`` predicts.
     """
 
-    def __init__(self, function: Callable[..., Any], /, **parts: Any):
+    def __init__(self, function: Callable[..., Any], /, **parts: object):
         super().__init__()
         self._function = function
         for name, part in parts.items():
             setattr(self, name, part)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         """Predict."""
         return self.net(x)
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """Call the function, and train on the loss that it returns."""
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
@@ -266,14 +273,16 @@ class ByHand(keras.Model):
         return apply(self, tape, loss)
 
 
-def apply(model: keras.Model, tape: Any, loss: Any) -> dict[str, Any]:
+def apply(
+    model: keras.Model, tape: tf.GradientTape, loss: tf.Tensor
+) -> dict[str, tf.Tensor]:
     """Apply the gradients of a loss; return it as the log."""
     weights = model.trainable_variables
     model.optimizer.apply(tape.gradient(loss, weights), weights)
     return {"loss": loss}
 
 
-def _of_two_views(model: Any, x: Any) -> tf.Tensor:
+def _of_two_views(model: keras.Model, x: tf.Tensor) -> tf.Tensor:
     """Each of two views finds the other among all, centred over the batch."""
     z = model.net(x)
     z -= tf.reduce_mean(z, 0)
@@ -287,7 +296,9 @@ def _of_two_views(model: Any, x: Any) -> tf.Tensor:
     )
 
 
-def _contrasted(model: Any, x: Any, y: Any) -> dict[str, Any]:
+def _contrasted(
+    model: keras.Model, x: tf.Tensor, y: tf.Tensor
+) -> dict[str, tf.Tensor]:
     """What it applies is not linear in its gradients."""
     variables = model.trainable_variables
     with tf.GradientTape() as tape:

@@ -12,16 +12,22 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from keras_towers._types import Structure
 from keras_towers.conformance import case_models as m
 
 BATCH = 16
 _UNEVEN = 53
 
-Fit: TypeAlias = Callable[[Any], Any]
+Fit: TypeAlias = Callable[[keras.Model], Structure]
 """Trains a model; returns its ``History``, or what several contain."""
 
 
-def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **options: Any) -> Fit:
+def fit(
+    x: Structure,
+    y: Structure = None,
+    count: int = m.EXAMPLES,
+    **options: object,
+) -> Fit:
     """``fit`` on the first ``count`` examples, in order, for two epochs."""
     weights = options.pop("sample_weight", None)
     x, y, weights = tf.nest.map_structure(
@@ -29,7 +35,7 @@ def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **options: Any) -> Fit:
     )
     arguments = {"batch_size": BATCH, "epochs": 2, "verbose": 0, **options}
 
-    def run(model: Any) -> Any:
+    def run(model: keras.Model) -> keras.callbacks.History:
         return model.fit(
             x, y, sample_weight=weights, shuffle=False, **arguments
         )
@@ -40,7 +46,7 @@ def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **options: Any) -> Fit:
 def in_turn(*fits: Fit) -> Fit:
     """Several fits of one model; returns what all of them have logged."""
 
-    def run(model: Any) -> dict[str, Any]:
+    def run(model: keras.Model) -> dict[str, list[float]]:
         return {
             f"{name} of fit {number}": values
             for number, fit in enumerate(fits)
@@ -90,7 +96,7 @@ def case(
     return Case(make, run, tolerance, in_graph)
 
 
-def _momentum(**options: Any) -> Callable[[], keras.optimizers.Optimizer]:
+def _momentum(**options: object) -> Callable[[], keras.optimizers.Optimizer]:
     """A function that makes SGD with momentum."""
     return functools.partial(m.momentum, **options)
 

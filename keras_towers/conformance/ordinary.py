@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -36,7 +34,7 @@ class Originals:
 
     def __init__(self, model: keras.Model):
         self.model = model
-        self.held: list[tuple[keras.Variable, Any]] = [
+        self.held: list[tuple[keras.Variable, tf.Variable]] = [
             (v, v._value) for v in all_variables(model)
         ]
 

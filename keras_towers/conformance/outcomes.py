@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers._types import Structure
 from keras_towers.conformance.ordinary import (
     Originals,
     all_variables,
@@ -21,7 +21,10 @@ TOLERANCE = 2e-6
 
 
 def assert_close(
-    found: Any, wanted: Any, tolerance: float = TOLERANCE, message: str = ""
+    found: Structure,
+    wanted: Structure,
+    tolerance: float = TOLERANCE,
+    message: str = "",
 ) -> None:
     """Two arrays or numbers differ by no more than the tolerance."""
     np.testing.assert_allclose(
@@ -59,14 +62,14 @@ class Outcome:
     """
 
     model: keras.Model
-    returned: Any
+    returned: Structure
     values: list[tuple[str, np.ndarray]]
 
 
 def use_model(
     make: Callable[[], keras.Model],
-    act: Callable[[Any], Any],
-    strategy: Any = None,
+    act: Callable[[keras.Model], Structure],
+    strategy: tf.distribute.Strategy | None = None,
     eagerly: bool = False,
 ) -> Outcome:
     """Use a new model, on one device or on towers.

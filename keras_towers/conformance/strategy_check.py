@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+
+import tensorflow as tf
 
 from keras_towers.conformance.cases import CASES, Case
 from keras_towers.conformance.outcomes import (
@@ -18,7 +19,7 @@ from keras_towers.strategies.base import BaseStrategy
 
 
 def check_strategy(
-    make_strategy: Callable[[], Any],
+    make_strategy: Callable[[], tf.distribute.Strategy],
     cases: Iterable[str] = tuple(CASES),
     *,
     tolerance: float | None = None,

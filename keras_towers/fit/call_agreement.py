@@ -12,18 +12,17 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._types import Variable
+from keras_towers._types import Plain, Variable
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import plain_settings
 from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.fit.weights.shards import ShardedVariable, current_value
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Peers
@@ -51,7 +50,7 @@ _SHOWN_SETTINGS = 3
 def check_call(
     config: TowerConfig,
     keras_call: KerasCall,
-    observer: Any,
+    observer: object,
     is_compiled_again: bool = False,
 ) -> None:
     """Check that all ranks call the same method with the same arguments.
@@ -127,8 +126,8 @@ def check_call(
 
 
 def _meet(
-    config: TowerConfig, settings: Any, kind: str, where: str
-) -> list[Any]:
+    config: TowerConfig, settings: Plain, kind: str, where: str
+) -> list[Plain]:
     """Gather what ranks compare at the beginning of a call.
 
     Raises:
@@ -286,9 +285,7 @@ def digest_of(variable: keras.Variable) -> str:
 
     Of rows that only all ranks together have, it is their place.
     """
-    if isinstance(variable._value, ShardedVariable):
-        variable._value.become_ordinary()
-    held = variable._value
+    held = current_value(variable)
     if isinstance(held, ShardedVariable) and held.is_remote:
         return f"{_IN_SHARDS} {held.place}"
     value = held.read_value()

@@ -5,7 +5,7 @@ The constructor of a strategy combines:
 * a ``TowerConfig``: its devices, the processes, and how a batch is distributed;
 * a ``WeightUpdate``: where trained weights and slot variables live, and who
   updates them. Others inherit from it;
-* ``TowerCalls``: how ``fit``, ``evaluate``, ... run. Others inherit from these.
+* a ``TowerRunner``: how ``fit``, ``evaluate``, ... run. Others inherit from it.
 
 ``fit/`` depends only on these, never on the type of the strategy, and this
 module on neither of the two.
@@ -16,17 +16,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_towers._strategy import Strategy
-from keras_towers._types import Variable
+from keras_towers._types import Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.places import ALONE, Places, Ranks
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
@@ -128,7 +129,7 @@ class NamedGradients:
     """The gradients of N named variables; None for a missing gradient."""
 
     names: tuple[str, ...]
-    grads: list[Any]
+    grads: list[Gradient | None]
 
     def describe_gradients(self) -> list[str]:
         """Describe each gradient: variable, shape or ``sparse``, dtype."""
@@ -179,8 +180,8 @@ class ApplyCall(NamedGradients):
 
     optimizer: keras.optimizers.Optimizer
     # The optimizer's own ``apply``, of gradients and variables.
-    original: Callable[[list[Any], list[Any]], Any]
-    variables: list[Any]
+    original: Callable[[list[Gradient | None], list[Variable]], object]
+    variables: list[Variable]
     # The names of those that the step reads after the call, where it is known.
     read_later: Sequence[str] = ()
 
@@ -214,7 +215,7 @@ class KerasCall:
 
     # One of ``METHODS``, and Keras's original method.
     kind: str
-    original: Callable[..., Any]
+    original: Callable[..., Structure]
     model: keras.Model
     # Changed in place, for example to replace callbacks.
     arguments: dict[str, Any]
@@ -226,7 +227,7 @@ class KerasCall:
         original: Callable[..., object],
         model: keras.Model,
         args: tuple[object, ...],
-        kwargs: dict[str, Any],
+        kwargs: Mapping[str, object],
     ) -> KerasCall:
         """Bind the user's arguments to their names."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
@@ -240,7 +241,7 @@ class KerasCall:
         """Whether its steps train."""
         return self.kind in TRAINING
 
-    def call_keras(self) -> Any:
+    def call_keras(self) -> Structure:
         """Run Keras's own method."""
         return self.original(self.model, **self.arguments)
 
@@ -254,7 +255,7 @@ class TowerFunction:
 
     alone: TowerFunction | None = None
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Structure) -> Structure:
         """Run the model's ``steps_per_execution`` steps.
 
         Args:
@@ -270,15 +271,15 @@ class KerasStrategy:
     # module, in ``fit/update`` and ``fit/calls``.
     _config: TowerConfig
     _update: Any
-    _calls: Any
+    _runner: Any
     # Whether options say where variables are, and who updates them.
     _follows_options: bool
 
     @property
     def _adoption(self) -> Any:
-        return self._calls.adoption
+        return self._runner.adoption
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
+    def scope(self) -> contextlib.AbstractContextManager[object]:
         """Make the strategy TensorFlow's current one inside a block."""
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ patches the same names (``parameter_servers/worker_fit.py``). ``kt.verify``
 patches how variables are initialized while it measures (``verification.py``),
 and ``keras-towers plan`` while it builds models and traces their steps
 (``fit/weights/without_memory.py``); so does an optimizer while it makes a slot
-in shards (``fit/update/in_shards.py``). The drop-ins of Horovod and
+in shards (``fit/weights/deferred_variable.py``). The drop-ins of Horovod and
 BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
 
@@ -78,7 +78,9 @@ def installed() -> contextlib.AbstractContextManager[None]:
     return patches.patched_while_used(_PATCHES)
 
 
-def _scaled_loss(original: Callable[[Any], Any], value: object) -> Any:
+def _scaled_loss(
+    original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor
+) -> tf.Tensor:
     # Only in a custom loop does a replica see just its part of the batch.
     across = tf.distribute.in_cross_replica_context()
     if across and contract.active_strategy() is not None:
@@ -86,9 +88,12 @@ def _scaled_loss(original: Callable[[Any], Any], value: object) -> Any:
     return original(value)
 
 
-def _proxy_for_keras(original: Callable[[Any], Any], model: keras.Model) -> Any:
+def _proxy_for_keras(
+    original: Callable[[keras.Model], StrategyProxy | Strategy],
+    model: keras.Model,
+) -> StrategyProxy | Strategy:
     """Return a proxy that fails if Keras's method was called directly."""
-    seen: StrategyProxy | Strategy = original(model)
+    seen = original(model)
     if isinstance(seen, StrategyProxy) or not isinstance(
         seen, contract.KerasStrategy
     ):
@@ -102,7 +107,7 @@ class _NoCall:
     def __init__(self, model: keras.Model):
         self._model = model
 
-    def is_step(self, fn: Any) -> bool:
+    def is_step(self, fn: object) -> bool:
         return True
 
     def iterator(self, *args: object, **kwargs: object) -> NoReturn:
@@ -122,14 +127,14 @@ def _epoch_iterator(
     *args: object,
     distribute_strategy: StrategyProxy | Strategy | None = None,
     **kwargs: object,
-) -> Any:
+) -> object:
     if isinstance(distribute_strategy, StrategyProxy):
         return distribute_strategy.call.iterator(*args, **kwargs)
     return original(*args, distribute_strategy=distribute_strategy, **kwargs)
 
 
 def _notify(
-    event: Callable[[adoption.Adoption, Any], None],
+    event: Callable[[adoption.Adoption, keras.Model], None],
     original: Callable[..., None],
     model: keras.Model,
     *args: object,
@@ -167,8 +172,11 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 
 
 def _call_loaded(
-    original: Callable[..., object], function: Any, args: Any, captured: Any
-) -> Any:
+    original: Callable[..., object],
+    function: object,
+    args: object,
+    captured: Any,
+) -> object:
     """Call a function of a loaded model.
 
     TensorFlow refuses to call a function that was loaded under a strategy
@@ -188,8 +196,8 @@ def _call_loaded(
 
 
 def _create_variable(
-    outside: Callable[[Any], contextlib.AbstractContextManager[None]],
-    original: Callable[[Any, Any], None],
+    outside: Callable[[Variable], contextlib.AbstractContextManager[None]],
+    original: Callable[[Variable, object], None],
     variable: Variable,
     value: Any,
 ) -> None:
@@ -211,7 +219,7 @@ def _create_variable(
 
 
 def _create_by_initializer(
-    original: Callable[[Any, Any], None],
+    original: Callable[[Variable, object], None],
     variable: Variable,
     initializer: object,
 ) -> None:
@@ -227,7 +235,7 @@ def _create_by_initializer(
 
 def _export(
     original: Callable[..., object], *args: object, **kwargs: object
-) -> Any:
+) -> object:
     """Export a model with whole variables."""
     with (
         contextlib.ExitStack() as wholes,
@@ -305,8 +313,12 @@ _PATCHES: tuple[patches.Patch, ...] = (
 
 
 def patch_until_closed(
-    around_call: Callable[[str, Any], contextlib.AbstractContextManager[None]],
-    around_creation: Callable[[Any], contextlib.AbstractContextManager[None]],
+    around_call: Callable[
+        [str, keras.Model], contextlib.AbstractContextManager[None]
+    ],
+    around_creation: Callable[
+        [Variable], contextlib.AbstractContextManager[None]
+    ],
     set_distribution: Callable[[Callable[[], None], Any], None],
     backend: Mapping[str, Callable[..., object]],
 ) -> contextlib.ExitStack:
@@ -332,11 +344,11 @@ def patch_until_closed(
         model: keras.Model,
         *args: object,
         **kwargs: object,
-    ) -> Any:
+    ) -> object:
         with around_call(kind, model):
             return _run(kind, original, model, *args, **kwargs)
 
-    def store(original: Callable[..., Any], name: str, value: Any) -> None:
+    def store(original: Callable[..., None], name: str, value: object) -> None:
         if name == "distribution":
             set_distribution(lambda: original(name, value), value)
         else:
@@ -382,7 +394,7 @@ def _run(
     model: keras.Model,
     *args: object,
     **kwargs: object,
-) -> Any:
+) -> object:
     """Run a method of Keras on the towers of its strategy, if it has one."""
     in_block = tf.distribute.has_strategy()
     if in_block and contract.active_strategy() is None:
@@ -398,11 +410,11 @@ def _run(
             )
         if not in_block:
             model_binding.announce_default(model, kind, strategy._config)
-        calls = strategy._calls
-        with calls.failing_together(kind):
+        runner = strategy._runner
+        with runner.failing_together(kind):
             call = contract.KerasCall.of(kind, original, model, args, kwargs)
             with strategy.scope():
-                return calls.run_call(call)
+                return runner.run_call(call)
     trains = kind in contract.TRAINING
     block = thread_state.block_of_other_thread()
     if strategy is None and trains and block is not None:
@@ -427,7 +439,9 @@ def _run(
         return original(model, *args, **kwargs)
 
 
-def _resolve_auto(original: Callable[[Any], bool], model: keras.Model) -> bool:
+def _resolve_auto(
+    original: Callable[[keras.Model], bool], model: keras.Model
+) -> bool:
     """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
 
     Under a strategy of TensorFlow's own, XLA cannot compile a step; on towers

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from keras_towers import settings
 from keras_towers._bytes import parse_bytes
-from keras_towers._compression_names import CompressionName
+from keras_towers._types import CompressionName
 from keras_towers.errors import TowerError, did_you_mean
 
 if TYPE_CHECKING:
@@ -343,7 +343,7 @@ class ServerKeywords(TypedDict, total=False):
 
 
 def options_of(
-    strategy: Any, keywords: type, options: Mapping[str, Any], **fixed: Any
+    strategy: object, keywords: type, options: Mapping[str, Any], **fixed: Any
 ) -> StrategyOptions:
     """Return the options that a strategy got as keyword arguments.
 

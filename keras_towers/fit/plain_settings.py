@@ -8,17 +8,48 @@ optimizers (``call_agreement.py``).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.rendezvous import rank_checks
 
 _RATE = "learning_rate"
 _INNER = "inner_optimizer"
 # What only names objects, and what ranks and backups share.
 _IGNORED = ("name", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """The settings of a model, as plain data that a backup keeps.
+
+    Attributes:
+        version: that of Keras.
+        model: as ``of_model`` describes it.
+        ranks: the number of ranks that train it.
+    """
+
+    version: str
+    model: dict[str, str]
+    ranks: int
+
+    @classmethod
+    def of(cls, model: keras.Model, ranks: int) -> ModelSettings:
+        """Return the settings of a model that ranks train."""
+        return cls(keras.__version__, of_model(model), ranks)
+
+    def differing(self, other: ModelSettings) -> dict[str, list[object]]:
+        """Return those of the model that differ, with both values."""
+        both = [self.model, other.model]
+        if self.version != other.version:
+            # Each version may have settings that the other one has not.
+            known = self.model.keys() & other.model.keys()
+            both = [{name: each[name] for name in known} for each in both]
+        return rank_checks.differing_settings(both)
 
 
 def of_model(model: keras.Model) -> dict[str, str]:
@@ -83,8 +114,8 @@ def is_rate(name: str) -> bool:
     return name.startswith(_RATE)
 
 
-def _options_of(configured: Any) -> dict[str, Any]:
-    config: dict[str, Any] = {}
+def _options_of(configured: Any) -> dict[str, object]:
+    config: dict[str, object] = {}
     with contextlib.suppress(Exception):  # Not every object has one.
         config = dict(configured.get_config())
     # Not all of Keras's losses have these in their configuration.
@@ -96,12 +127,12 @@ def _options_of(configured: Any) -> dict[str, Any]:
     }
 
 
-def _objects_of(layer: keras.layers.Layer) -> dict[str, Any]:
+def _objects_of(layer: keras.layers.Layer) -> dict[str, object]:
     """Describe a layer's regularizers, constraints and dtype policy."""
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):
         config = dict(layer.get_config())
-    objects = {}
+    objects: dict[str, object] = {}
     for name, value in config.items():
         # Values that weights begin with are not those that they have.
         if not isinstance(value, Mapping) or name.endswith("initializer"):
@@ -122,8 +153,10 @@ def _is_plain(value: object) -> bool:
 def in_words(value: Any) -> str:
     """Describe a value: equal ones have equal words on all ranks."""
     if isinstance(value, Mapping):
-        pairs = ((str(key), in_words(of)) for key, of in value.items())
-        return f"{{{', '.join(f'{key}: {of}' for key, of in sorted(pairs))}}}"
+        pairs = ((str(key), in_words(each)) for key, each in value.items())
+        return (
+            f"{{{', '.join(f'{key}: {text}' for key, text in sorted(pairs))}}}"
+        )
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(in_words, value))}]"
     # NumPy shows numbers with their class.

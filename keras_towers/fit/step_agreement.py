@@ -8,22 +8,23 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit import step_errors
 from keras_towers.fit.data.same_data import (
     SIZE,
-    different_data,
     different_numbers,
+    refuse_other_batch,
 )
 from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
 
-_BATCH = "they have different examples in a batch after the first one"
+_Result = TypeVar("_Result")
+
 # The steps of a rank run one after another, and each compares itself once. So
 # ranks that trace other steps, or have no further batch, meet under one key.
 STEP_KEY = "kt.step"
@@ -119,7 +120,7 @@ class ComparedStep:
     exchanged: Sequence[str]
     operations: Operations | None = None
     constants: Constants = Constants()
-    spec: Any = None
+    spec: Structure = None
     fingerprint: tf.Tensor | None = None
 
     @functools.cached_property
@@ -178,8 +179,6 @@ class StepAgreement:
         # The last one is the one that was traced last.
         self._traced.pop(name, None)
         self._traced[name] = step
-        if tf.executing_eagerly():
-            rank_checks.gather(self._transport, None, "compares the steps")
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
@@ -190,23 +189,22 @@ class StepAgreement:
         # Ranks with data of their own may know other sizes of a batch, on which
         # operations and constants depend.
         same_step = exchanges & ((operations & integers & reals) | ~sizes)
-        if tf.executing_eagerly():
-            if not same_step:
-                raise self.mismatch_error()
-            return []
-        assertions = [tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP])]
+        assertions: list[tf.Operation] = []
+        if not tf.executing_eagerly():
+            text = [rank_checks.OTHER_STEP]
+            assertions.append(tf.debugging.Assert(same_step, text))
+        elif not same_step:
+            raise self.mismatch_error()
         if data is None:
             return assertions
         same_data = tf.reduce_all(equal.approximate[number:])
         # Other steps may have other data: say that the steps differ.
         with tf.control_dependencies(assertions):
-            return assertions + step_errors.assert_for_user(
-                same_data, str(different_data(_BATCH)), []
+            return assertions + refuse_other_batch(
+                self._transport, same_data, data
             )
 
-    def all_end(
-        self, batches: Any, after: Sequence[object], in_rounds: bool = False
-    ) -> tf.Tensor:
+    def all_end(self, batches: Any, in_rounds: bool = False) -> tf.Tensor:
         """Whether the data of all ranks has ended after so many batches.
 
         A rank whose data goes on compares its next step instead, or in rounds
@@ -214,12 +212,11 @@ class StepAgreement:
         """
         key = next_key(UPDATE_KEY) if in_rounds else STEP_KEY
         ended = [_END, batches, 0, 0]
-        with tf.control_dependencies(after):
-            equal = self._compare(ended, Constants().approximate, key=key)
-            return tf.reduce_all(equal.exact)
+        equal = self._compare(ended, Constants().approximate, key=key)
+        return tf.reduce_all(equal.exact)
 
     def take_over(
-        self, variables: Sequence[Sequence[Any]], devices: Sequence[str]
+        self, variables: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
     ) -> tf.Tensor:
         """Assign rank 0's values to variables, unless they are the same.
 
@@ -248,11 +245,13 @@ class StepAgreement:
 
     def _compare(
         self,
-        exact: Sequence[Any],
+        exact: Sequence[int | tf.Tensor],
         constants: Sequence[int],
         data: tf.Tensor | None = None,
         key: str = STEP_KEY,
     ) -> Equal:
+        if tf.executing_eagerly():
+            rank_checks.gather(self._transport, None, "compares the steps")
         if data is None:
             data = tf.zeros(SIZE, tf.int64)
         mine = tf.convert_to_tensor(exact, tf.int64)
@@ -278,7 +277,7 @@ class StepAgreement:
         ends = [of_rank for _, of_rank in ranks]
         if set(ends) != {None}:
             return different_numbers(["more" if n is None else n for n in ends])
-        common = set.intersection(*({*map(tuple, of)} for of, _ in ranks))
+        common = set.intersection(*({*map(tuple, own)} for own, _ in ranks))
         # A rank whose steps others have had, too, is in one of these.
         odd = [step for name, step in traced.items() if name not in common]
         odd = odd or [*traced.values()]
@@ -299,9 +298,9 @@ class StepAgreement:
             if any(causes):
                 unknown = [()] * len(listed)
                 return TowerError(rank_checks.describe_steps(unknown, causes))
-            other = next(of for of in listed if of != checksums)
+            other = next(own for own in listed if own != checksums)
             first = operations.first_beside(other) if operations else None
-            own = None if first is None else tuple(first)
+            own: Any = None if first is None else tuple(first)
             texts = rank_checks.gather(self._transport, own, where)
             return TowerError(rank_checks.describe_operations(texts))
         exchanged = [
@@ -316,7 +315,7 @@ class StepAgreement:
         exchanges = rank_checks.gather(self._transport, exchanged, where)
         return TowerError(
             rank_checks.describe_steps(
-                [[(tuple(k), name) for k, name in of] for of in exchanges],
+                [[(tuple(k), name) for k, name in own] for own in exchanges],
                 _differing(constants, set().union(*constants)),
             )
         )
@@ -330,7 +329,10 @@ class Equal(NamedTuple):
 
 
 def are_equal(
-    transport: Transport, exact: tf.Tensor, approximate: Any, key: str
+    transport: Transport,
+    exact: tf.Tensor,
+    approximate: Sequence[int] | tf.Tensor,
+    key: str,
 ) -> Equal:
     """Whether all ranks have the same numbers, for each of them.
 
@@ -364,7 +366,7 @@ def are_equal(
     return Equal(high & low, others)
 
 
-def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
+def outside_of_loops(exchange: Callable[[], _Result]) -> Callable[[], _Result]:
     """Return an exchange in which ranks in a loop meet ranks in none.
 
     TensorFlow adds the iteration of a loop to the keys of its collectives, but
@@ -378,7 +380,7 @@ def outside_of_loops(exchange: Callable[[], Any]) -> Callable[[], Any]:
     )
 
 
-def _by_place(described: Iterable[Any]) -> dict[int, list[ConstantText]]:
+def _by_place(described: Iterable[Sequence]) -> dict[int, list[ConstantText]]:
     """Return the constants of a rank by their places, in its order."""
     found: dict[int, list[ConstantText]] = {}
     for constant in itertools.starmap(ConstantText, described):
@@ -399,17 +401,17 @@ def _differing(
         place
         for place in places
         if not all(
-            _alike(ranks[0].get(place, []), of.get(place, [])) for of in ranks
+            _alike(ranks[0].get(place, []), own.get(place, [])) for own in ranks
         )
     }
     return [
         [
             constant.text
-            for place, constants in of.items()
+            for place, constants in own.items()
             if place in different
             for constant in constants
         ]
-        for of in ranks
+        for own in ranks
     ]
 
 

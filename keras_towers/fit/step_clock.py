@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -38,7 +39,7 @@ class StepRecorder:
     tower, begin and end, in seconds since 1970.
     """
 
-    def __init__(self, model: Any, kept: int):
+    def __init__(self, model: keras.Model, kept: int):
         self.traces: int = 0
         self.count: int = 0
         self.spans: deque[tuple[int, float, float]] = deque(maxlen=kept)
@@ -91,7 +92,7 @@ class StepMarks:
         self._devices = devices
         # For each tower: the points, and the tensors each mark waits for.
         self._marks: list[list[tuple[Point, list[Any]]]] = [[] for _ in devices]
-        self._queues: list[Any] = []
+        self._queues: list[tf.queue.FIFOQueue] = []
         # By tower: the number of operations before its updates.
         self._updates_after: dict[int, int] = {}
 
@@ -175,7 +176,7 @@ _marks: ThreadLocal[StepMarks] = ThreadLocal()
 recording = _recorder.holding
 
 
-def recorder_of(model: Any) -> StepRecorder | None:
+def recorder_of(model: keras.Model | None) -> StepRecorder | None:
     """Return the recorder of a model's steps, or None."""
     recorder = _recorder.get()
     return recorder if recorder and recorder.model is model else None
@@ -183,7 +184,9 @@ def recorder_of(model: Any) -> StepRecorder | None:
 
 @contextlib.contextmanager
 def marked(
-    model: Any, devices: Sequence[str], pieces: Sequence[Structure]
+    model: keras.Model | None,
+    devices: Sequence[str],
+    pieces: Sequence[Structure],
 ) -> Iterator[None]:
     """Mark the step that is traced in this block, if it is recorded."""
     recorder = recorder_of(model)
@@ -199,7 +202,7 @@ def marked(
     marks.finish()
 
 
-def reached(tower: int, point: Point, ends: Any) -> None:
+def reached(tower: int, point: Point, ends: Structure) -> None:
     """Mark that a tower reaches a point once some tensors are computed."""
     marks = _marks.get()
     if marks is not None:

@@ -6,7 +6,6 @@ This module does not depend on code that traces or runs steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -20,7 +19,7 @@ _BEGIN, _END = "keras_towers: ", " (keras_towers)"
 
 
 def assert_for_user(
-    condition: tf.Tensor, text: str, values: Sequence[Any]
+    condition: tf.Tensor, text: str, values: Sequence[tf.Tensor]
 ) -> list[tf.Operation]:
     """Fail a step unless a condition holds; for ``control_dependencies``.
 

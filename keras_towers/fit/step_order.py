@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,17 +11,18 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Structure
-from keras_towers.fit.data.batches import TowerBatch, identity_of, tensors_in
-from keras_towers.fit.data.same_data import (
-    check_batch,
-    check_results,
+from keras_towers.fit.data.batches import (
+    Rows,
+    TowerBatch,
+    identity_of,
+    tensors_in,
 )
+from keras_towers.fit.data.same_data import check_results
 from keras_towers.fit.step_agreement import (
     STEP_KEY,
     UPDATE_KEY,
     ComparedStep,
     StepAgreement,
-    outside_of_loops,
 )
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
@@ -46,19 +46,17 @@ class StepOrder:
         self._turn = compat.hidden_variable(0, tf.int64)
         self.agreement: StepAgreement = StepAgreement(transport)
         self._is_first = compat.hidden_variable(False)
-        self._results_are_first = False
         self._begun = 0
         self.gate: list[tf.Tensor] = []
-        self._batch: list[Any] = []
+        self._batch: list[tf.Tensor] = []
         # The assertions that this step matches the steps of the other ranks.
-        self._same_step: list[Any] | None = None
-        self._exchanged: list[Any] = []
+        self._same_step: list[tf.Operation] | None = None
+        self._exchanged: list[tf.Tensor] = []
 
     def begin_epoch(self) -> None:
         """Note that the next step is the first one of an epoch."""
         if self._transport.size > 1:
             self._is_first.assign(True)
-            self._results_are_first = True
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
@@ -66,18 +64,20 @@ class StepOrder:
         if self._transport.size == 1:
             yield
             return
-        was_first = bool(self._is_first)
+        was_first = self.at_first_step
         try:
             yield
         finally:
             self._is_first.assign(was_first)
 
+    @property
+    def at_first_step(self) -> bool:
+        """Whether the next step is the first one of an epoch; eager only."""
+        return bool(self._is_first)
+
     def in_first_step(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Act in the first step of an epoch only; return the int64 result."""
-        result = tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
-        if tf.executing_eagerly():
-            self._is_first.assign(False)
-        return result
+        return tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
 
     def begin_step(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
@@ -89,7 +89,7 @@ class StepOrder:
         self.gate = [self._turn.read_value()]
         return self._gate_batch(batch)
 
-    def _gate_batch(self, batch: Structure) -> Any:
+    def _gate_batch(self, batch: Structure) -> Structure:
         with tf.control_dependencies(self.gate):
             batch = identity_of(batch)
         self._batch = tensors_in(batch)
@@ -105,32 +105,20 @@ class StepOrder:
         finally:
             self._same_step, self._batch = None, []
 
-    def begin_checked(self, data: Any, batch: Structure) -> Any:
-        """Return the batch of a step, once its data is checked."""
-        # Once inlined, functions that get this batch wait only for the batch.
-        with tf.control_dependencies(self.gate):
-            self.gate = [self.check_first(data)]
-        return self._gate_batch(batch)
-
-    def check_first(self, data: Any) -> tf.Tensor:
-        """Check that the first data of an epoch is the same on all ranks."""
-        check = functools.partial(check_batch, self._transport, data)
-        return self.in_first_step(outside_of_loops(check))
-
-    def check_first_results(self, values: Callable[[], Any]) -> None:
+    def check_first_results(self, values: Callable[[], Structure]) -> None:
         """Check that the first eager step of an epoch does the same on all.
 
         Args:
             values: returns what it has computed.
         """
-        if self._transport.size > 1 and self._results_are_first:
-            self._results_are_first = False
+        if self._transport.size > 1 and self.at_first_step:
+            self._is_first.assign(False)
             check_results(self._transport, values())
 
     def compare(
         self,
         step: ComparedStep,
-        others: Sequence[Sequence[object]] = (),
+        others: Sequence[Sequence[tf.Tensor]] = (),
         devices: Sequence[str] = (),
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
@@ -154,6 +142,21 @@ class StepOrder:
             with tf.control_dependencies(self._same_step):
                 self.in_first_step(take_over)
 
+    def compare_in_rounds(self, step: ComparedStep) -> None:
+        """Compare the first step of an epoch, before it updates anything.
+
+        For ranks that exchange nothing in a step. When they average, they
+        compare what they exchange.
+        """
+
+        def compare() -> tf.Tensor:
+            same = self.agreement.assert_same(step, (), STEP_KEY)
+            with tf.control_dependencies(same):
+                return tf.zeros((), tf.int64)
+
+        with tf.control_dependencies([*self.gate, *self._batch]):
+            self.gate = [self.in_first_step(compare)]
+
     def assert_first(self, checks: Sequence[object]) -> None:
         """Let later operations with effects wait for assertions."""
         if checks:
@@ -163,7 +166,7 @@ class StepOrder:
     def exchange(
         self,
         tensors: Sequence[tf.Tensor],
-        exchange: Callable[[Sequence[object]], list[Any]],
+        exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
         """Exchange tensors, after a check that all ranks do the same."""
         # In a step that involves no other rank, all exchanges are local.
@@ -190,7 +193,7 @@ class StepOrder:
         with tf.control_dependencies(done):
             return identity_of(result)
 
-    def count(self, batch: TowerBatch, here: Any) -> Any:
+    def count(self, batch: TowerBatch, here: Rows) -> Structure:
         """Count a step's examples on all ranks; stop when there are none.
 
         A rank whose data has ended takes part without examples until the data
@@ -210,7 +213,6 @@ class StepOrder:
         described: Sequence[str],
         tower_grads: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
-        step: ComparedStep | None = None,
     ) -> list[list[Any]]:
         """Reduce K lists of N gradients, if all ranks have the same ones.
 
@@ -218,7 +220,6 @@ class StepOrder:
             described: describes each gradient.
             tower_grads: the gradients.
             reduction: reduces them.
-            step: a step that each rank has made by itself, to be compared, too.
         """
         if not tower_grads[0]:
             return [list(grads) for grads in tower_grads]
@@ -226,18 +227,14 @@ class StepOrder:
             return reduction(tower_grads)
         same_step = self._same_step
         if same_step is None:
-            # Their examples may differ.
-            step = dataclasses.replace(
-                step or ComparedStep(()), exchanged=described, fingerprint=None
-            )
             # A step may do this for each of several optimizers.
-            key = next_key(UPDATE_KEY)
+            key, step = next_key(UPDATE_KEY), ComparedStep(described)
             same_step = self.agreement.assert_same(step, self._batch, key)
         with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))
 
 
-def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
+def row_of_rank(value: tf.Tensor, transport: Transport) -> tf.Tensor:
     """Return a row per rank: the value for this rank, 0 for other ranks."""
     zeros = tf.zeros_like(value)
     return tf.stack(

@@ -78,21 +78,21 @@ class ElasticOptions:
                 "the hosts"
             )
 
-    def discover(self, over: threading.Event | None = None) -> dict[str, int]:
+    def discover(self, ended: threading.Event | None = None) -> dict[str, int]:
         """Return the number of slots of each host.
 
         Args:
-            over: set by another thread when the job ends, which then is a
+            ended: set by another thread when the job ends, which then is a
                 ``JobOver``.
         """
         if self.script:
-            return one_machine(discover_by_script(self.script, over))
+            return one_machine(discover_by_script(self.script, ended))
         slots = {THIS_MACHINE: self.max_ranks or self.ranks}
         return one_machine(self.hosts or slots)
 
 
 def discover_by_script(
-    script: Path, over: threading.Event | None = None
+    script: Path, ended: threading.Event | None = None
 ) -> dict[str, int]:
     """Run a script, and read the hosts and their slots that it prints.
 
@@ -101,10 +101,10 @@ def discover_by_script(
 
     Args:
         script: the program.
-        over: ends it when another thread sets it.
+        ended: ends it when another thread sets it.
 
     Raises:
-        JobOver: ``over`` was set.
+        JobOver: ``ended`` was set.
         TowerError: it cannot be run, has failed, or has printed something else.
     """
     try:
@@ -112,14 +112,14 @@ def discover_by_script(
             [str(absolute(script))],
             settings.DISCOVERY_S,
             grace_s=settings.GRACE_S,
-            stop=over,
+            stop=ended,
         )
     except OSError as error:
         raise TowerError(
             f"the host discovery script {script} cannot be run "
             f"({error.strerror}): make it an executable file"
         ) from None
-    if over is not None and over.is_set():
+    if ended is not None and ended.is_set():
         raise JobOver
     if result.code != 0:
         raise TowerError(

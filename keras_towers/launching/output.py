@@ -124,7 +124,7 @@ class Console:
         self._launcher = launcher
         self._files: dict[str, Sink] = {}
         self._on_failed = on_failed
-        self.sinks: dict[Any, Sink] = {
+        self.sinks: dict[IO[str], Sink] = {
             stream: Sink(stream, on_failed)
             for stream in (sys.stdout, sys.stderr)
         }

@@ -37,15 +37,15 @@ def run_job(job: Job) -> outcome.Outcome:
     hosts_now = options.discover()
     planned = fill_slots(hosts_now, options.max_ranks)
     with RunningJob(job, {slot.hostname for slot in planned}) as run:
-        over = threading.Event()
+        ended = threading.Event()
         hosts = ElasticHosts(
-            lambda: run.within_reach(options.discover(over)),
+            lambda: run.within_reach(options.discover(ended)),
             run.within_reach(hosts_now),
             options.cooldown_s,
             run.console.say,
         )
         rounds = Rounds(run, engine, options, hosts)
-        with rounds.following_hosts(over):
+        with rounds.following_hosts(ended):
             return run.run_rounds(rounds.run_round)
 
 
@@ -64,28 +64,28 @@ class Rounds:
         self._plan: list[RankPlacement] = []
 
     @contextlib.contextmanager
-    def following_hosts(self, over: threading.Event) -> Iterator[None]:
+    def following_hosts(self, ended: threading.Event) -> Iterator[None]:
         """Tell the job when hosts come or go, if it is elastic.
 
         Args:
-            over: set when the block ends, and with it what looks for hosts.
+            ended: set when the block ends, and with it what looks for hosts.
         """
         follows = threading.Thread(
-            target=self._follow_hosts, args=(over,), daemon=True
+            target=self._follow_hosts, args=(ended,), daemon=True
         )
         if self._run.job.elastic:
             follows.start()
         try:
             yield
         finally:
-            over.set()
+            ended.set()
             if follows.is_alive():
                 # A script that ignores SIGTERM is killed.
                 follows.join(2 * settings.GRACE_S)
 
-    def _follow_hosts(self, over: threading.Event) -> None:
+    def _follow_hosts(self, ended: threading.Event) -> None:
         with contextlib.suppress(JobOver):
-            while not over.wait(settings.DISCOVERY_PAUSE_S):
+            while not ended.wait(settings.DISCOVERY_PAUSE_S):
                 self._hosts.discover()
                 if self._find_plan() != self._plan:
                     self._run.events.put(outcome.HostsChanged())

@@ -95,7 +95,7 @@ class RankProcess:
         self.code: int | None = None
         self.stopped: bool = False
         self._login = contextlib.ExitStack()
-        self._taggers: dict[Any, Tagger] = {}
+        self._taggers: dict[IO[str], Tagger] = {}
         self._readers: list[threading.Thread] = []
         console, launch, environment = run.console, _AGENT, start.variables
         untagged = self.name is None

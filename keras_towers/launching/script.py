@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
 from keras_towers import known_engines, settings
 from keras_towers.errors import TowerError
@@ -36,7 +35,7 @@ class Setup:
     """
 
     strategy: str | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     suggested: str | None = None
     has_servers: bool = False
     towers: int | None = None
@@ -183,7 +182,9 @@ def _connect(setup: Setup) -> Iterator[None]:
     options = dict(setup.options)
     if towers is not None:
         options["towers"] = towers
-    strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    strategy: contextlib.AbstractContextManager[object] = (
+        contextlib.nullcontext()
+    )
     try:
         if towers is not None:
             _split_cpu(towers, name)

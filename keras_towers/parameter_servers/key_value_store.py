@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import settings
+from keras_towers._types import ConcreteFunction
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote_runtime import (
     RunningFunction,
@@ -75,7 +76,9 @@ class KeyValueStore:
         (texts,) = self._request(read, _numbers(keys))
         return [json.loads(text) if text else None for text in texts.numpy()]
 
-    def _request(self, function: Any, *arguments: tf.Tensor) -> list[tf.Tensor]:
+    def _request(
+        self, function: ConcreteFunction, *arguments: tf.Tensor
+    ) -> list[tf.Tensor]:
         """Run a function that returns at once."""
         try:
             with self._around():
@@ -105,9 +108,9 @@ class KeyValueStore:
         return _write(self._device, chosen, tf.strings.join(["[", [text], "]"]))
 
 
-def value_of(read: Any) -> Any:
+def value_of(read: tf.Tensor) -> Any:
     """Decode the result of ``KeyValueStore.read``; None if it has no value."""
-    text = read.numpy()
+    text: Any = read.numpy()
     return json.loads(text) if text else None
 
 
@@ -119,7 +122,7 @@ def _numbers(keys: Sequence[str]) -> tf.Tensor:
 
 
 @functools.cache
-def _functions(device: str) -> tuple[Any, Any]:
+def _functions(device: str) -> tuple[ConcreteFunction, ConcreteFunction]:
     """Return the functions that read and write values on a device."""
     numbers = tf.TensorSpec((None,), tf.int64)
     texts = tf.TensorSpec((None,), tf.string)

@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat, settings
+from keras_towers._types import ConcreteFunction
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.listening import reachable_only_at
 
@@ -57,9 +57,11 @@ def device_of(index: int) -> str:
 class RunningFunction:
     """A concrete function that runs in a thread, and may block."""
 
-    def __init__(self, function: Any, arguments: Sequence[tf.Tensor] = ()):
+    def __init__(
+        self, function: ConcreteFunction, arguments: Sequence[tf.Tensor] = ()
+    ):
         self._manager = compat.CancellationManager()
-        self._outputs: Future[list[Any]] = Future()
+        self._outputs: Future[list[tf.Tensor]] = Future()
 
         def run() -> None:
             try:

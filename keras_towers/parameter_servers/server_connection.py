@@ -9,12 +9,12 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers._notices import announce
+from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import key_value_store
 from keras_towers.parameter_servers.key_value_store import KeyValueStore
@@ -242,7 +242,7 @@ class ServerPeers:
         finally:
             self._poll = before
 
-    def gather_objects(self, value: object) -> list[Any]:
+    def gather_objects(self, value: Plain) -> list[Plain]:
         """Return the values of all workers, by rank.
 
         The chief collects the values and removes duplicates. If every worker
@@ -280,7 +280,7 @@ class ServerPeers:
                 "tasks of the job again, from a backup."
             )
 
-    def _await(self, read: Callable[[], Any], key: str) -> Any:
+    def _await(self, read: Callable[[], Plain | None], key: str) -> Plain:
         cluster = self.connection.cluster
         me = key_value_store.task_name(cluster, self.rank)
         look_s = min(settings.LIVENESS_CHECK_S, self.stall_timeout_s)

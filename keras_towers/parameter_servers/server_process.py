@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -45,7 +44,7 @@ class WorkerLiveness(Liveness):
         self._addresses = workers
         self._store = store
 
-    def _ask(self, rank: int) -> Any:
+    def _ask(self, rank: int) -> Hashable:
         address = self._addresses[rank]
         if task_answers(address):
             return ANSWERED
@@ -173,8 +172,8 @@ def _is_over(
     silent_s = [workers.silent_s(rank) for rank in awaited]
     if failed:
         # Give them time to read about the failure.
-        over = all(each > settings.SERVERS_S for each in silent_s)
-        return over or waited_s > settings.CHIEF_LOST_S
+        all_silent = all(each > settings.SERVERS_S for each in silent_s)
+        return all_silent or waited_s > settings.CHIEF_LOST_S
     return all(min(waited_s, each) > settings.LOST_S for each in silent_s)
 
 

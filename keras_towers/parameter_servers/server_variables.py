@@ -23,7 +23,11 @@ from keras_towers.fit.weights.least_loaded import (
 from keras_towers.fit.weights.tower_variables import with_values
 from keras_towers.parameter_servers.server_connection import Connection
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.named_resources import TracedFunctions, variable
+from keras_towers.replicas.named_resources import (
+    RunFunction,
+    TracedFunctions,
+    variable,
+)
 
 # The most parts that weights are divided into.
 _PARTS = 32
@@ -47,9 +51,7 @@ class ServerVariables:
             that is too small to be divided.
     """
 
-    def __init__(
-        self, name: str, connection: Connection, run: Callable[[Any], list[Any]]
-    ):
+    def __init__(self, name: str, connection: Connection, run: RunFunction):
         self._name = name
         self._drop_with = connection.dropped.drop_with
         self._calls = TracedFunctions(run)
@@ -109,10 +111,10 @@ class ServerVariables:
         self._count += 1
         self._copies[local] = copy
 
-    def __contains__(self, local: Any) -> bool:
+    def __contains__(self, local: object) -> bool:
         return isinstance(local, keras.Variable) and local in self._copies
 
-    def copy_of(self, local: Any) -> tf.Variable:
+    def copy_of(self, local: keras.Variable) -> tf.Variable:
         """Return the copy of a variable."""
         self._check([local])
         return self._copies[local]

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, settings
-from keras_towers._types import Structure
+from keras_towers._types import ConcreteFunction, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.step_agreement import ComparedStep
@@ -96,7 +95,7 @@ class Session:
         self._seeds = [f"{self.name}/seeds_{self.rank}_{i}" for i in range(2)]
         self.connection.dropped.drop_with(self, self.name)
 
-    def _run_in_step(self, function: Any) -> list[tf.Tensor]:
+    def _run_in_step(self, function: ConcreteFunction) -> list[tf.Tensor]:
         """Run a concrete function, unless the chief ends the ``fit``."""
         return self.workers.wait_for(RunningFunction(function), in_step=True)
 
@@ -210,7 +209,7 @@ class Session:
         """
         raise NotImplementedError
 
-    def trace_step(self, step: Callable[[], Any]) -> Structure:
+    def trace_step(self, step: Callable[[], Structure]) -> Structure:
         """Trace a step, and the operations that count it."""
         self._begin_step()
         result = step()
@@ -312,7 +311,7 @@ class AsyncSession(Session):
         # The step has done so.
         return True, self.last_stopped()
 
-    def trace_step(self, step: Callable[[], Any]) -> Structure:
+    def trace_step(self, step: Callable[[], Structure]) -> Structure:
         result = super().trace_step(step)
         # Each weight is read after its update, and then written when the step
         # has read the local one.
@@ -357,9 +356,9 @@ class AveragedSession(Session):
         number: int,
         splits_batches: bool,
         quorum: Quorum,
-        after_update: Callable[[Sequence[object]], Any] = lambda variables: (
-            None
-        ),
+        after_update: Callable[
+            [Sequence[Variable]], object
+        ] = lambda variables: None,
     ):
         super().__init__(peers, number, splits_batches)
         self.quorum = quorum
@@ -519,7 +518,7 @@ class AveragedSession(Session):
         def begin(count: int) -> RunningFunction:
             return RunningFunction(update, [tf.constant(count)])
 
-        def apply(count: int) -> Any:
+        def apply(count: int) -> tf.Tensor:
             (averaged,) = self._wait_in_coordinator(begin(count))
             return averaged
 
@@ -538,7 +537,9 @@ class AveragedSession(Session):
         coordinator.start()
         return coordinator
 
-    def _run_in_coordinator(self, function: Any) -> list[tf.Tensor]:
+    def _run_in_coordinator(
+        self, function: ConcreteFunction
+    ) -> list[tf.Tensor]:
         """Run a concrete function that may wait for a long time."""
         return self._wait_in_coordinator(RunningFunction(function))
 

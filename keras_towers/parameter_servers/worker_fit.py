@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -25,6 +25,7 @@ from keras_towers.fit.contract import (
     FitStart,
     KerasCall,
     TowerConfig,
+    TowerFunction,
 )
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
@@ -112,7 +113,7 @@ class WorkerFit(ReplicaCall):
         )
         # Leaves before the optimizer writes the final values of the weights.
         optimizer = self.model.optimizer
-        methods: dict[str, Any] = {}
+        methods: patches.Shadows = {}
         if optimizer is not None:
             methods = {"finalize_variable_values": self._finalize}
         with (
@@ -132,7 +133,7 @@ class WorkerFit(ReplicaCall):
         self.session.begin_trace()
         self.model.train_function = None
         super()._make_step_function("train", force)
-        function: Any = getattr(self.model, "train_function")  # noqa: B009
+        function: TowerFunction = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
 
     def _refuse_swaps(self, callbacks: list[keras.callbacks.Callback]) -> None:
@@ -158,7 +159,11 @@ class WorkerFit(ReplicaCall):
             kwargs["on_next_step"] = self._workers.beat
         return super()._make_iterator(kind, **kwargs)
 
-    def build(self, iterator: Any = None, data_batch: Structure = None) -> None:
+    def build(
+        self,
+        iterator: TowerEpochIterator | None = None,
+        data_batch: Structure = None,
+    ) -> None:
         super().build(iterator, data_batch)
         # The fit begins with an exchange of all weights.
         self.prepare()
@@ -198,6 +203,7 @@ class WorkerFit(ReplicaCall):
             self._come_back()
         if self._workers.steps_done:
             # Batches are read, and skipped, to keep the order of the data.
+            assert self.epoch_iterator is not None
             epochs, self._skipped = self.epoch_iterator.skip_batches(
                 self._workers.steps_done
             )
@@ -230,7 +236,7 @@ class WorkerFit(ReplicaCall):
         self._has_left = True
         workers.steps_done = workers.status(0).steps or 0
 
-    def train(self, steps: Any, iterator: Any) -> Logs:
+    def train(self, steps: Any, iterator: Iterator[Structure]) -> Logs:
         logs = None
         for _ in range(self.model.steps_per_execution):
             if self._skipped:
@@ -304,8 +310,8 @@ class WorkerFit(ReplicaCall):
     def _finalize(
         self,
         optimizer: keras.Optimizer,
-        original: Callable[[Any], None],
-        variables: Any,
+        original: Callable[[Sequence[Variable]], None],
+        variables: Sequence[Variable],
     ) -> None:
         begun = self.session.trains
         if begun:
@@ -369,7 +375,7 @@ class WorkerFit(ReplicaCall):
 
 def _assign(
     original: Callable[..., object], variable: Variable, value: object
-) -> Any:
+) -> object:
     """Assign a value; on the chief, callbacks also write to the servers."""
     result = original(variable, value)
     session = current_session.get()
@@ -380,7 +386,7 @@ def _assign(
 
 def _next_seed(
     original: Callable[..., tf.Tensor],
-    generator: Any,
+    generator: keras.random.SeedGenerator,
     *args: object,
     **kwargs: object,
 ) -> tf.Tensor:
@@ -445,7 +451,7 @@ class ServerUpdate(WeightUpdate):
         )
 
 
-class WorkerCalls(OneFitPerModel):
+class WorkerRunner(OneFitPerModel):
     """Trains together with the other workers; evaluates alone.
 
     Attributes:
@@ -476,7 +482,7 @@ class WorkerCalls(OneFitPerModel):
             )
         return self._sessions[model]
 
-    def _fit(self, keras_call: KerasCall) -> Any:
+    def _fit(self, keras_call: KerasCall) -> Structure:
         """Run a ``fit``; if it fails, publish the error to other workers."""
         if self.last is not None:
             self.last.workers.go_on()

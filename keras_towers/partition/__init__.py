@@ -72,15 +72,15 @@ The objects that functions take, each with what only it keeps:
   takes it, and the values of its inputs, and returns those of its outputs.
 
 The modules, in the order in which to read them: each imports only those before
-it. From ``program`` to ``nodes`` are the objects; from ``spans`` to ``entry``
+it. From ``sizes`` to ``nodes`` are the objects; from ``spans`` to ``entry``
 is the pass, and the rules are between its two last modules (the docstring of
 ``rules`` lists the file of each operation's rule); then follows what is done
 with a program.
 
-``program``
-  A step over towers as data: operations, and exchanges between them.
 ``sizes``
   Sizes as exact expressions in the number of examples.
+``program``
+  A step over towers as data: operations, and exchanges between them.
 ``reasons``
   Why an operation is not divided, and what has to be so.
 ``builder``

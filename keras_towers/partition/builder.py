@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -24,12 +24,16 @@ from keras_towers.partition.program import (
 from keras_towers.partition.reasons import EXCHANGE, NotDivided
 from keras_towers.partition.sizes import Dimension
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.op_def_pb2 import OpDef
+
 AttrValue = tf.compat.v1.AttrValue
 # The axes of all places that may have a value of their own.
 EVERYWHERE: tuple[Axis, ...] = ("towers", "ranks")
 # The dtype of computed sizes.
 SIZE_DTYPE = tf.int64
-Output = tuple[Any, tf.TensorShape]
+Output = tuple[tf.DType, tf.TensorShape]
+Operand: TypeAlias = "Tensor | Dimension | Sequence"
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
 # What makes lists, of which every function has its own: XLA returns no list
 # that has no elements yet.
@@ -67,11 +71,11 @@ class Builder:
         self.shard_axes = shard_axes
         self.name = self.gradient = self.device = ""
         self.of_update = False
-        self._constants: dict[Any, Tensor] = {}
+        self._constants: dict[Hashable, Tensor] = {}
 
     def copy(
         self,
-        source: Any,
+        source: tf.Operation,
         inputs: Sequence[Tensor],
         shapes: Sequence[tf.TensorShape] | None = None,
         attributes: Attributes | None = None,
@@ -102,7 +106,7 @@ class Builder:
     def op(
         self,
         type_: str,
-        inputs: Sequence[Any],
+        inputs: Sequence[Operand],
         shape: Any = None,
         is_repeated: bool = False,
         at_root: bool = False,
@@ -124,7 +128,7 @@ class Builder:
         known = {**_defaults(type_), **attributes}
         # No operation that rules add takes two lists.
         longest = len(inputs) - len(definition.input_arg) + 1
-        args: list[Any] = []
+        args: list[OpDef.ArgDef] = []
         for arg in definition.input_arg:
             args += [arg] * (longest if arg.number_attr else 1)
             if arg.number_attr:
@@ -170,7 +174,7 @@ class Builder:
         kind: ExchangeKind,
         tensor: Tensor,
         axis: int = 0,
-        sizes: Sequence[Dimension] | None = None,
+        sizes: Sequence[Dimension | None] | None = None,
         rows: tuple[Tensor, Tensor] | None = None,
         on_towers: bool = False,
         local_size: int | None = None,
@@ -250,7 +254,7 @@ class Builder:
         tensor: Tensor,
         axis: int,
         shape: tf.TensorShape,
-        sizes: Sequence[Dimension] | None,
+        sizes: Sequence[Dimension | None] | None,
         is_own: bool,
     ) -> Tensor:
         """Add an exchange among the columns of each tower; return its result.
@@ -287,7 +291,7 @@ class Builder:
         attributes: Attributes,
         outputs: Iterable[Output],
         least: int = 0,
-        source: Any = None,
+        source: tf.Operation | None = None,
         **options: Any,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
@@ -398,7 +402,7 @@ class Builder:
     def slice_rows(
         self,
         tensor: Tensor,
-        shape: Sequence[Any],
+        shape: Sequence[Dimension | None],
         axis: int,
         first: Tensor | int,
         count: Tensor,
@@ -432,7 +436,9 @@ class Builder:
         )
 
 
-def static(shape: Any) -> tf.TensorShape:
+def static(
+    shape: tf.TensorShape | Iterable[Dimension | None],
+) -> tf.TensorShape:
     """Return a shape as TensorFlow knows it: None for symbols."""
     if isinstance(shape, tf.TensorShape):
         return shape
@@ -479,7 +485,7 @@ def _defaults(type_: str) -> dict[str, Any]:
     }
 
 
-def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
+def _dtype_of(arg: OpDef.ArgDef, attributes: dict[str, Any]) -> tf.DType:
     """The dtype of an argument; ``SIZE_DTYPE`` if any dtype will do."""
     if arg.type:
         return tf.as_dtype(arg.type)

@@ -8,11 +8,16 @@ XLA compiles.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_towers import compat
 from keras_towers.partition.effects import is_draw
 from keras_towers.partition.kernels import Kernels, called_names, rename_calls
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework.function_pb2 import FunctionDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 # The attribute of calls that XLA compiles.
 COMPILED = "_XlaMustCompile"
@@ -27,7 +32,7 @@ class CompiledDraws:
         kernels: what XLA compiles.
     """
 
-    def __init__(self, graph: Any, kernels: Kernels):
+    def __init__(self, graph: tf.Graph, kernels: Kernels):
         self._graph = graph
         self._kernels = kernels
         self._names: dict[str, str] = {}
@@ -70,17 +75,19 @@ class CompiledDraws:
             definition.ret[key] = outputs.get(source, source)
         return self._add(definition, name)
 
-    def _compile(self, definition: Any, node: Any) -> dict[str, str]:
+    def _compile(
+        self, definition: FunctionDef, node: NodeDef
+    ) -> dict[str, str]:
         """Turn a draw into a call; return new names of what it returns."""
         draw = type(definition)()
         arguments = compat.op_definition(node.op)
-        for of, args in (
+        for signature, args in (
             (draw.signature.input_arg, arguments.input_arg),
             (draw.signature.output_arg, arguments.output_arg),
         ):
             for arg in args:
                 dtype = arg.type or node.attr[arg.type_attr].type
-                of.add(name=arg.name, type=dtype)
+                signature.add(name=arg.name, type=dtype)
         inside = draw.node_def.add()
         inside.CopyFrom(node)
         inside.name = "draw"
@@ -107,10 +114,10 @@ class CompiledDraws:
             for index, arg in enumerate(arguments.output_arg)
         }
 
-    def _add(self, definition: Any, like: str) -> str:
+    def _add(self, definition: FunctionDef, like: str) -> str:
         """Add a function to the graph; return its name."""
-        of = like.rpartition("/")[2]
-        name = f"{of}_with_compiled_draws_{next(_numbers)}"
+        original = like.rpartition("/")[2]
+        name = f"{original}_with_compiled_draws_{next(_numbers)}"
         definition.signature.name = name
         function = compat.function_of_definition(definition)
         compat.add_functions(self._graph, [function])

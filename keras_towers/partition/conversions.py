@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -113,8 +113,8 @@ class Converter:
         self.near = 0
         self.replaced_sums = 0
         self._gathers = Gathers(options.gather_bytes)
-        self._rows: dict[Any, Tensor] = {}
-        self._parts: dict[Any, Tensor] = {}
+        self._rows: dict[Hashable, Tensor] = {}
+        self._parts: dict[Hashable, Tensor] = {}
 
     def assemble(self, value: Value) -> Tensor:
         """Return the whole value, adding an exchange if it is needed."""
@@ -198,7 +198,11 @@ class Converter:
         return self._merge_blocks(gathered, layout, unit.total, shape)
 
     def _split_blocks(
-        self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
+        self,
+        tensor: Tensor,
+        layout: Sharded,
+        units: Tensor,
+        shape: Sequence[Dimension],
     ) -> Tensor:
         """Insert an axis of blocks before the axis of their rows."""
         axis, rows = layout.axis, self.builder.scaled_size(layout.rows, units)
@@ -206,7 +210,11 @@ class Converter:
         return self._reshape(tensor, sizes, axis, -1)
 
     def _merge_blocks(
-        self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
+        self,
+        tensor: Tensor,
+        layout: Sharded,
+        units: Tensor,
+        shape: Sequence[Dimension],
     ) -> Tensor:
         axis, rows = (
             layout.axis,
@@ -216,7 +224,11 @@ class Converter:
         return self._reshape(tensor, sizes, axis, 1)
 
     def _reshape(
-        self, tensor: Tensor, sizes: Sequence[Dimension], axis: int, shift: int
+        self,
+        tensor: Tensor,
+        sizes: Sequence[Tensor | Dimension],
+        axis: int,
+        shift: int,
     ) -> Tensor:
         """Reshape a tensor.
 
@@ -240,7 +252,10 @@ class Converter:
         return self.builder.op("Reshape", operands, sizes)
 
     def reduce_over_towers(
-        self, kind: str, own: Tensor, sizes: Sequence[Any] | None = None
+        self,
+        kind: str,
+        own: Tensor,
+        sizes: Sequence[Dimension | None] | None = None,
     ) -> Value:
         """Reduce the results of all towers to one.
 
@@ -253,7 +268,8 @@ class Converter:
         """
         require(own.shape.rank is not None, SHAPE)
         row = self.builder.op("ExpandDims", [own, 0], [1, *own.shape])
-        sizes = [None, *sizes] if sizes is not None else None
+        if sizes is not None:
+            sizes = [None, *sizes]
         results = self.builder.exchange("gather", row, sizes=sizes)
         whole = self.builder.op(
             kind, [results, [0]], own.shape, keep_dims=False
@@ -373,7 +389,9 @@ class Converter:
             return self.to_partial(value)
         return self.replicate(value)
 
-    def size_vector_like(self, vector: Value, entries: Sequence[Any]) -> Tensor:
+    def size_vector_like(
+        self, vector: Value, entries: Sequence[Tensor | Dimension | None]
+    ) -> Tensor:
         """Return a copy of a vector with other entries.
 
         Args:
@@ -388,6 +406,8 @@ class Converter:
             size = (
                 entry
                 if isinstance(entry, Tensor)
+                else None
+                if entry is None
                 else self.units.global_size(entry)
             )
             if size is None:
@@ -407,7 +427,7 @@ class Converter:
             sizes: its entries, as far as they are known.
             layout: the layout of the output.
         """
-        own: list[Any] = list(sizes)
+        own: list[Tensor | Dimension | None] = list(sizes)
         own[layout.axis] = self.units.local_rows(layout)
         return self.size_vector_like(target, own)
 
@@ -503,13 +523,15 @@ class Converter:
         self,
         handle: Tensor | None,
         elements: Elements,
-        layout: Any = REPLICATED,
+        layout: Layout = REPLICATED,
     ) -> Value:
         """Return the stack of the elements of a list with a layout."""
         # TensorFlow needs the full shape if a tower has no elements.
         sizes = self.element_shape(elements.shape, layout)
         stacked = self.builder.op(
-            "TensorListStack", [handle, sizes], element_dtype=elements.dtype
+            "TensorListStack",
+            [asserted(handle), sizes],
+            element_dtype=elements.dtype,
         )
         shape = (elements.length, *(elements.shape or ()))
         rows = stacked_layout(layout)
@@ -518,7 +540,7 @@ class Converter:
         return Value(rows, stacked, shape=shape)
 
     def element_shape(
-        self, shape: Sequence[Dimension] | None, layout: Any = None
+        self, shape: Sequence[Dimension] | None, layout: Layout | None = None
     ) -> Tensor:
         """Return the local shape of the elements of a list.
 
@@ -538,13 +560,14 @@ class Converter:
             [unless_none(size, SHAPE) for size in sizes], tf.int32
         )
 
-    def _declared_shape(self, elements: Elements, layout: Any) -> Tensor:
+    def _declared_shape(
+        self, elements: Elements, layout: Layout | None
+    ) -> Tensor:
         """Return the shape that the local list declares for its elements."""
         declared = elements.declared
         if declared is not None and not np.ndim(declared):
             return self.builder.constant(-1, tf.int32)
-        has_rows = isinstance(layout, Sharded) and layout.axis >= 0
-        if declared and has_rows:
+        if declared and isinstance(layout, Sharded) and layout.axis >= 0:
             require(may_hold_rows(declared[layout.axis], layout))
         return self.element_shape(declared, layout)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
     ListOf,
+    Shape,
     Sharded,
     Value,
     Values,
@@ -106,7 +107,7 @@ class Factors:
             )
         return labels_of_inputs
 
-    def shapes(self, inputs: Values) -> list[tuple[object, ...] | None]:
+    def shapes(self, inputs: Values) -> list[Shape | None]:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
@@ -122,7 +123,7 @@ class Factors:
         ]
 
     def _sizes(self, inputs: Values) -> dict[Hashable, Dimension]:
-        sizes: dict[Hashable, Any] = {}
+        sizes: dict[Hashable, Dimension] = {}
         for value, labels in zip(inputs, self.inputs, strict=True):
             for label, size in zip(
                 labels or (), value.shape or (), strict=False
@@ -157,7 +158,7 @@ def along_axes(
         linear: as in ``Factors``.
         keeps: whether the outputs have these axes, too.
     """
-    labels: list[Any] = list(range(inputs[0].rank))
+    labels: list[Hashable] = list(range(inputs[0].rank))
     left = [a for a in labels if a not in reduced]
     if keeps:
         left = [
@@ -244,9 +245,10 @@ def _should_gather_rows(node: Node, inputs: Values, outputs: Values) -> bool:
     for value in inputs:
         layout, _ = value.as_rows()
         others = [s for a, s in enumerate(value.sizes) if a != layout.axis]
-        if not all(isinstance(size, int) for size in others):
+        known = [size for size in others if isinstance(size, int)]
+        if len(known) < len(others):
             return False
-        entries += layout.rows_per_unit * math.prod(others)
+        entries += layout.rows_per_unit * math.prod(known)
     size = node.shapes[0].num_elements()
     return size is not None and size >= ratio * entries
 
@@ -265,7 +267,7 @@ def _choose_axis(
     inputs: Values,
     labels_of_inputs: Sequence[Labels],
     factors: Factors,
-) -> tuple[Any, Sharded] | None:
+) -> tuple[Hashable, Sharded] | None:
     """Return the label of the axis to divide and its layout, or None."""
     pairs = list(zip(inputs, labels_of_inputs, strict=True))
     may_divide = [
@@ -374,7 +376,7 @@ def is_finite_factor(node: Node, index: int, value: Value) -> bool:
     return known is not None and not any(map(_may_be_zero, np.ravel(known)))
 
 
-def _may_be_zero(number: Any) -> bool:
+def _may_be_zero(number: Dimension) -> bool:
     return number is UNKNOWN or is_data_dependent(number) or number == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -98,7 +99,7 @@ def written(operation: tf.Operation) -> list[int]:
     ]
 
 
-def called_graphs(operation: tf.Operation) -> list[tf.Graph]:
+def called_graphs(operation: tf.Operation) -> list[Any]:
     """The graphs of called functions; None for one that is unknown."""
     names = []
     if compat.op_definition(operation.type) is None:

@@ -54,6 +54,7 @@ from keras_towers.partition.sizes import (
     EXAMPLES,
     ONE_MORE,
     UNKNOWN,
+    Dimension,
     Size,
     symbol,
     symbol_name,
@@ -212,7 +213,7 @@ def _terms_of(graph: tf.Graph, gradients: Iterable[str]) -> dict[str, str]:
     return {n: found[n] for n in found.keys() - scales}
 
 
-def _tensor(traced: Any, layout: InputLayout) -> Tensor:
+def _tensor(traced: tf.Tensor, layout: InputLayout) -> Tensor:
     """Return the tensor of an input."""
     on_towers = not isinstance(layout, (InShards, Mirrored, Replicated))
     handle = None
@@ -228,10 +229,10 @@ def _tensor(traced: Any, layout: InputLayout) -> Tensor:
 
 def _examples(
     builder: Builder,
-    traced: Sequence[Any],
+    traced: Sequence[tf.Tensor],
     inputs: Inputs,
     layouts: Sequence[InputLayout],
-) -> tuple[Any, Tensor]:
+) -> tuple[Dimension, Tensor]:
     """Return the global and the local number of examples.
 
     Without rows in the inputs, everything is computed once, and the number of
@@ -245,7 +246,7 @@ def _examples(
         traced, inputs.of_graph, layouts, strict=True
     ):
         if isinstance(layout, Sharded) and layout.unit is None:
-            size: Any = tensor.shape[layout.axis]
+            size: Dimension | None = tensor.shape[layout.axis]
             size = EXAMPLES if size is None else size // layout.rows_per_unit
             return size, _number_of_units(builder, own, layout)
         if isinstance(layout, RowSplits):
@@ -291,7 +292,7 @@ def _values(
 
 def _value(
     index: int,
-    traced: Any,
+    traced: tf.Tensor,
     tensor: Tensor,
     layout: InputLayout,
     units: Units,
@@ -402,8 +403,10 @@ def _handle_of_shards(whole: Any, layout: InShards) -> Any:
 def _sparse_indices(units: Units, own: Tensor, layout: SparseIndices) -> Value:
     """Return the value of the indices of a sparse tensor."""
     unit = units.data_dependent_unit(layout.unit, units.builder.axis_size(own))
-    rows, of = Sharded(0, unit), Sharded(0, units.of_batch)
-    return index_value(units.builder, own, rows, of, int(own.shape[1] or 0))
+    rows, examples = Sharded(0, unit), Sharded(0, units.of_batch)
+    return index_value(
+        units.builder, own, rows, examples, int(own.shape[1] or 0)
+    )
 
 
 def _sparse_shape(units: Units, own: Tensor, layout: SparseShape) -> Value:

@@ -223,10 +223,10 @@ def _reduced(node: Node, array: Array, axes: Array) -> Array:
         empty = {"Prod": 1, "Sum": 0, "All": True, "Any": False}
         shape: Array = tuple(node.shapes[0])
         return np.full(shape, empty[node.type], object)
-    over = _ints(np.ravel(axes))
+    reduced = _ints(np.ravel(axes))
     keep = node.attr("keep_dims")
     reduce = np.frompyfunc(combine, 2, 1).reduce
-    for axis in sorted((a % max(array.ndim, 1) for a in over), reverse=True):
+    for axis in sorted((a % max(array.ndim, 1) for a in reduced), reverse=True):
         array = reduce(array, axis=axis, keepdims=keep)
     return array
 
@@ -249,8 +249,8 @@ def _scattered(
     node: Node, indices: Array, entries: Array, shape: Array
 ) -> Array:
     result = np.full(_small(shape), 0, object)
-    at = np.moveaxis(_indices(indices), -1, 0)
-    np.add.at(result, tuple(at), entries)
+    places = np.moveaxis(_indices(indices), -1, 0)
+    np.add.at(result, tuple(places), entries)
     return result
 
 
@@ -268,10 +268,10 @@ def _list_diff(node: Node, array: Array, left_out: Array) -> Array:
 def _stitched(node: Node, *arrays: Array) -> Array:
     half = len(arrays) // 2
     indices = [np.ravel(_indices(array)) for array in arrays[:half]]
-    size = 1 + max(at.max(initial=-1) for at in indices)
+    size = 1 + max(places.max(initial=-1) for places in indices)
     result = np.full(_small([size]), 0, object)
-    for at, entries in zip(indices, arrays[half:], strict=True):
-        result[at] = np.ravel(entries)
+    for places, entries in zip(indices, arrays[half:], strict=True):
+        result[places] = np.ravel(entries)
     return result
 
 
@@ -305,7 +305,7 @@ def _broadcast_over(node: Node, a: Array, b: Array) -> Array:
 
 def _split(node: Node, array: Array, sizes: Array, axis: Array) -> Array:
     whole = array.shape[_int(axis)]
-    known = split_sizes(_ints(sizes), whole)
+    known = _ints(split_sizes(_ints(sizes), whole))
     if min(known) < 0 or sum(known) != whole:
         raise ValueError("the parts are not the whole")
     return np.split(array, np.cumsum(known)[:-1], _int(axis))

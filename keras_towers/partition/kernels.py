@@ -11,6 +11,8 @@ from keras_towers import compat
 from keras_towers.partition.program import Attributes
 
 if TYPE_CHECKING:
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
     from keras_towers.partition.program import Function, Operation
 
 
@@ -84,7 +86,7 @@ def functions_of(operation: Operation) -> list[Function]:
 
 def called_names(attributes: Attributes) -> list[str]:
     """Return the names of the functions that a node calls."""
-    values: Iterable[Any] = attributes.values()
+    values: Iterable[AttrValue] = attributes.values()
     names: list[str] = []
     for value in values:
         if value.HasField("func"):

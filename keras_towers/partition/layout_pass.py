@@ -102,7 +102,7 @@ def lay_out_node(node: Node, inputs: list[Value]) -> Values:
     marks, name = node.scope.marks, node.operation.name
     if node.type == "Const":
         (whole,) = node.copy((), is_repeated=True)
-        shape, known = tuple(node.shapes[0]), constant(node.operation)
+        shape, known = sizes_of(node.shapes[0]), constant(node.operation)
         return [Value(REPLICATED, whole=whole, shape=shape, known=known)]
     tensors = [t for v in inputs for t in (v.local, v.whole) if t is not None]
     node.converter.near = max((tensor.level for tensor in tensors), default=0)
@@ -211,7 +211,7 @@ def _undivided(node: Node, inputs: Values) -> Values:
         raise NotDivided(node.reason) from None
 
 
-def _known_values(node: Node, known: Sequence[object]) -> Values:
+def _known_values(node: Node, known: Sequence[Any]) -> Values:
     """Return outputs whose entries are known; none: compute them.
 
     XLA needs constants for shapes and axes.
@@ -299,7 +299,7 @@ def _complete(
     node: Node,
     inputs: Values,
     outputs: Values,
-    known: Sequence[object] | None,
+    known: Sequence[Any] | None,
 ) -> None:
     """Add the shapes of outputs, and their entries as far as known."""
     shapes = _symbolic_shapes(node, inputs)

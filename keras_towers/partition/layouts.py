@@ -32,7 +32,7 @@ from keras_towers.partition.reasons import (
 )
 from keras_towers.partition.sizes import UNKNOWN, Dimension, Size, multiple_of
 
-Shape: TypeAlias = "tuple[Any, ...]"
+Shape: TypeAlias = "tuple[Dimension, ...]"
 Values: TypeAlias = "Sequence[Value]"
 
 
@@ -137,7 +137,7 @@ class Sharded:
         return self.blocks * self.rows
 
     @property
-    def size(self) -> Any:
+    def size(self) -> Dimension:
         """The global size of the axis."""
         return self.rows_per_unit * self.unit.size
 
@@ -183,29 +183,26 @@ class InShards:
 
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
-    """How a variable is divided over a mesh, of which each row is a tower.
+    """How a mesh, of which each row is a tower, has a variable or a gradient.
 
     Attributes:
-        towers: how towers divide it; None: each has all that its column has.
-        columns: how the columns of a tower divide it; None: they do not.
-    """
-
-    towers: InShards | None = None
-    columns: InShards | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientLayout:
-    """How an optimizer gets a gradient, or a component of one.
-
-    Attributes:
-        towers: ``InShards``: each tower gets its rows; ``Mirrored``: each gets
-            the whole; ``Replicated``: it is there once.
+        towers: ``InShards``: each tower has its rows; ``Mirrored``: each has
+            all that its columns divide; ``Replicated``: that is there once.
         columns: how the columns of a tower divide it; None: they do not.
     """
 
     towers: InShards | Mirrored | Replicated = Replicated()
     columns: InShards | None = None
+
+    @property
+    def rows(self) -> InShards | None:
+        """How towers divide it; None: they do not."""
+        return self.towers if isinstance(self.towers, InShards) else None
+
+    @property
+    def divides(self) -> bool:
+        """Whether towers or columns divide it."""
+        return self.rows is not None or self.columns is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,7 +346,7 @@ class Value:
     local: Tensor | None = None
     whole: Tensor | None = None
     shape: Shape | None = None
-    known: Any = None
+    known: np.ndarray | None = None
     whole_from: WholeFrom | None = None
     elements: Elements | None = None
     meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
@@ -376,7 +373,7 @@ class Value:
         return self.local
 
     @property
-    def known_array(self) -> Any:
+    def known_array(self) -> np.ndarray:
         """Its entries, as in ``known``.
 
         Raises:
@@ -403,7 +400,8 @@ class Value:
             require(np.ndim(self.known) == 1)
             return list(self.known)
         require(self.rank == 1 and isinstance(self.sizes[0], int))
-        return [UNKNOWN] * self.sizes[0]
+        length: Any = self.sizes[0]
+        return [UNKNOWN] * length
 
     @property
     def number(self) -> Dimension:
@@ -550,7 +548,9 @@ def _common_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     return tuple(size if size == other else UNKNOWN for size, other in pairs)
 
 
-def _common_entries(a: Any, b: Any) -> Any:
+def _common_entries(
+    a: np.ndarray | None, b: np.ndarray | None
+) -> np.ndarray | None:
     if a is None or b is None or np.shape(a) != np.shape(b):
         return None
     either = np.frompyfunc(lambda x, y: x if x == y else UNKNOWN, 2, 1)
@@ -564,7 +564,7 @@ def have_same_facts(a: Value, b: Value) -> bool:
     return bool(_facts(a) == _facts(b))
 
 
-def _facts(value: Value | None) -> Any:
+def _facts(value: Value | None) -> object:
     if value is None:
         return None
     known, elements = value.known, value.elements
@@ -601,12 +601,12 @@ def may_hold_rows(size: Dimension, layout: Sharded) -> bool:
 # ---- shapes ------------------------------------------------------------------
 
 
-def sizes_of(shape: Iterable[object]) -> Shape:
+def sizes_of(shape: Iterable[Dimension | None]) -> Shape:
     """Return the sizes of a traced shape, with ``UNKNOWN`` for None."""
     return tuple(UNKNOWN if size is None else size for size in shape)
 
 
-def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
+def local_shape(shape: tf.TensorShape, layout: object) -> tf.TensorShape:
     """Return the shape that a traced tensor has on a tower."""
     if shape.rank is None or not isinstance(layout, (Sharded, InShards)):
         return shape

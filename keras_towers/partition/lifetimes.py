@@ -29,8 +29,9 @@ from keras_towers.partition.program import Exchange, Program, Tensor
 from keras_towers.partition.rules.elementwise import ELEMENTWISE
 from keras_towers.partition.sizes import (
     EXAMPLES,
-    UNKNOWN,
+    Dimension,
     Size,
+    Unknown,
     symbol_name,
 )
 
@@ -199,10 +200,10 @@ def bytes_of_all(program: Program, towers: int, rows: int) -> int:
     return total
 
 
-def _length(size: Any, examples: int, rows: int) -> int:
+def _length(size: Dimension, examples: int, rows: int) -> int:
     """Return the length of an axis, given how many examples it has."""
     if not isinstance(size, Size):
-        return rows if size is UNKNOWN else int(size)
+        return rows if isinstance(size, Unknown) else int(size)
     known = {symbol_name(EXAMPLES): examples}
     factors = [known.get(symbol, rows) ** p for symbol, p in size.powers]
     return size.number * math.prod(factors)
@@ -232,7 +233,7 @@ def summed_tensors(program: Program) -> set[Tensor]:
     return {tensor for tensor in tensors if tensor.on_towers}
 
 
-def _bytes(spec: Any) -> int:
+def _bytes(spec: tf.TensorSpec | Tensor | np.ndarray) -> int:
     """Return the bytes of a tensor; 0 if unknown, as for lists of tensors."""
     count = tf.TensorShape(spec.shape).num_elements()
     return 0 if count is None else count * tf.as_dtype(spec.dtype).size
@@ -333,7 +334,7 @@ class AssumedBatch:
         return values
 
     def _exchanged(
-        self, exchange: Exchange, values: dict[Tensor, Any]
+        self, exchange: Exchange, values: dict[Tensor, tf.Tensor]
     ) -> tf.Tensor:
         """Return a tensor like the result of an exchange."""
         (value,) = emit([], values, [exchange.given])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal
 
 import tensorflow as tf
 
@@ -24,9 +24,9 @@ from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
-    GradientLayout,
     InputLayout,
     InShards,
+    MeshLayout,
     Sharded,
 )
 from keras_towers.partition.program import (
@@ -44,7 +44,7 @@ def partition_over_mesh(
     layouts: Sequence[InputLayout],
     in_columns: Mapping[int, InShards],
     wanted: Sequence[tf.Tensor],
-    gradients: Mapping[str, Sequence[GradientLayout]],
+    gradients: Mapping[str, Sequence[MeshLayout]],
     updates: Mapping[str, str],
     columns: int,
     options: LayoutOptions,
@@ -61,13 +61,14 @@ def partition_over_mesh(
         columns: the number of columns.
         options: the options of the layout over towers.
     """
-    over_towers = {k: [g.towers for g in of] for k, of in gradients.items()}
+    over_towers = {k: [g.towers for g in each] for k, each in gradients.items()}
     if columns == 1:
         return partition_graph(
             graph, layouts, wanted, over_towers, updates, options=options
         )
     over_columns = {
-        k: [g.columns or REPLICATED for g in of] for k, of in gradients.items()
+        k: [g.columns or REPLICATED for g in each]
+        for k, each in gradients.items()
     }
     inner = partition_graph(
         graph,
@@ -100,7 +101,11 @@ def partition_over_mesh(
         ],
         column.graph.outputs,
         # Where columns update all weights, an operation returns none.
-        gradients={column.names[k]: of for k, of in over_towers.items() if of},
+        gradients={
+            column.names[k]: layouts
+            for k, layouts in over_towers.items()
+            if layouts
+        },
         of_columns=column.inputs,
         options=options,
     )
@@ -137,12 +142,12 @@ class _ColumnGraph:
         self.graph = compat.FuncGraph("column")
         self.inputs: list[ColumnInput] = []
         self.names: dict[str, str] = {}
-        self.sources: dict[str, Any] = {}
+        self.sources: dict[str, tf.Operation] = {}
         self.operations: dict[str, Operation] = {}
         self._program, self._rows = program, rows
         source = program.inputs
         with self.graph.as_default():
-            self._known: dict[Tensor, Any] = {
+            self._known: dict[Tensor, tf.Tensor] = {
                 tensor: placeholder_of(tensor) for tensor in source.of_graph
             }
             inputs = list(self._known.values())
@@ -159,12 +164,17 @@ class _ColumnGraph:
             ]
         self.graph.inputs = inputs
 
-    def _add_input(self, kind: Any, tensor: Tensor, key: int = 0) -> Any:
+    def _add_input(
+        self,
+        kind: Literal["handle", "start", "is_first"],
+        tensor: Tensor,
+        key: int = 0,
+    ) -> tf.Tensor:
         self.inputs.append(ColumnInput(kind, key))
         self._known[tensor] = placeholder_of(tensor)
         return self._known[tensor]
 
-    def _add_sizes(self, inputs: Sequence[Any]) -> None:
+    def _add_sizes(self, inputs: Sequence[tf.Tensor]) -> None:
         """Add the sizes that the program takes from its inputs."""
         sizes = self._program.inputs.sizes
         for name, tensor in sizes.items():
@@ -210,7 +220,7 @@ class _ColumnGraph:
 
 def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     """Return a program whose operations stand for those of the step."""
-    once: dict[Any, str] = {}
+    once: dict[tf.Operation, str] = {}
     for operation in program.operations:
         first = column.operations.get(operation.name)
         operation.name = "" if first is None else first.name

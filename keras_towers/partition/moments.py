@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -22,8 +21,8 @@ class Moments:
         mean_of: the names of the means, by those of these operations.
     """
 
-    def __init__(self, operations: Iterable[Any] = ()):
-        self.variance_of: dict[str, Any] = {}
+    def __init__(self, operations: Iterable[tf.Operation] = ()):
+        self.variance_of: dict[str, tf.Operation] = {}
         self.mean_of: dict[str, str] = {}
         for operation in operations:
             variance = _variance_of(operation)
@@ -32,24 +31,26 @@ class Moments:
                 self.mean_of[variance.name] = operation.outputs[0].name
 
 
-def _variance_of(mean: Any) -> tf.Operation | None:
+def _variance_of(mean: tf.Operation) -> tf.Operation | None:
     """Return the operation that computes the variance of a mean, or None."""
     if mean.type != "Mean" or not mean.get_attr("keep_dims"):
         return None
     if not mean.outputs[0].dtype.is_floating:
         return None
-    entries, over = mean.inputs
+    entries, axes = mean.inputs
     for squares in _find_squares(mean.outputs[0], entries):
         for operation in squares.consumers():
             is_mean = (
                 operation.type == "Mean" and operation.inputs[0] is squares
             )
-            if is_mean and _same_axes(operation.inputs[1], over):
+            if is_mean and _same_axes(operation.inputs[1], axes):
                 return operation
     return None
 
 
-def _find_squares(mean: Any, entries: Any) -> Iterator[tf.Operation]:
+def _find_squares(
+    mean: tf.Tensor, entries: tf.Tensor
+) -> Iterator[tf.Operation]:
     """Yield squared distances of entries from their mean."""
     waiting = [mean]
     while waiting:
@@ -67,7 +68,7 @@ def _find_squares(mean: Any, entries: Any) -> Iterator[tf.Operation]:
                         yield square.outputs[0]
 
 
-def _same_axes(one: Any, other: Any) -> bool:
+def _same_axes(one: tf.Tensor, other: tf.Tensor) -> bool:
     if one is other:
         return True
     values = [tf.get_static_value(t) for t in (one, other)]

@@ -91,7 +91,7 @@ class Scope:
         self.options = converter.options
         self.marks = marks
         self.updates_from = 0
-        self.computed_once: dict[Any, str] = {}
+        self.computed_once: dict[tf.Operation, str] = {}
         self.graphs: list[tf.Graph] = []
         if around is not None:
             self.computed_once = around.computed_once
@@ -125,7 +125,7 @@ class Scope:
         scope.lay_out_node = lay_out_node
         return scope
 
-    def restore_computed_once(self, before: Mapping[Any, str]) -> None:
+    def restore_computed_once(self, before: Mapping[tf.Operation, str]) -> None:
         """Forget what an attempt that failed has computed once."""
         self.computed_once.clear()
         self.computed_once.update(before)
@@ -230,7 +230,7 @@ class Node:
         self,
         operands: Sequence[Tensor],
         *layouts: Layout,
-        shapes: Sequence[Sequence[object] | None] | None = None,
+        shapes: Sequence[Sequence[Dimension] | None] | None = None,
         attributes: Attributes | None = None,
     ) -> Values:
         """Run the operation on every tower; return its N outputs.

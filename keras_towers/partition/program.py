@@ -4,8 +4,9 @@ Every exchange ends a level: the users of its result belong to later levels. A
 level consists of operations that are computed once, then a function that every
 tower runs, and then the exchanges of their results: in ``describe()``, a round.
 Towers read their copies of variables before the function, and update them
-after. A tower of a two-dimensional mesh has several devices, the columns of the mesh.
-What differs between them is computed on each, and they, too, have exchanges.
+after. A tower of a two-dimensional mesh has several devices, the columns of the
+mesh. What differs between them is computed on each, and they, too, have
+exchanges.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.sizes import Dimension
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -153,7 +155,7 @@ class Operation:
     functions: Mapping[str, Function | Sequence[Function]] = dataclasses.field(
         default_factory=dict
     )
-    source: Any = None
+    source: tf.Operation | None = None
     at_root: bool = False
     of_update: bool = False
     device: str = ""
@@ -197,7 +199,7 @@ class Exchange:
     given: Tensor
     result: Tensor
     axis: int = 0
-    sizes: Sequence[Any] | None = None
+    sizes: Sequence[Dimension | None] | None = None
     rows: tuple[Tensor, Tensor] | None = None
     units: int | None = None
     over: tuple[Axis, ...] = ("towers", "ranks")
@@ -313,7 +315,7 @@ class Program:
     exchanges: Sequence[Exchange]
     results: Sequence[Tensor]
     graphs: Sequence[tf.Graph]
-    computed_once: Mapping[Any, str]
+    computed_once: Mapping[tf.Operation, str]
     values: Mapping[str, Any]
     replaced_sums: int = 0
 

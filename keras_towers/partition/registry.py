@@ -14,7 +14,7 @@ from keras_towers.partition.layouts import Shape, Values
 Rule: TypeAlias = "Callable[..., Values]"
 # Takes a node and the values of its inputs, whose ranks are known.
 Axes: TypeAlias = "Callable[..., Factors]"
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+FunctionT = TypeVar("FunctionT", bound=Callable)
 
 RULES: dict[str, list[Rule]] = {}
 AXES: dict[str, Axes] = {}

@@ -96,10 +96,10 @@ class Size:
     def __neg__(self) -> Dimension:
         return self * -1
 
-    def __sub__(self, other: Any) -> Dimension:
+    def __sub__(self, other: Dimension) -> Dimension:
         return self + -other
 
-    def __rsub__(self, other: Any) -> Dimension:
+    def __rsub__(self, other: Dimension) -> Dimension:
         return -self + other
 
     def __abs__(self) -> Dimension:
@@ -154,13 +154,13 @@ def multiple_of(size: Dimension, unit: Size) -> int | None:
     return None
 
 
-def _size(number: Any, powers: dict[str, int]) -> Dimension:
+def _size(number: int, powers: dict[str, int]) -> Dimension:
     left = tuple(sorted((s, p) for s, p in powers.items() if p))
     return Size(number, left) if left and number else number
 
 
 def compared(
-    compare: Callable[[Any, Any], bool], a: Any, b: Any
+    compare: Callable[[Any, Any], bool], a: Dimension, b: Dimension
 ) -> bool | Unknown:
     """Compare sizes with an operator, such as ``operator.lt``.
 
@@ -193,7 +193,7 @@ def broadcast(a: Sequence[object], b: Sequence[object]) -> list[Dimension]:
     return [broadcast_size(d, e) for d, e in zip(*padded, strict=True)]
 
 
-def broadcast_size(d: Any, e: Any) -> Dimension:
+def broadcast_size(d: Dimension, e: Dimension) -> Dimension:
     """Return the size of a broadcast of two axes.
 
     It is unknown for two different symbols, as either may be 1 when the step

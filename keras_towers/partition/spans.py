@@ -27,8 +27,8 @@ class Span:
     """
 
     axis: int | None
-    begin: Any = 0
-    size: Any = None
+    begin: Dimension = 0
+    size: Dimension | None = None
     stride: int = 1
     dropped: bool = False
 
@@ -81,7 +81,9 @@ def spans(node: Node, shape: Sequence[Dimension], *ends: Any) -> list[Span]:
     return taken + [Span(a) for a in range(axis, len(shape))]
 
 
-def split_sizes(sizes: Sequence[Dimension], whole: Any) -> list[Any]:
+def split_sizes(
+    sizes: Sequence[Dimension], whole: Dimension
+) -> list[Dimension]:
     """Return the sizes of the parts of a split.
 
     Args:
@@ -92,14 +94,20 @@ def split_sizes(sizes: Sequence[Dimension], whole: Any) -> list[Any]:
     return [rest if size == -1 else size for size in sizes]
 
 
-def _span_of_size(axis: int, whole: Any, begin: Any, size: Dimension) -> Span:
+def _span_of_size(
+    axis: int, whole: Dimension, begin: Dimension, size: Dimension
+) -> Span:
     if begin == 0 and (size == -1 or size == whole):
         return Span(axis)
     return Span(axis, begin, whole - begin if size == -1 else size)
 
 
 def _span(
-    axis: int, size: Dimension, begin: Any, end: Any, stride: Any
+    axis: int,
+    size: Dimension,
+    begin: Dimension | None,
+    end: Dimension | None,
+    stride: Dimension,
 ) -> Span:
     stride = stride if isinstance(stride, int) else 0
     if (
@@ -116,7 +124,7 @@ def _span(
     is_last = end is None or end == size or end in _FAR
     if stride == 1 and begin == 0 and is_last:
         return Span(axis)
-    end = size if is_last else end
+    end = size if is_last or end is None else end
     begin, end = _from_end(begin, size), _from_end(end, size)
     inside = [
         compared(operator.le, *pair) is True
@@ -132,7 +140,7 @@ def _span(
     return Span(axis, begin, length, stride)
 
 
-def _from_end(end: Any, size: Dimension) -> Dimension:
+def _from_end(end: Dimension, size: Dimension) -> Dimension:
     """Convert an index that may count from the end."""
     negative = compared(operator.lt, end, 0)
     if negative is UNKNOWN:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.kernels import called_names, functions_of
 from keras_towers.partition.program import Function, Operation, Program, Tensor
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.function_pb2 import FunctionDef
 
 _NOTHING: Mapping[Tensor, Tensor] = MappingProxyType({})
 _LOOPS = ("While", "StatelessWhile")
@@ -41,10 +44,10 @@ class Stackable:
         self._given = {e.result: e.given for e in program.exchanges}
         self._graphs = program.graphs
         self._users = _users_of_lists(program.operations)
-        self._inside: dict[int, Mapping[Tensor, Any]] = {}
-        self._known: dict[Tensor, Any] = {}
+        self._inside: dict[int, Mapping[Tensor, Sequence[Operation]]] = {}
+        self._known: dict[Tensor, tf.DType | None] = {}
 
-    def dtype_of(self, tensor: Tensor) -> Any:
+    def dtype_of(self, tensor: Tensor) -> tf.DType | None:
         """Return the dtype of the elements of a list; None: it has to stay.
 
         Args:
@@ -59,7 +62,7 @@ class Stackable:
 
     def _element_dtype(
         self, tensor: Tensor, inputs: Mapping[Tensor, Tensor] = _NOTHING
-    ) -> Any:
+    ) -> tf.DType | None:
         """Return the dtype of elements; None: unknown, or they are lists.
 
         Args:
@@ -135,7 +138,9 @@ class Stackable:
                 inputs += [k for k in ends if is_loop and k not in inputs]
         return [operation.outputs[k] for k in outputs]
 
-    def _outputs_from(self, function: Function | str, index: int) -> Any:
+    def _outputs_from(
+        self, function: Function | str, index: int
+    ) -> set[int] | None:
         """Return the outputs of a function that an input becomes.
 
         None: the list may grow.
@@ -155,7 +160,9 @@ class Stackable:
             return None
         return {k for k, output in enumerate(outputs) if output in lists}
 
-    def _users_in(self, function: Function) -> Mapping[Tensor, Any]:
+    def _users_in(
+        self, function: Function
+    ) -> Mapping[Tensor, Sequence[Operation]]:
         if id(function) not in self._inside:
             users = _users_of_lists(function.operations)
             self._inside[id(function)] = users
@@ -170,7 +177,7 @@ def _passed(
     return function.inputs, operation.inputs[first:]
 
 
-def _becomes_in(definition: Any, name: str) -> set[str] | None:
+def _becomes_in(definition: FunctionDef, name: str) -> set[str] | None:
     """Return what becomes of a list in a function; None: it may grow.
 
     Args:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE_DTYPE, Builder
+from keras_towers.partition.builder import SIZE_DTYPE, Builder, Operand
 from keras_towers.partition.layouts import (
     DataDependentUnit,
     InShards,
@@ -51,8 +51,8 @@ class Units:
         self.found: dict[str, DataDependentUnit] = {}
         self.of_variables: dict[int, Unit] = {}
         self.sizes: dict[str, Tensor] = {}
-        self._by_key: dict[Any, DataDependentUnit] = {}
-        self._fractions: dict[Any, Tensor] = {}
+        self._by_key: dict[Hashable, DataDependentUnit] = {}
+        self._fractions: dict[Hashable, Tensor] = {}
         self._numbers = itertools.count()
         if around is not None:
             self.of_variables = around.of_variables
@@ -117,7 +117,7 @@ class Units:
             )
         return self._fractions[key]
 
-    def find_rows(self, axis: int, size: Any) -> Sharded | None:
+    def find_rows(self, axis: int, size: Dimension) -> Sharded | None:
         """Return the layout of an axis whose size is a multiple of a unit's."""
         for unit in (self.of_batch, *self.found.values()):
             layout = Sharded(axis, unit)
@@ -202,7 +202,10 @@ class Units:
         rank, count = unless_none(tensor.shape.rank, SHAPE), layout.unit.count
         more = self.builder.compute_size("Sub", self.least_one(count), count)
         more = self.builder.scaled_size(layout.rows_per_unit, more)
-        ends = [[0] * rank, self.builder.size_at_axis(layout.axis, rank, more)]
+        ends: list[Operand] = [
+            [0] * rank,
+            self.builder.size_at_axis(layout.axis, rank, more),
+        ]
         widths = self.builder.op(
             "Pack", ends, (rank, 2), is_repeated=True, axis=1
         )

@@ -8,8 +8,7 @@ results, or they may need its.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -18,7 +17,12 @@ from keras_towers.devices import same_device
 from keras_towers.partition.effects import is_check, is_draw
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import Kernels, called_names, functions_of
-from keras_towers.partition.program import Operation, Program, Tensor
+from keras_towers.partition.program import (
+    Attributes,
+    Operation,
+    Program,
+    Tensor,
+)
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.stackable import Stackable
 
@@ -77,7 +81,7 @@ class Stages:
         self._left_out: dict[Tensor, bool] = {}
         self.not_compiled: dict[str, Operation] = {}
         # By what stays in a function: the operations that use it.
-        self._users: dict[Tensor, list[Any]] = {}
+        self._users: dict[Tensor, list[Operation | None]] = {}
         for operation in program.operations:
             for tensor in self._kept_in(operation.inputs):
                 self._users.setdefault(tensor, []).append(operation)
@@ -277,8 +281,8 @@ def _in_stages(
     """
     numbers: dict[int, int] = {}
     # The last stages that read and that wrote a resource.
-    read: dict[Any, int] = {}
-    written: dict[Any, int] = {}
+    read: dict[Hashable, int] = {}
+    written: dict[Hashable, int] = {}
     stages: list[Stage] = []
     for operation in operations:
         is_compiled = id(operation) not in single
@@ -384,7 +388,7 @@ def _is_left_out_by(name: str, index: int, graphs: Sequence[tf.Graph]) -> bool:
     )
 
 
-def _is_empty(attributes: Any) -> bool:
+def _is_empty(attributes: Attributes) -> bool:
     """Whether a placeholder has no entries, or nobody knows how many."""
     shape = attributes["shape"].shape
     return shape.unknown_rank or any(dim.size < 1 for dim in shape.dim)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -87,7 +86,7 @@ class CollectiveOps(OnTowers):
         # TensorFlow serializes the stateful ops of a graph, which would
         # deadlock collective peers, unless they use different resources: one
         # per device.
-        self._orders: dict[str, Any] = {}
+        self._orders: dict[str, tf.Variable] = {}
 
     def _sum(
         self, index: int, tensors: Sequence[tf.Tensor], devices: Sequence[str]
@@ -124,7 +123,7 @@ class CollectiveOps(OnTowers):
                 vectors.append(messages.with_rows_each(vector, sizes))
         has_nccl = self._group_of(devices).hint == "nccl"
         scatter = self._reduce_scatter if has_nccl else self._swap_and_add
-        shapes = rows.shapes(sent[0].shape.as_list())
+        shapes = rows.shapes(sent[0].shape)
         results = []
         for device, part, size, shape in zip(
             devices, scatter(vectors, devices), sizes, shapes, strict=True
@@ -222,7 +221,7 @@ class CollectiveOps(OnTowers):
         operation: Callable[..., tf.Tensor],
         tensors: Sequence[tf.Tensor],
         devices: Sequence[str],
-        **arguments: Any,
+        **arguments: object,
     ) -> list[tf.Tensor]:
         """Add an operation on each device; return what they get."""
         group, first_key = self._group_of(devices), next(self._keys)
@@ -250,7 +249,7 @@ class CollectiveOps(OnTowers):
             self._groups[names] = _Group(key, hint_for(devices))
         return self._groups[names]
 
-    def _order_on(self, device: str) -> Any:
+    def _order_on(self, device: str) -> tf.Variable:
         if device not in self._orders:
             order = compat.hidden_variable(0, tf.float32, device)
             self._orders[device] = order
@@ -263,7 +262,7 @@ class CollectiveOps(OnTowers):
         their buffers. With a new key for every step, TensorFlow would leak
         memory.
         """
-        graph: Any = compat.get_default_graph()
+        graph: tf.Graph = compat.get_default_graph()
         slots = graph.get_collection_ref(_SLOTS)
         for owner, slot in slots:
             if owner is self:
@@ -322,7 +321,7 @@ def _on_each(
     devices: Sequence[str],
     function: Callable[..., tf.Tensor],
     tensors: Sequence[tf.Tensor],
-    *args: Any,
+    *args: object,
 ) -> list[tf.Tensor]:
     """Call a function of each device's tensor, there."""
     results = []
@@ -417,6 +416,7 @@ def failure_of(
         if not all_kinds:
             return totals
         size = totals[0].shape[0]
+        assert size is not None
         rows = [Rows(0, [size] * number)]
         repeated = _on_each(
             devices, lambda part: tf.tile(part, [number]), [p for (p,) in parts]

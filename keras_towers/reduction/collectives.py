@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import tensorflow as tf
 
@@ -18,6 +18,8 @@ from keras_towers.reduction.gradients import (
     sparse_of,
 )
 from keras_towers.transport.messages import Rows
+
+_T = TypeVar("_T")
 
 Tensors: TypeAlias = Sequence[Sequence[tf.Tensor]]
 """K lists of N dense tensors: one list per device."""
@@ -371,7 +373,7 @@ def _terms(
     return list(zip(*parts, strict=True))
 
 
-def _in_two(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _in_two(values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]]:
     """Divide what K devices have into two groups."""
     half = len(values) // 2
     return values[:half], values[half:]
@@ -397,9 +399,9 @@ def _copies_in(
 
 
 def _for_each(
-    rows: Sequence[Sequence[Any]],
-    exchange: Callable[[int, Sequence[Any]], Sequence[Any]],
-) -> list[list[Any]]:
+    rows: Sequence[Sequence[_T]],
+    exchange: Callable[[int, Sequence[_T]], Sequence[_T]],
+) -> list[list[_T]]:
     """Exchange N tensors of K devices, from the last to the first.
 
     The backward pass computes gradients in this order: where ops keep their

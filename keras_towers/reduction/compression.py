@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_towers._compression_names import CompressionName as CompressionName
+from keras_towers._types import CompressionName as CompressionName
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     all_reduce,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -12,6 +12,8 @@ from keras_towers.errors import TowerError
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 """One gradient of one tower, dense or as slices of its variable's rows."""
+
+GradientT = TypeVar("GradientT", bound="Gradient | None")
 
 Gradients: TypeAlias = Sequence[Sequence[Gradient]]
 """K lists of N gradients: one list per tower.
@@ -56,7 +58,9 @@ def on_values(
     )
 
 
-def scaled(gradients: Sequence[Any], factor: Any) -> list[Any]:
+def scaled(
+    gradients: Sequence[GradientT], factor: float | tf.Tensor
+) -> list[GradientT]:
     """Multiply gradients by a number or a scalar tensor, cast to their dtypes.
 
     A missing gradient, which is None, remains so.
@@ -67,10 +71,13 @@ def scaled(gradients: Sequence[Any], factor: Any) -> list[Any]:
     def times(values: tf.Tensor) -> tf.Tensor:
         return values * tf.cast(factor, values.dtype)
 
-    return [None if g is None else on_values(g, times) for g in gradients]
+    results: list[Any] = [
+        None if g is None else on_values(g, times) for g in gradients
+    ]
+    return results
 
 
-def divide(gradient: Gradient, number: Any) -> Gradient:
+def divide(gradient: Gradient, number: float | tf.Tensor) -> Gradient:
     """Divide a gradient by a number, cast to its dtype."""
     return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
@@ -108,8 +115,8 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
 
 
 def check_sums(
-    sums: Any, gradients: Sequence[Gradient], source: str
-) -> Sequence[Any]:
+    sums: object, gradients: Sequence[Gradient], source: str
+) -> Sequence[Gradient]:
     """Return sums; refuse what cannot be the sums of gradients.
 
     Args:
@@ -140,7 +147,7 @@ def check_sums(
     return sums
 
 
-def _match(gradient: Any, first: Any) -> bool:
+def _match(gradient: object, first: object) -> bool:
     """Whether the gradients of two towers can be added."""
     kinds = tf.Tensor, tf.IndexedSlices
     if not isinstance(gradient, kinds) or not isinstance(first, kinds):
@@ -149,7 +156,7 @@ def _match(gradient: Any, first: Any) -> bool:
     return kind == wanted and shape.is_compatible_with(known)
 
 
-def _describe(gradient: Any) -> str:
+def _describe(gradient: object) -> str:
     if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
         return repr(gradient)
     return " ".join(map(str, _form(gradient)))

@@ -150,7 +150,7 @@ class Packed(Collectives):
         def unpack(
             part: tf.Tensor, group: Sequence[int], k: int
         ) -> list[tf.Tensor]:
-            of_device = [rows[i].shapes(shapes[i].as_list())[k] for i in group]
+            of_device = [rows[i].shapes(shapes[i])[k] for i in group]
             return messages.divided(part, of_device)
 
         parts = self.collectives.reduce_scatter(

@@ -8,13 +8,15 @@ import itertools
 import logging
 import weakref
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._incomplete import name_of
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
@@ -31,7 +33,7 @@ from keras_towers.transport import Transport, next_key
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-StateLayout: TypeAlias = list[list[list[tuple[Any, str, bool]]]]
+StateLayout: TypeAlias = list[list[list[tuple[list[int | None], str, bool]]]]
 """Of each optimizer and each of its states, the tensors.
 
 A tensor is its shape, the name of its dtype, and whether it is a rank's own.
@@ -56,7 +58,7 @@ class SavedStates:
 class _KeptState:
     """A state in variables; the weights are kept since ids identify them."""
 
-    weights: Sequence[Any]
+    weights: Sequence[Variable]
     variables: HookState
 
     def leaves(self) -> list[tuple[tf.Variable, bool]]:
@@ -64,7 +66,7 @@ class _KeptState:
         own, common = map(tf.nest.flatten, self.variables)
         return [*((v, True) for v in own), *((v, False) for v in common)]
 
-    def assign(self, saved: Sequence[Any]) -> None:
+    def assign(self, saved: Sequence[np.ndarray | tf.Tensor]) -> None:
         """Assign saved values; warn if they are of another state."""
         variables = [variable for variable, _ in self.leaves()]
         wanted = [list(variable.shape) for variable in variables]
@@ -98,15 +100,18 @@ class RankSum:
         self._hook = as_stateful(hook)
         self._name: str = f"the communication hook {name_of(hook)}"
         self._states: weakref.WeakKeyDictionary[
-            Any, dict[tuple[Any, ...], _KeptState]
+            keras.Optimizer, dict[tuple[int | tf.TensorSpec, ...], _KeptState]
         ] = weakref.WeakKeyDictionary()
         # Of each optimizer, the values for states that are not made yet.
         self._restored: weakref.WeakKeyDictionary[
-            Any, list[list[tf.Tensor]]
+            keras.Optimizer, list[list[tf.Tensor]]
         ] = weakref.WeakKeyDictionary()
 
     def sum(
-        self, optimizer: Any, weights: Sequence[Any], grads: Sequence[Gradient]
+        self,
+        optimizer: keras.Optimizer,
+        weights: Sequence[Variable],
+        grads: Sequence[Gradient],
     ) -> list[Gradient]:
         """Sum each of N gradients over the ranks.
 
@@ -120,8 +125,8 @@ class RankSum:
 
     def _sum_dense(
         self,
-        optimizer: Any,
-        weights: Sequence[Any],
+        optimizer: keras.Optimizer,
+        weights: Sequence[Variable],
         transport: Transport,
         tensors: Sequence[tf.Tensor],
         key: str,
@@ -160,8 +165,8 @@ class RankSum:
 
     def _variables(
         self,
-        optimizer: Any,
-        weights: Sequence[Any],
+        optimizer: keras.Optimizer,
+        weights: Sequence[Variable],
         specs: Sequence[tf.TensorSpec],
     ) -> HookState:
         states = self._states.setdefault(optimizer, {})
@@ -193,14 +198,14 @@ class RankSum:
             for variable, _ in state.leaves()
         )
 
-    def states(self, optimizer: Any) -> list[HookState]:
+    def states(self, optimizer: keras.Optimizer) -> list[HookState]:
         """Return this rank's states for an optimizer, of variables."""
         return [state.variables for state in self._states_of(optimizer)]
 
-    def _states_of(self, optimizer: Any) -> list[_KeptState]:
+    def _states_of(self, optimizer: keras.Optimizer) -> list[_KeptState]:
         return [*self._states.get(optimizer, {}).values()]
 
-    def save(self, optimizers: Sequence[Any]) -> SavedStates:
+    def save(self, optimizers: Sequence[keras.Optimizer]) -> SavedStates:
         """Return the states of all ranks, for some optimizers. Collective."""
         leaves = [
             [state.leaves() for state in self._states_of(optimizer)]
@@ -216,14 +221,16 @@ class RankSum:
                 values.append([value.numpy() for value in sent])
         layout = [
             [
-                [(list(v.shape), v.dtype.name, is_own) for v, is_own in of]
-                for of in states
+                [(list(v.shape), v.dtype.name, is_own) for v, is_own in state]
+                for state in states
             ]
             for states in leaves
         ]
         return SavedStates(layout, values)
 
-    def restore(self, optimizers: Sequence[Any], saved: SavedStates) -> None:
+    def restore(
+        self, optimizers: Sequence[keras.Optimizer], saved: SavedStates
+    ) -> None:
         """Give each rank its saved state. Collective.
 
         If the number of ranks has changed, each gets an equal share of the sum

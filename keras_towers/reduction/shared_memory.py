@@ -9,6 +9,7 @@ and so detects dead ranks as in any other collective.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import mmap
@@ -16,7 +17,8 @@ import os
 import pathlib
 import secrets
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +26,7 @@ import tensorflow as tf
 from keras_towers.reduction.communication_hooks import sum_separately
 from keras_towers.transport import Transport
 from keras_towers.transport.messages import buckets
+from keras_towers.transport.turns import Turns
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -44,7 +47,9 @@ class SharedMemoryAllReduce:
     """
 
     def __init__(self):
-        self._buckets: dict[tuple, SharedBucket] = {}
+        # One is filled while the other one is read.
+        self._turns = Turns(2)
+        self._memories: dict[tuple[Any, ...], SharedMemory] = {}
 
     def __call__(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -61,8 +66,13 @@ class SharedMemoryAllReduce:
         def by_buckets(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             sums = list(tensors)
             for n, members in enumerate(buckets(tensors, BUCKET_BYTES)):
-                bucket = [tensors[i] for i in members]
-                totals = self._sum(transport, bucket, f"{key}.{n}")
+                sum_bucket = functools.partial(
+                    self._sum,
+                    transport,
+                    [tensors[i] for i in members],
+                    f"{key}.{n}",
+                )
+                totals = self._turns.take(sum_bucket)
                 for i, total in zip(members, totals, strict=True):
                     sums[i] = total
             return sums
@@ -72,15 +82,21 @@ class SharedMemoryAllReduce:
         )
 
     def _sum(
-        self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
+        self,
+        transport: Transport,
+        tensors: Sequence[tf.Tensor],
+        key: str,
+        memory: str,
     ) -> list[tf.Tensor]:
-        lengths = tuple(tensor.shape.num_elements() for tensor in tensors)
-        dtype = np.dtype(tensors[0].dtype.as_numpy_dtype)
-        form = transport.rank, transport.size, lengths, dtype
+        place = transport.rank, transport.size
         # Shared by all traces.
-        if (key, form) not in self._buckets:
-            self._buckets[key, form] = SharedBucket(*form)
-        bucket = self._buckets[key, form]
+        if (memory, *place) not in self._memories:
+            self._memories[memory, *place] = SharedMemory(*place)
+        bucket = SharedBucket(
+            self._memories[memory, *place],
+            [tensor.shape.num_elements() for tensor in tensors],
+            np.dtype(tensors[0].dtype.as_numpy_dtype),
+        )
         name = tf.numpy_function(bucket.post, tensors, tf.int64)
         names = transport.all_gather(tf.reshape(name, [1]), f"{key}.posted")
         done = tf.numpy_function(bucket.reduce, [names, *tensors], tf.int32)
@@ -127,6 +143,107 @@ FOLDER = pathlib.Path("/dev/shm")
 _ALIGNMENT = 64
 
 
+class Room(NamedTuple):
+    """The bytes in a segment.
+
+    Attributes:
+        sums: for sums, at its beginning.
+        posted: for what its rank posts, at its end.
+    """
+
+    sums: int
+    posted: int
+
+    def holds(self, other: Room) -> bool:
+        """Whether it is as large as another one."""
+        return self.sums >= other.sums and self.posted >= other.posted
+
+
+class SharedMemory:
+    """A segment of each rank of a machine, for one bucket after another.
+
+    A segment is as large as the largest bucket that was known when it was
+    created, and gives way to a larger one. What a rank posts of a bucket never
+    overlaps the sums of the one before, which others may be reading.
+
+    Args:
+        rank: this rank.
+        size: the number of ranks.
+
+    Attributes:
+        rank: likewise.
+        size: likewise.
+    """
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
+        self._largest = self._own = Room(0, 0)
+        self._has_failed = False
+        # Those of all ranks, and their names; 0: none is known.
+        self._names = [0] * size
+        self._segments = [np.empty(0, np.uint8)] * size
+        self._remove: Callable[[], object] = lambda: None
+
+    def reserve(self, room: Room) -> None:
+        """Note what a bucket needs in this rank's segment."""
+        self._largest = Room(*map(max, self._largest, room))
+
+    def publish(self, room: Room) -> int:
+        """Return the name of this rank's segment; 0: there is no memory.
+
+        Args:
+            room: what it needs at least.
+        """
+        if not self._has_failed and not self._own.holds(room):
+            try:
+                self._create(self._largest)
+            except OSError as error:
+                self._fail(error)
+        return 0 if self._has_failed else self._names[self.rank]
+
+    def _create(self, room: Room) -> None:
+        self._remove()
+        name = secrets.randbelow(2**62) + 1
+        self._remove = weakref.finalize(self, _remove, _path(name))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        with _opened(name, flags) as descriptor:
+            # Fails if there is no room; a later write would kill us.
+            os.posix_fallocate(descriptor, 0, sum(room))
+            self._segments[self.rank] = _mapped(descriptor)
+        self._names[self.rank], self._own = name, room
+
+    def open(self, names: Sequence[int]) -> bool:
+        """Open the segments of all ranks; return whether that succeeded."""
+        try:
+            if self._has_failed or not all(names):
+                raise OSError("a rank could not allocate shared memory")
+            for rank, name in enumerate(names):
+                if name != self._names[rank]:
+                    self._segments[rank] = self._map(name)
+                    self._names[rank] = name
+        except (OSError, ValueError) as error:
+            self._fail(error)
+        return not self._has_failed
+
+    def _map(self, name: int) -> np.ndarray:
+        with _opened(name, os.O_RDWR) as descriptor:
+            return _mapped(descriptor)
+
+    def segment(self, rank: int) -> np.ndarray:
+        """Return the bytes of a rank's segment."""
+        return self._segments[rank]
+
+    def remove_name(self) -> None:
+        """Let the memory be freed when all ranks, who have it now, end."""
+        self._remove()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._has_failed:
+            logger.debug("not using shared memory for gradients: %s", error)
+        self._has_failed = True
+        self._remove()
+
+
 class SharedBucket:
     """Sums one group of arrays over the ranks of a machine.
 
@@ -135,55 +252,60 @@ class SharedBucket:
     ensures that no rank starts a phase before all have finished the previous
     one. Each element is summed by a single rank, in a fixed order, so the
     results are bit-identical on every rank.
+
+    Each rank's segment has what the other ranks sum, in their order. That of
+    rank 0 has all sums, too.
     """
 
     def __init__(
-        self, rank: int, size: int, lengths: Sequence[int], dtype: np.dtype
+        self, memory: SharedMemory, lengths: Sequence[int], dtype: np.dtype
     ):
-        self._rank, self._size = rank, size
+        self._memory = memory
         self._lengths, self._dtype = list(lengths), dtype
         step = _ALIGNMENT // self._dtype.itemsize
         *self._starts, self._total = itertools.accumulate(
             (-(-length // step) * step for length in lengths), initial=0
         )
+        size = memory.size
         self._bounds = [self._total * r // size for r in range(size + 1)]
-        self._name = secrets.randbelow(2**62) + 1
-        self._own: np.ndarray | None = None
-        self._sent: list[np.ndarray] = []
-        self._sums: np.ndarray | None = None
-        self._names: list[int] = []
-        self._failed = False
-        self._unlink = weakref.finalize(self, _unlink, _path(self._name))
+        self._posts = [
+            self._total - (high - low)
+            for low, high in itertools.pairwise(self._bounds)
+        ]
+        sums = self._total if memory.rank == 0 else 0
+        self._room = Room(
+            *(
+                -(-count // step) * _ALIGNMENT
+                for count in (sums, self._posts[memory.rank])
+            )
+        )
+        memory.reserve(self._room)
 
     def post(self, *arrays: np.ndarray) -> np.int64:
-        """Publish the arrays; return the memory's number, 0 if it is full."""
-        if self._failed:
-            return np.int64(0)
-        try:
-            if self._own is None:
-                self._own = self._map(self._rank, self._name, create=True)
-        except OSError as error:
-            self._fail(error)
-            return np.int64(0)
-        for rank in range(self._size):
-            if rank != self._rank:
+        """Publish the arrays; return the memory's name, 0 if it is full."""
+        name, mine = self._memory.publish(self._room), self._memory.rank
+        for rank in range(self._memory.size) if name else ():
+            if rank != mine:
+                posted = self._posted(mine, rank)
                 for place, part in self._parts(rank, arrays):
-                    np.copyto(self._own[place], part)
-        return np.int64(self._name)
+                    np.copyto(posted[place], part)
+        return np.int64(name)
 
     def reduce(self, names: np.ndarray, *arrays: np.ndarray) -> np.int32:
         """Sum this rank's share; return 1, or 0 if memory is unreadable."""
-        try:
-            self._open(names)
-        except (OSError, ValueError) as error:
-            self._fail(error)
+        if not self._memory.open(names.tolist()):
             return np.int32(0)
-        first, *rest = self._sent
-        sums = self._sums
-        assert sums is not None  # The bucket is open.
+        mine = self._memory.rank
+        first, *rest = (
+            self._posted(rank, mine)
+            for rank in range(self._memory.size)
+            if rank != mine
+        )
+        low, high = self._bounds[mine:][:2]
+        sums = self._sums[low:high]
         # Gradients may be infinite; loss scaling deals with that.
         with np.errstate(all="ignore"):
-            for place, part in self._parts(self._rank, arrays):
+            for place, part in self._parts(mine, arrays):
                 total = sums[place]
                 np.add(part, first[place], out=total)
                 for other in rest:
@@ -191,77 +313,56 @@ class SharedBucket:
         return np.int32(1)
 
     def collect(self, _: np.int32) -> list[np.ndarray]:
-        """Return the sums, in memory that the next ``reduce`` overwrites."""
-        # All ranks have mapped the memory: it is freed when they end.
-        self._unlink()
-        assert self._sums is not None  # After ``reduce``.
+        """Return the sums, in memory that the next bucket overwrites."""
+        self._memory.remove_name()
         return [
             self._sums[start : start + length]
             for start, length in zip(self._starts, self._lengths, strict=True)
         ]
 
+    @property
+    def _sums(self) -> np.ndarray:
+        size = self._total * self._dtype.itemsize
+        return self._memory.segment(0)[:size].view(self._dtype)
+
+    def _posted(self, rank: int, share: int) -> np.ndarray:
+        """Return what a rank has posted of the share of another rank."""
+        size = self._posts[rank] * self._dtype.itemsize
+        posted = self._memory.segment(rank)[-size:].view(self._dtype)
+        low, high = self._bounds[share:][:2]
+        # It does not post its own share.
+        before = self._total - self._posts[rank] if share > rank else 0
+        return posted[low - before : high - before]
+
     def _parts(
         self, rank: int, arrays: Sequence[np.ndarray]
     ) -> Iterator[tuple[slice, np.ndarray]]:
-        """The share of ``rank``: slices of the bucket, and their values."""
-        low, high = self._bounds[rank : rank + 2]
+        """The share of ``rank``: slices of the share, and their values."""
+        low, high = self._bounds[rank:][:2]
         for start, array in zip(self._starts, arrays, strict=True):
             begin, end = max(low, start), min(high, start + array.size)
             if begin < end:
                 part = array.reshape(-1)[begin - start : end - start]
-                yield slice(begin, end), part
+                yield slice(begin - low, end - low), part
 
-    def _open(self, names: np.ndarray) -> None:
-        if self._failed or not all(names):
-            raise OSError("a rank could not allocate shared memory")
-        if self._sums is not None:
-            if list(names) != self._names:
-                raise OSError("a rank was replaced by another process")
-            return
-        assert self._own is not None  # After ``post``.
-        maps = [
-            self._own if r == self._rank else self._map(r, name, create=False)
-            for r, name in enumerate(names)
-        ]
-        self._sent = [m for r, m in enumerate(maps) if r != self._rank]
-        self._sums = maps[0][self._total :]
-        self._names = list(names)
 
-    def _map(self, rank: int, name: int, create: bool) -> np.ndarray:
-        """Map a rank's memory; rank 0's memory also holds the sums."""
-        count = self._total * (2 if rank == 0 else 1)
-        size = count * self._dtype.itemsize
-        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
-        descriptor = os.open(_path(name), flags, 0o600)
-        try:
-            if create:
-                os.ftruncate(descriptor, size)
-                # Nobody else sums this rank's share.
-                low, high = self._bounds[rank : rank + 2]
-                for begin, end in ((0, low), (high, count)):
-                    if begin < end:
-                        # Fails if there is no room; a later write would kill
-                        # us.
-                        os.posix_fallocate(
-                            descriptor,
-                            begin * self._dtype.itemsize,
-                            (end - begin) * self._dtype.itemsize,
-                        )
-            return np.frombuffer(mmap.mmap(descriptor, size), self._dtype)
-        finally:
-            os.close(descriptor)
+@contextlib.contextmanager
+def _opened(name: int, flags: int) -> Iterator[int]:
+    descriptor = os.open(_path(name), flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
-    def _fail(self, error: Exception) -> None:
-        if not self._failed:
-            logger.debug("not using shared memory for gradients: %s", error)
-        self._failed = True
-        self._unlink()
+
+def _mapped(descriptor: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
 
 
 def _path(name: int) -> pathlib.Path:
     return FOLDER / f"keras-towers-{name:x}"
 
 
-def _unlink(path: pathlib.Path) -> None:
+def _remove(path: pathlib.Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_towers._incomplete import Extensible
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
@@ -34,8 +35,8 @@ class HookState(NamedTuple):
         common: values that are the same on all ranks.
     """
 
-    own: Any = ()
-    common: Any = ()
+    own: Structure = ()
+    common: Structure = ()
 
 
 class StatefulHook(Extensible):

@@ -19,7 +19,6 @@ from keras_towers.rendezvous import (
     store,
     watch,
 )
-from keras_towers.rendezvous.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,7 @@ class JoinedJob:
     _store: Any = dataclasses.field(default=None, repr=False)
     _prefix: str = dataclasses.field(default="", repr=False)
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Write a value of JSON, such as this rank's address, for all ranks.
 
         Only the same call of ``join_job`` on other ranks sees it.
@@ -63,7 +62,7 @@ class JoinedJob:
                 raise TimeoutError(f"no rank wrote {key!r} in {timeout_s} s")
         return value
 
-    def _opened(self) -> Store:
+    def _opened(self) -> Any:
         if self._store is None:
             raise TowerError("a job of one process has no store to share.")
         return self._store

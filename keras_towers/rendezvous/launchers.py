@@ -117,8 +117,8 @@ class ClusterEnvironment:
         )
 
     def __str__(self) -> str:
-        of = "" if self.size is None else f" of {self.size}"
-        return f"rank {self.rank}{of} that {self.name} started"
+        total = "" if self.size is None else f" of {self.size}"
+        return f"rank {self.rank}{total} that {self.name} started"
 
 
 class Horovodrun(ClusterEnvironment):

@@ -9,12 +9,12 @@ import time
 from collections.abc import (
     Callable,
     Collection,
+    Hashable,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
-from typing import Any
 
 from keras_towers import settings
 
@@ -46,8 +46,8 @@ ANSWERED: object = object()
 
 
 def ask_each(
-    ask: Callable[[int], Any],
-) -> Callable[[Sequence[int]], dict[int, Any]]:
+    ask: Callable[[int], Hashable],
+) -> Callable[[Sequence[int]], dict[int, Hashable]]:
     """Return a source of signs that asks all processes at the same time.
 
     However many are silent, it takes as long as one of them does.
@@ -57,8 +57,8 @@ def ask_each(
             None. It has to end: the source waits for it.
     """
 
-    def source(ranks: Sequence[int]) -> dict[int, Any]:
-        signs: dict[int, Any] = {}
+    def source(ranks: Sequence[int]) -> dict[int, Hashable]:
+        signs: dict[int, Hashable] = {}
 
         def ask_one(rank: int) -> None:
             signs[rank] = ask(rank)
@@ -98,7 +98,7 @@ class Liveness:
     def __init__(
         self,
         ranks: Iterable[int],
-        source: Callable[[Sequence[int]], Mapping[int, Any]],
+        source: Callable[[Sequence[int]], Mapping[int, Hashable]],
         limit_s: float,
         *,
         may_restart: bool = False,
@@ -106,7 +106,7 @@ class Liveness:
         self._source = source
         self.limit_s = limit_s
         self._may_restart = may_restart
-        self.signs: dict[int, Any] = dict.fromkeys(ranks)
+        self.signs: dict[int, Hashable | None] = dict.fromkeys(ranks)
         self._ended: set[int] = set()
         self._refreshed = time.monotonic()
         self._last_sign = dict.fromkeys(self.signs, self._refreshed)

@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ class RendezvousFile:
         self.path: Path = folder / self._key
         with self._usable():
             self._store = FileStore(folder)
-        self._written: Any = None
+        self._written: JsonObject | None = None
 
     def write(self, endpoint: Endpoint) -> None:
         """Write the file, replacing any that an earlier job left."""
@@ -330,9 +330,7 @@ def _introduction(endpoint: Endpoint, nonce: str) -> JsonObject:
     }
 
 
-def _take_place(
-    endpoint: Endpoint, placement: Mapping[str, Any]
-) -> dict[str, str]:
+def _take_place(endpoint: Endpoint, placement: JsonObject) -> dict[str, str]:
     """Start this rank's heartbeat, set up its host; return its variables."""
     slot = RankPlacement(**placement["slot"])
     watch.name_rank0(placement["rank0_name"])
@@ -447,7 +445,7 @@ def serve(
         return
     bound = server.endpoint
     print(json.dumps([bound.port, bound.secret]), flush=True)
-    ranks, arrived = range(size), dict[int, Any]()
+    ranks, arrived = range(size), dict[int, JsonObject]()
     while len(arrived) < size:
         if ended.wait(settings.NETWORK_POLL_S):
             return
@@ -462,7 +460,7 @@ def serve(
     for rank, placement in enumerate(_placements(in_order)):
         server.put(f"{PLACEMENT}-{rank}", placement)
 
-    def signs(watched: Sequence[int]) -> dict[int, Any]:
+    def signs(watched: Sequence[int]) -> dict[int, Hashable]:
         found = {r: server.get(f"{_HEARTBEAT}-{r}") for r in watched}
         # Its heartbeats are the answers of this process.
         found[0] = None if agent.is_stopped(os.getppid()) else ANSWERED
@@ -478,7 +476,7 @@ def serve(
         server.gone = {r: (_name(r, arrived[r]), state) for r, state in gone}
 
 
-def _placements(ranks: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
+def _placements(ranks: Sequence[JsonObject]) -> list[JsonObject]:
     """The placement of each rank; its size does not grow with the job.
 
     Args:

@@ -15,9 +15,10 @@ import re
 import sys
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from keras_towers._imports import minor_version, packages
+from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity, store
 from keras_towers.rendezvous.liveness import describe_each
@@ -61,12 +62,14 @@ class Ranked(Protocol):
 class Peers(Ranked, Protocol):
     """Connected ranks that exchange values."""
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Plain) -> list[Plain]:
         """Gather values from all ranks on all ranks. Eager; no pickles."""
         ...
 
 
-def gather(peers: Peers, value: Any, where: str, kind: str = "") -> list[Any]:
+def gather(
+    peers: Peers, value: Plain, where: str, kind: str = ""
+) -> list[Plain]:
     """Gather values from all ranks, which must be at the same point.
 
     Without the check, ranks at different points could meet in the same gather,
@@ -95,14 +98,37 @@ def different_things(points: Mapping[str, str]) -> str:
     )
 
 
-def describe_ranks(values: Sequence[Any], separator: str = ", ") -> str:
+def raise_together(
+    ranks: Peers, failure: str, where: str, value: str = ""
+) -> list[str]:
+    """Raise the failure of any rank on all. Collective.
+
+    Args:
+        ranks: all ranks.
+        failure: that of this rank; empty: there is none.
+        where: what this rank does, to follow "rank 0" in a message.
+        value: any other text of this rank.
+
+    Returns:
+        The texts of all ranks that are not empty.
+    """
+    answers = [(failure, value)]
+    if ranks.size > 1:
+        answers = gather(ranks, (failure, value), where)
+    failures = [of_rank for of_rank, _ in answers if of_rank]
+    if failures:
+        raise TowerError(failures[0])
+    return [of_rank for _, of_rank in answers if of_rank]
+
+
+def describe_ranks(values: Sequence[object], separator: str = ", ") -> str:
     """Describe the values of all ranks."""
     return separator.join(f"rank {r}: {v}" for r, v in enumerate(values))
 
 
 def differing_settings(
-    ranks: Sequence[Mapping[str, Any]],
-) -> dict[str, list[Any]]:
+    ranks: Sequence[Mapping[str, object]],
+) -> dict[str, list[object]]:
     """Return the settings that differ between ranks, with all their values."""
     values = {
         name: [settings.get(name, "not given") for settings in ranks]
@@ -130,15 +156,15 @@ def describe_operations(
         ranks: for each rank, what the operation returns, its attributes, and
             its line of code; None: the rank has fewer operations.
     """
-    known = [of for of in ranks if of is not None]
+    known = [own for own in ranks if own is not None]
     attributes = differing_settings([given for _, given, _ in known])
     alike = len({result for result, _, _ in known}) == 1
     texts = []
-    for of in ranks:
-        if of is None:
+    for own in ranks:
+        if own is None:
             texts.append("none")
             continue
-        result, given, line = of
+        result, given, line = own
         values = [f"{name}={given.get(name)}" for name in attributes]
         shown = f" ({', '.join(values)})" if alike and values else ""
         texts.append(f"{result}{shown} of {line}")

@@ -21,12 +21,14 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keras_towers import settings
 from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity
+
+_Value = TypeVar("_Value")
 
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
@@ -277,7 +279,9 @@ def report_connected(rank: int) -> None:
             store.put(f"{CONNECTED}{rank}", True)
 
 
-def wait_for(read: Callable[[], Any], timeout_s: float | None = None) -> Any:
+def wait_for(
+    read: Callable[[], _Value | None], timeout_s: float | None = None
+) -> _Value:
     """Wait until ``read`` returns a value, or raise TimeoutError."""
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     pause_s = settings.FIRST_PAUSE_S

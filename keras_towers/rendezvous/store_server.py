@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from keras_towers import settings
 from keras_towers._types import JsonObject
@@ -152,7 +151,7 @@ class StoreServer(ThreadingHTTPServer, Store):
         self.shutdown()
         self.server_close()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Log an error in a request."""
         # Usually the client has ended, which is reported elsewhere.
         logger.debug("request from %s", client_address, exc_info=True)

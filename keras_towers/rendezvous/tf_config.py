@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
@@ -180,7 +180,7 @@ def required(environment: Mapping[str, str] = os.environ) -> Cluster:
     return cluster
 
 
-def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
+def _jobs(cluster: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, dict):
         _refuse(f'has {json.dumps(cluster)} as "cluster" instead of an object')
     for role, tasks in cluster.items():
@@ -211,7 +211,7 @@ def _is_address(value: object) -> bool:
     return bool(is_text and 0 < int(port) < 65536)
 
 
-def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+def _task(task: object, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
     if not isinstance(task, dict):
         _refuse(
             "does not say which task this process is: it has "

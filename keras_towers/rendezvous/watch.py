@@ -22,7 +22,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from keras_towers import settings, system
@@ -234,7 +234,7 @@ class StallWatch(threading.Thread):
             return {self._rank0_name: state}
         return self._gone
 
-    def _report(self, _: Sequence[int]) -> dict[int, Any]:
+    def _report(self, _: Sequence[int]) -> dict[int, Hashable]:
         """Report to the store; its answer is rank 0's sign of life."""
         try:
             answer = self.store.report(self.rank, self._progress)

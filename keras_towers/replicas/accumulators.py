@@ -28,7 +28,7 @@ class GradientSpec:
     """The gradient of a variable, and the device that averages it."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: tf.DType
     sparse: bool
     device: str
@@ -50,7 +50,7 @@ class Accumulator:
         self._spec = spec
 
     def push(
-        self, grad: Any, step: tf.Tensor, gradient_number: tf.Tensor
+        self, grad: Gradient, step: tf.Tensor, gradient_number: tf.Tensor
     ) -> tf.Operation:
         """Add a gradient of a step.
 
@@ -114,7 +114,7 @@ class DenseAccumulator(Accumulator):
 
     def push(
         self,
-        grad: Any,
+        grad: Gradient,
         step: tf.Tensor,
         gradient_number: tf.Tensor | None = None,
     ) -> tf.Operation:
@@ -167,7 +167,7 @@ class SparseAccumulator(Accumulator):
         )
 
     def push(
-        self, grad: Any, step: tf.Tensor, gradient_number: tf.Tensor
+        self, grad: Gradient, step: tf.Tensor, gradient_number: tf.Tensor
     ) -> tf.Operation:
         rows = tf.cast(grad.indices, tf.int64)
         slices = tf.size(rows, tf.int64)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import ConcreteFunction, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.weights.copies import read_later
@@ -45,7 +46,7 @@ class Averages:
         self,
         name: str,
         group: ReplicaGroup,
-        place: Callable[[Any], str],
+        place: Callable[[Variable], str],
         update: Callable[[ApplyCall], None],
         updated: Callable[[], None] = lambda: None,
     ):
@@ -61,7 +62,7 @@ class Averages:
         self._pushes: list[tf.Operation] = []
         # For each update, how many operations came before it.
         self._begun: list[tuple[int, ApplyCall]] = []
-        self._function: Any = None
+        self._function: ConcreteFunction | None = None
 
     def push(self, replica: int, call: ApplyCall) -> None:
         """Push the gradients of one replica's step."""
@@ -77,7 +78,7 @@ class Averages:
             for accumulated, grad in zip(
                 part.accumulators, call.grads, strict=True
             )
-            if accumulated is not None
+            if accumulated is not None and grad is not None
         ]
 
     def _add(self, call: ApplyCall) -> AveragedOptimizer:
@@ -154,7 +155,7 @@ class Averages:
                 "such as TowerStrategy or MultiWorkerTowerStrategy."
             )
 
-    def update_function(self) -> Callable[..., Any]:
+    def update_function(self) -> ConcreteFunction:
         """Return the function that makes an update; call in the main thread.
 
         It takes the number of gradients to wait for, increments the global

@@ -12,7 +12,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -31,6 +31,12 @@ from keras_towers.replicas.named_resources import after_writes_of
 _numbers = itertools.count()
 
 
+class Forgets(Protocol):
+    """What drops its traces when the strategy is exited."""
+
+    def forget(self) -> None: ...
+
+
 class HogwildUpdate(WeightUpdate):
     """Every tower applies its own gradients to shared weights."""
 
@@ -43,18 +49,20 @@ class HogwildUpdate(WeightUpdate):
         config: TowerConfig,
         collectives: Collectives,
         scale: float = 1.0,
-        after_update: Callable[[Sequence[object]], Any] = lambda variables: (
-            None
-        ),
+        after_update: Callable[
+            [Sequence[Variable]], object
+        ] = lambda variables: None,
     ):
         super().__init__(config, collectives)
         self._scale = scale
         self.after_update = after_update
-        self._steps: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._steps: weakref.WeakSet[Forgets] = weakref.WeakSet()
         # The locks of optimizers.
-        self._turns: IdentityDict[Any, tf.CriticalSection] = IdentityDict()
+        self._turns: IdentityDict[keras.Optimizer, tf.CriticalSection] = (
+            IdentityDict()
+        )
 
-    def forget_on_release(self, steps: Any) -> None:
+    def forget_on_release(self, steps: Forgets) -> None:
         """Call ``steps.forget`` when the strategy is exited."""
         self._steps.add(steps)
 
@@ -145,8 +153,11 @@ adds_atomically: ThreadLocal[bool] = ThreadLocal()
 
 
 def _add(
-    name: str, original: Callable[..., Any], variable: Any, value: Any
-) -> Any:
+    name: str,
+    original: Callable[..., object],
+    variable: keras.Variable,
+    value: Any,
+) -> object:
     """Add to a variable atomically, so that no concurrent write is lost."""
     if not _may_be_written_concurrently(variable):
         return original(variable, value)
@@ -181,7 +192,7 @@ def _may_be_written_concurrently(variable: Variable) -> bool:
 
 def _assign(
     original: Callable[..., object], variable: Variable, value: object
-) -> Any:
+) -> object:
     """Turn the assignment of ``variable + value`` into an atomic addition."""
     # As in metrics, counters and seed generators.
     if not tf.executing_eagerly() and _may_be_written_concurrently(variable):
@@ -226,7 +237,7 @@ def _uses_of(handle: tf.Tensor) -> list[tf.Operation]:
 
 def _next_seed(
     original: Callable[..., tf.Tensor],
-    generator: Any,
+    generator: keras.random.SeedGenerator,
     *args: object,
     **kwargs: object,
 ) -> tf.Tensor:
@@ -247,7 +258,7 @@ SHARED_STATE: tuple[patches.Patch, ...] = (
 _SEED_STRIDE = 1_000_003
 
 
-def seed_of_replica(seed: Any, replica: int | tf.Variable) -> tf.Tensor:
+def seed_of_replica(seed: tf.Tensor, replica: int | tf.Variable) -> tf.Tensor:
     """Return a seed that is unique to a replica, given the replica's number."""
     number = tf.cast(replica, seed.dtype)
     return seed + tf.stack([number * _SEED_STRIDE, tf.zeros_like(number)])

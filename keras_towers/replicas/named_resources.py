@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import ConcreteFunction
 
 # The handles of this process: by name, with the device.
 _known: dict[str, tuple[tf.Tensor, str]] = {}
@@ -63,7 +64,7 @@ class Queue:
             ),
         )
 
-    def put(self, *values: Any) -> tf.Operation | None:
+    def put(self, *values: int | tf.Tensor) -> tf.Operation | None:
         """Add one element."""
         with tf.device(self._device):
             return tf.raw_ops.QueueEnqueueV2(
@@ -77,7 +78,7 @@ class Queue:
                 handle=self._handle, components=self._cast(values)
             )
 
-    def _cast(self, values: Sequence[Any]) -> list[tf.Tensor]:
+    def _cast(self, values: Sequence[int | tf.Tensor]) -> list[tf.Tensor]:
         return [tf.cast(value, tf.int64) for value in values]
 
     def get(self) -> list[tf.Tensor]:
@@ -140,39 +141,49 @@ def variable(
     return own[0]
 
 
-def run_flat(function: Any) -> list[tf.Tensor]:
+RunFunction: TypeAlias = "Callable[[ConcreteFunction], list[tf.Tensor]]"
+"""Runs a function without arguments; returns its outputs as a list."""
+
+
+def run_flat(function: ConcreteFunction) -> list[tf.Tensor]:
     """Call a concrete function; return its outputs as a list."""
     return tf.nest.flatten(function(), expand_composites=True)
 
 
-def trace(body: Callable[..., object], *specs: tf.TensorSpec) -> Any:
+def trace(
+    body: Callable[..., object], *specs: tf.TensorSpec
+) -> ConcreteFunction:
     """Trace operations as a concrete function.
 
     An eager operation that fails on a remote device breaks all that this
     process runs there later; a function only raises its error.
     """
 
-    def function(*tensors: tf.Tensor) -> Any:
+    def function(*tensors: tf.Tensor) -> object:
         result = body(*tensors)
         return None if isinstance(result, tf.Operation) else result
 
     with compat.single_device_mode():
-        traced: Any = tf.function(function, autograph=False)
+        traced = tf.function(function, autograph=False)
         return traced.get_concrete_function(*specs)
 
 
 class TracedFunctions:
     """Runs operations as functions without arguments, traced once per key."""
 
-    def __init__(self, run: Callable[[Any], list[Any]] = run_flat):
+    def __init__(self, run: RunFunction = run_flat):
         self._run = run
-        self._traced: dict[Any, Any] = {}
+        self._traced: dict[object, ConcreteFunction] = {}
 
-    def __call__(self, key: object, body: Callable[[], Any]) -> list[tf.Tensor]:
+    def __call__(
+        self, key: object, body: Callable[[], object]
+    ) -> list[tf.Tensor]:
         """Run the operations of ``body``, traced for ``key``."""
         return self._run(self.traced(key, body))
 
-    def traced(self, key: object, body: Callable[[], Any]) -> Any:
+    def traced(
+        self, key: object, body: Callable[[], object]
+    ) -> ConcreteFunction:
         """Return the concrete function of ``body``, traced for ``key``."""
         if key not in self._traced:
             self._traced[key] = trace(body)

@@ -11,11 +11,11 @@ import keras
 import tensorflow as tf
 
 from keras_towers._notices import announce
-from keras_towers._types import Logs
+from keras_towers._types import Logs, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
-from keras_towers.fit.calls.synchronous_calls import TowerCalls
 from keras_towers.fit.calls.tower_call import TowerCall
+from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import (
     FitStart,
@@ -56,7 +56,7 @@ class DroppedGradients:
         if any(counts.dropped):
             announce(f"{name}: {counts}")
 
-    def logged(self) -> dict[str, Any]:
+    def logged(self) -> dict[str, int]:
         """Return additional logs of an epoch that ends."""
         if not self._quorum.may_drop:
             return {}
@@ -74,7 +74,7 @@ class DroppedGradients:
                 tf.summary.scalar(name, dropped, step=epoch)
 
 
-class OneFitPerModel(TowerCalls):
+class OneFitPerModel(TowerRunner):
     """Calls of a strategy that runs one ``fit`` of a model at a time."""
 
     def __init__(self, update: WeightUpdate):
@@ -82,7 +82,7 @@ class OneFitPerModel(TowerCalls):
         # The ids of models.
         self._fitted: set[int] = set()
 
-    def run_call(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Structure:
         """Run a call; refuse a ``fit`` inside a ``fit`` of the same model."""
         if keras_call.kind != "fit":
             return super().run_call(keras_call)
@@ -99,7 +99,7 @@ class OneFitPerModel(TowerCalls):
         finally:
             self._fitted.remove(id(model))
 
-    def _fit(self, keras_call: KerasCall) -> Any:
+    def _fit(self, keras_call: KerasCall) -> Structure:
         return super().run_call(keras_call)
 
 
@@ -118,13 +118,15 @@ class ReplicaCall(TowerCall):
         if self.dropped is not None:
             self.dropped.announce(self.config.name)
 
-    def train(self, steps: Any, iterator: Any) -> Logs:
+    def train(self, steps: Any, iterator: Iterator[Structure]) -> Logs:
         """Train on the next ``steps_per_execution`` batches."""
         raise NotImplementedError
 
-    def _end_of_steps(self, logs: Any) -> Logs:
+    def _end_of_steps(self, logs: Logs) -> Logs:
         logs = super()._end_of_steps(logs)
-        return {**logs, **self.dropped.logged()} if self.dropped else logs
+        return (
+            {**(logs or {}), **self.dropped.logged()} if self.dropped else logs
+        )
 
 
 class TrainFunction(TowerFunction):
@@ -134,7 +136,7 @@ class TrainFunction(TowerFunction):
         self._call_type = type(call)
         self.steps = steps
 
-    def __call__(self, data: Any) -> Logs:
+    def __call__(self, data: Iterator[Structure]) -> Logs:
         call = tower_call.current()
         if not isinstance(call, self._call_type):
             raise TowerError(self._call_type.refusal)
@@ -165,7 +167,7 @@ def add_summary_writer(
     if not boards:
         return
 
-    def write_to_all(epoch: int, logs: Any) -> None:
+    def write_to_all(epoch: int, logs: Logs) -> None:
         for board in boards:
             with board._train_writer.as_default():
                 write(epoch)
@@ -174,7 +176,7 @@ def add_summary_writer(
     arguments["callbacks"] = callback_roles.with_added(callbacks, writer)
 
 
-class AsyncCalls(TowerCalls):
+class AsyncRunner(TowerRunner):
     """Runs training asynchronously and all other methods synchronously."""
 
     stall_timeout_s: float | None = None
@@ -196,7 +198,7 @@ class AsyncCalls(TowerCalls):
         return _ThreadedCall(self, keras_call, prepared, start)
 
 
-class ReplicaCalls(OneFitPerModel, AsyncCalls):
+class ReplicaRunner(OneFitPerModel, AsyncRunner):
     """Runs training on replicas whose gradients are averaged."""
 
     def __init__(self, update: HogwildUpdate, quorum: Quorum):
@@ -242,21 +244,21 @@ class _ThreadedCall(ReplicaCall):
         "fit() and train_on_batch() only: call one of these."
     )
 
-    def __init__(self, calls: AsyncCalls, *args: Any):
-        super().__init__(calls, *args)
-        self._calls = calls
+    def __init__(self, runner: AsyncRunner, *args: Any):
+        super().__init__(runner, *args)
+        self._runner = runner
         # None if one step runs at a time: eager ones, and ``train_on_batch``.
         self._threads: TowerThreads | None = None
-        self._logs: Any = None
+        self._logs: Logs = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         if self.kind == "fit":
-            self._calls.staleness = Staleness()
+            self._runner.staleness = Staleness()
             if self.dropped is None:
                 add_summary_writer(
                     self.keras_call.arguments,
-                    lambda epoch: self._calls.staleness.write(epoch),
+                    lambda epoch: self._runner.staleness.write(epoch),
                 )
         with patches.patched_while_used(SHARED_STATE), super().installed():
             yield
@@ -270,7 +272,7 @@ class _ThreadedCall(ReplicaCall):
                 steps.forget()
             model.train_function = None
             super()._make_step_function(kind, force)
-            steps = steps or self._calls.make_steps(model)
+            steps = steps or self._runner.make_steps(model)
             steps.alone = model.train_function
             model.train_function = TrainFunction(self, steps)
         runs_alone = self.kind != "fit" or runs_eagerly(model)
@@ -279,7 +281,7 @@ class _ThreadedCall(ReplicaCall):
         self._threads = TowerThreads(
             self.config.num_towers,
             steps,
-            self._calls.stall_timeout_s,
+            self._runner.stall_timeout_s,
             recorder_of(model),
         )
 
@@ -302,6 +304,7 @@ class _ThreadedCall(ReplicaCall):
         return self._logs
 
     def _refresh_logs(self, threads: TowerThreads) -> None:
+        assert self.epoch_iterator is not None
         if self.epoch_iterator.at_last_step:
             threads.drain()
             finish = self._original_method("_get_metrics_result_or_logs")
@@ -313,12 +316,12 @@ class _ThreadedCall(ReplicaCall):
         if threads.latest is not None:
             self._logs = threads.latest
 
-    def finish_steps(self, logs: Any) -> Logs:
+    def finish_steps(self, logs: Logs) -> Logs:
         threads = self._threads
         if threads is None:
             return logs
         threads.drain()
-        self._calls.staleness = threads.take_staleness()
+        self._runner.staleness = threads.take_staleness()
         if threads.latest is not None:
             self._logs = threads.latest
         # The next epoch shows these logs until one of its steps has ended.

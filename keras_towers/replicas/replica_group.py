@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Callable
 from typing import Any, Self
 
 import tensorflow as tf
@@ -12,6 +11,7 @@ import tensorflow as tf
 from keras_towers.replicas.accumulators import DenseAccumulator, GradientSpec
 from keras_towers.replicas.named_resources import (
     Queue,
+    RunFunction,
     TracedFunctions,
     run_flat,
     variable,
@@ -68,7 +68,7 @@ class GroupOperations:
         self.early = early
         self._name = name
         self._device = device
-        self.step: Any = self._number("step")
+        self.step: tf.Variable = self._number("step")
         # Shared tokens; or, for each replica, a new step for which it waits.
         self._steps = [
             Queue(f"{name}/steps_{index}", device)
@@ -241,7 +241,7 @@ class GroupOperations:
             for replica in range(self.quorum.replicas):
                 self._part(replica, part).put(step)
 
-    def _put(self, event: ReplicaEvent, replica: int) -> Any:
+    def _put(self, event: ReplicaEvent, replica: int) -> tf.Operation | None:
         with tf.device(self._device):
             step = self._local[replica].read_value()
             pushed = self._pushed[replica].read_value()
@@ -266,13 +266,13 @@ class ReplicaGroup(GroupOperations):
         name: str,
         device: str,
         quorum: Quorum,
-        run: Callable[[Any], list[Any]] = run_flat,
+        run: RunFunction = run_flat,
         early: bool = False,
     ):
         super().__init__(name, device, quorum, early)
         self.calls: TracedFunctions = TracedFunctions(run)
 
-    def run_by(self, run: Callable[[Any], list[Any]]) -> Self:
+    def run_by(self, run: RunFunction) -> Self:
         """Return the same group, which runs its operations differently."""
         other = copy.copy(self)
         other.calls = TracedFunctions(run)

@@ -13,7 +13,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -37,7 +36,7 @@ from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
 _numbers = itertools.count()
 
-Step = Callable[[Any], Any]
+Step = Callable[[Structure], Structure]
 
 
 class TowerSteps:
@@ -55,7 +54,7 @@ class TowerSteps:
         self._update = update
         self._config = update.config
         self._model = model
-        self._traced: list[tuple[Any, list[Step]]] = []
+        self._traced: list[tuple[Structure, list[Step]]] = []
 
     def forget(self) -> None:
         """Drop all traces, because the model has changed."""
@@ -267,14 +266,14 @@ class TowerThreads:
         stall_timeout_s: float | None = None,
         recorder: StepRecorder | None = None,
     ):
-        self.latest: Any = None
+        self.latest: Structure = None
         self._towers = towers
         self._steps = steps
         self._stall_timeout_s = stall_timeout_s
         self._recorder = recorder
         # Guards all attributes below, and is notified of every change.
         self._changed = threading.Condition()
-        self._waiting: collections.deque[tuple[Sequence[Step], Any]] = (
+        self._waiting: collections.deque[tuple[Sequence[Step], Structure]] = (
             collections.deque()
         )
         # The towers that are in a step.

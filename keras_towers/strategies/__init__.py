@@ -79,7 +79,7 @@ STRATEGIES = {
 """The strategies of this package by name."""
 
 
-def strategy(name: str, *arguments: Any, **options: Any) -> Any:
+def strategy(name: str, *arguments: object, **options: object) -> Any:
     """Create a strategy by name.
 
     ``ModelParallelStrategy`` has no name, since it needs a layout map, which
@@ -140,7 +140,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> None:
+def check_options(name: str, options: Mapping[str, object]) -> None:
     """Check the options of a strategy of this package, without TensorFlow.
 
     Raises:

@@ -21,7 +21,7 @@ from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import saving, tower_call
-from keras_towers.fit.calls.synchronous_calls import TowerCalls
+from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
     KerasStrategy,
@@ -36,7 +36,7 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
-from keras_towers.strategies.device_mesh import Mesh, UpdateOnMesh
+from keras_towers.strategies.device_mesh import LayoutsOnMesh, Mesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
@@ -105,8 +105,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
     A subclass calls this constructor, which creates ``_config``, and then
-    ``_compose``, with its own update and calls, if any. Its towers are devices,
-    or the rows of a ``Mesh``.
+    ``_compose``, with an update and a runner of its own, if any. Its towers are
+    devices, or the rows of a ``Mesh``.
     """
 
     # Overrides the name of the mode.
@@ -159,25 +159,22 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def _compose(
         self,
         update: WeightUpdate | None = None,
-        calls: TowerCalls | None = None,
+        runner: TowerRunner | None = None,
     ) -> None:
         """Assemble the components; by default gradients are all-reduced."""
-        self._follows_options = update is calls is None
+        self._follows_options = update is runner is None
         if update is None:
-            self._mode = modes.fall_back_unless_tried(self._mode, self._config)
-            if self._mesh is None:
-                update = modes.create_update(self._config, self._mode)
-            else:
-                update = UpdateOnMesh(
-                    self._config,
-                    self._mesh,
-                    lambda: self._adoption.models,
-                    self._mode.collectives,
-                    gradients=self._mode.gradients,
-                    **modes.sums_over_ranks(self._config),
-                )
+            config, mesh, layouts = self._config, self._mesh, None
+            if mesh is not None:
+
+                def models() -> list[keras.Model]:
+                    return self._adoption.models
+
+                layouts = LayoutsOnMesh(config, mesh, models)
+            self._mode = modes.fall_back_unless_tried(self._mode, config)
+            update = modes.create_update(config, self._mode, layouts)
         self._update = update
-        self._calls = calls or TowerCalls(update)
+        self._runner = runner or TowerRunner(update)
 
     def _planned(self, transport: Transport, **options: Any) -> BaseStrategy:
         """Return a strategy on such devices, to plan with; it never runs."""
@@ -412,7 +409,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def _announce(self) -> None:
         """Announce the strategy in one line."""
         alone = isinstance(self._config.job, SingleProcess)
-        plain = alone and self._calls.runs_plain_keras
+        plain = alone and self._runner.runs_plain_keras
         if plain and len(devices_lib.devices_of(None)) == 1:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
@@ -429,7 +426,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         variables = self._update.variables
         # All ranks have refused a model at the same place.
         ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
-        if self._update.divides_over_ranks:
+        if self._update.layouts.are_over_ranks:
             # A script may end in the block, and other ranks still read.
             left = error[1]
             is_exit = isinstance(left, SystemExit) and not left.code
@@ -439,7 +436,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 if ends_well:
                     self._config.transport.note_wait("the end of the block")
                     self._adoption.end_rounds()
-                    if self._update.divides_over_ranks:
+                    if self._update.layouts.are_over_ranks:
                         variables.access.serve("is at the end of the block")
                 else:
                     # The other ranks may not take part.
@@ -453,14 +450,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     self._adoption.release()
                 finally:
                     variables.asks_ranks = True
-                    if self._update.divides_over_ranks:
+                    if self._update.layouts.are_over_ranks:
                         variables.access.serve_at_exit()
                     self._config.transport.note_wait("")
 
     def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         # Models are bound to this strategy: their copies share it.
         return self
 

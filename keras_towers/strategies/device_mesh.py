@@ -11,15 +11,15 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update.in_shards import UpdateInShards
+from keras_towers.fit.update.variable_layouts import VariableLayouts
 from keras_towers.fit.weights.model_state import output_paths
-from keras_towers.partition.layouts import InShards, MeshLayout
-from keras_towers.reduction import Collectives
+from keras_towers.partition.layouts import REPLICATED, InShards, MeshLayout
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import Transport
 
@@ -123,7 +123,7 @@ class ClaimedDevices:
 
 
 def rows_of(
-    mesh: Any, batch_dim_name: str | None
+    mesh: keras.distribution.DeviceMesh, batch_dim_name: str | None
 ) -> tuple[list[list[str]], list[str]]:
     """Return the rows of a mesh, and the names of their axes.
 
@@ -147,42 +147,63 @@ def rows_of(
     return [[str(name) for name in row] for row in devices], names
 
 
-class UpdateOnMesh(UpdateInShards):
-    """Every device updates its part of what a layout map divides.
+def _matches(key: str, paths: Iterable[str]) -> bool:
+    """Whether a key of a layout map matches one of some paths, for Keras."""
+    alone = keras.distribution.LayoutMap(None)
+    alone[key] = ()
+    return any(alone[path] is not None for path in paths)
+
+
+def _quoted(keys: Iterable[str]) -> str:
+    return ", ".join(map(repr, keys))
+
+
+class LayoutsOnMesh(VariableLayouts):
+    """How a layout map divides the variables of Keras over a mesh.
 
     Args:
         config: the towers.
-        mesh: the mesh.
+        mesh: the mesh of this process.
         models: returns the models on the towers.
-        collectives: as in ``WeightUpdate``.
-        **sums: what sums over ranks, as in ``WeightUpdate``.
     """
 
     name = "mesh"
-    option = "layouts"
 
     def __init__(
         self,
         config: TowerConfig,
         mesh: Mesh,
         models: Callable[[], Iterable[keras.Model]],
-        collectives: Collectives,
-        **sums: Any,
     ):
-        self._layouts = _Layouts(mesh, config.shards.size)
-        super().__init__(config, True, collectives, self._layouts, **sums)
+        super().__init__(config, "layouts", True)
         self._models = models
         self._speaks: bool = config.transport.rank == 0
+        self._layout_map, self._axes = mesh.layout_map, mesh.axes
+        self._paths: set[str] = set()
+        sizes = self.towers, len(mesh.rows[0])
+        self._sizes = dict(zip(mesh.axes, sizes, strict=False))
 
-    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer, and name the keys that no weight matches."""
-        super().make_ready(optimizer, variables)
+    @property
+    def description(self) -> str:
+        """A short phrase for ``describe()``."""
+        return "the layout map divides weights over the mesh"
+
+    def announce(
+        self, optimizer: Any, weights: Sequence[Any], divides: bool
+    ) -> None:
+        """Name the keys that no weight matches, once.
+
+        Args:
+            optimizer: an optimizer that is ready.
+            weights: the weights that it updates.
+            divides: whether one of them is divided, or its slots are.
+        """
         if not self._speaks:
             return
         outputs = {
             path for model in self._models() for path in output_paths(model)
         }
-        unused = self._layouts.unused
+        unused = self._unused
         hints = [key for key in unused if _matches(key, outputs)]
         if hints and first_time(self, ("layouts of outputs", *hints)):
             announce(
@@ -198,43 +219,17 @@ class UpdateOnMesh(UpdateInShards):
                 "of no layer's output: %s. Weights that no key matches are "
                 "whole on every tower. print([w.path for w in model.weights]) "
                 "lists the paths.",
-                ", ".join(map(self._layouts.describe_unused, mistaken)),
+                ", ".join(map(self._describe_unused, mistaken)),
             )
 
-
-def _matches(key: str, paths: Iterable[str]) -> bool:
-    """Whether a key of a layout map matches one of some paths, for Keras."""
-    alone = keras.distribution.LayoutMap(None)
-    alone[key] = ()
-    return any(alone[path] is not None for path in paths)
-
-
-def _quoted(keys: Iterable[str]) -> str:
-    return ", ".join(map(repr, keys))
-
-
-class _Layouts:
-    """How a layout map divides the variables of Keras.
-
-    Args:
-        mesh: the mesh of this process.
-        ranks: the number of processes whose towers divide weights together.
-    """
-
-    def __init__(self, mesh: Mesh, ranks: int):
-        self._layout_map, self._axes = mesh.layout_map, mesh.axes
-        self._paths: set[str] = set()
-        sizes = len(mesh.rows) * ranks, len(mesh.rows[0])
-        self._sizes = dict(zip(mesh.axes, sizes, strict=False))
-
     @property
-    def unused(self) -> list[str]:
+    def _unused(self) -> list[str]:
         """The keys that match the path of no variable so far."""
         return [
             key for key in self._layout_map if not _matches(key, self._paths)
         ]
 
-    def describe_unused(self, key: str) -> str:
+    def _describe_unused(self, key: str) -> str:
         """Return a key, and the one that matches a path of which it is a part.
 
         Keras compares a key with a whole path.
@@ -247,18 +242,21 @@ class _Layouts:
                 return f"{key!r} (write {whole!r} for {path!r})"
         return repr(key)
 
-    def __call__(
-        self, variable: keras.Variable, shape: Sequence[int]
-    ) -> MeshLayout | None:
-        """Return how a variable is divided; None: it is whole.
+    def choose(
+        self, variable: Any, shape: Sequence[int], dtype: tf.DType
+    ) -> MeshLayout:
+        """Return how a variable is divided.
 
         Args:
             variable: the variable, whose value may not exist yet.
             shape: its shape.
+            dtype: its dtype.
 
         Raises:
             TowerError: its layout does not fit its shape.
         """
+        if not isinstance(variable, keras.Variable):
+            return MeshLayout()
         path = variable.path
         self._paths.add(path)
         layout = getattr(variable, "_layout", None) or self._layout_map[path]
@@ -293,8 +291,6 @@ class _Layouts:
                 )
             if number > 1:
                 parts[name] = InShards(axis, size, size // number)
-        if not parts:
-            return None
         first, *others = self._axes
         columns = parts.get(others[0]) if others else None
-        return MeshLayout(parts.get(first), columns)
+        return MeshLayout(parts.get(first, REPLICATED), columns)

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -41,9 +41,13 @@ _job: Transport = SingleProcess()
 
 _LAUNCH = "keras-towers run -np 2 script.py"
 
+Distribution: TypeAlias = (
+    "keras.distribution.DataParallel | keras.distribution.ModelParallel"
+)
+
 
 def _initialize(
-    original: Any,
+    original: Callable[..., object],
     job_addresses: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
@@ -90,12 +94,14 @@ def _list_devices(
     return [f"{kind}:{n}" for n in range(_per_rank(kind) * _job.size)]
 
 
-def _distribute_tensor(original: Any, tensor: Any, layout: Any) -> Any:
+def _distribute_tensor(
+    original: Callable[..., object], tensor: tf.Tensor, layout: object
+) -> tf.Tensor:
     """Return a tensor: its layout follows from those of weights."""
     return tensor
 
 
-_BACKEND: dict[str, Callable[..., Any]] = {
+_BACKEND: dict[str, Callable[..., object]] = {
     "distribute_tensor": _distribute_tensor,
     "get_device_count": lambda original, device_type=None: len(
         keras.distribution.list_devices(device_type)
@@ -108,7 +114,7 @@ _BACKEND: dict[str, Callable[..., Any]] = {
 """Functions that Keras's TensorFlow backend lacks, or limits to one process."""
 
 
-def _strategy_of(distribution: Any) -> BaseStrategy:
+def _strategy_of(distribution: Distribution) -> BaseStrategy:
     """Return the strategy of a distribution, created only once."""
     sharded = compat.auto_shards(distribution) or _job.size == 1
     batches: Batches = "split" if sharded else "each"
@@ -120,7 +126,9 @@ def _strategy_of(distribution: Any) -> BaseStrategy:
     return strategy
 
 
-def _create_strategy(distribution: Any, batches: Batches) -> BaseStrategy:
+def _create_strategy(
+    distribution: Distribution, batches: Batches
+) -> BaseStrategy:
     names = [str(name) for name in distribution.device_mesh.devices.flatten()]
     if _job.size == 1:
         member = separate_training.member_of_job(certainly=True)
@@ -172,7 +180,9 @@ def _devices_of_rank(names: list[str], rank: int, size: int) -> list[str]:
     return of_ranks[rank]
 
 
-def _layouts_of_rank(distribution: Any) -> keras.distribution.LayoutMap:
+def _layouts_of_rank(
+    distribution: keras.distribution.ModelParallel,
+) -> keras.distribution.LayoutMap:
     """Return the layout map on this rank's rows of a mesh of all devices."""
     layout_map = distribution._layout_map
     rows, axes = rows_of(layout_map.device_mesh, distribution.batch_dim_name)
@@ -221,7 +231,7 @@ def _per_rank(kind: str) -> int:
 
 
 _connected: contextlib.ExitStack | None = None
-_strategies: weakref.WeakKeyDictionary[Any, BaseStrategy] = (
+_strategies: weakref.WeakKeyDictionary[Distribution, BaseStrategy] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -316,7 +326,7 @@ def _around_creation(variable: keras.Variable) -> Iterator[None]:
         yield
         return
     strategy = _strategy_of(distribution)
-    if not strategy._update.divides(variable):
+    if not strategy._update.layouts.divide_new(variable):
         yield
         return
     _move_models_to(strategy)
@@ -324,7 +334,9 @@ def _around_creation(variable: keras.Variable) -> Iterator[None]:
         yield
 
 
-def _set_distribution(store: Callable[[], None], distribution: Any) -> None:
+def _set_distribution(
+    store: Callable[[], None], distribution: Distribution | None
+) -> None:
     """Store a distribution; models of the previous one leave its towers."""
     if distribution is not None:
         _check_kind(distribution)
@@ -370,7 +382,7 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
         strategy._adoption.enter_block()
 
 
-def _check_kind(distribution: Any) -> None:
+def _check_kind(distribution: object) -> None:
     known = keras.distribution.DataParallel, keras.distribution.ModelParallel
     if not isinstance(distribution, known):
         raise TowerError(

@@ -14,8 +14,8 @@ from keras_towers import reduction
 from keras_towers._incomplete import name_of
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
-from keras_towers.fit.update.in_shards import UpdateInShards
 from keras_towers.fit.update.local_sgd import LocalSGD
+from keras_towers.fit.update.variable_layouts import VariableLayouts
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import (
     CommunicationHook,
@@ -184,37 +184,37 @@ def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:
     return {"rank_sum": rank_sum, "local_sgd": rounds}
 
 
-def create_update(config: TowerConfig, mode: Mode) -> WeightUpdate:
-    """Create the update for towers that all-reduce their gradients."""
-    options, sums = config.options, sums_over_ranks(config)
-    updates = options.updates
-    divides_weights = options.weights == "sharded"
-    if divides_weights or updates == "sharded":
+def create_update(
+    config: TowerConfig, mode: Mode, layouts: VariableLayouts | None = None
+) -> WeightUpdate:
+    """Create the update for towers that all-reduce their gradients.
+
+    Args:
+        config: the towers.
+        mode: what exchanges tensors among them.
+        layouts: how they divide weights; None: as the options say.
+    """
+    options = config.options
+    updates, divides_weights = options.updates, options.weights == "sharded"
+    if layouts is None and (divides_weights or updates == "sharded"):
+        option = f'{"weights" if divides_weights else "updates"}="sharded"'
         if config.num_towers * config.shards.size > 1:
-            return UpdateInShards(
-                config,
-                divides_weights,
-                mode.collectives,
-                gradients=mode.gradients,
-                **sums,
-            )
-        name = "weights" if divides_weights else "updates"
-        if config.transport.rank == 0:
+            layouts = VariableLayouts(config, option, divides_weights)
+        elif config.transport.rank == 0:
             logger.warning(
-                '%s="sharded" is off: there is only one tower, so there is '
-                "nothing to divide",
-                name,
+                "%s is off: there is only one tower, so there is nothing to "
+                "divide",
+                option,
             )
-        updates = None
-    if updates is None:
-        on_host = devices_lib.all_on_host(config.devices)
-        updates = "once" if on_host else "each"
+    by_default = updates in (None, "sharded") and layouts is None
+    on_host = devices_lib.all_on_host(config.devices)
     return WeightUpdate(
         config,
         mode.collectives,
-        updates != "once",
+        updates == "each" or (by_default and not on_host),
+        layouts=layouts,
         gradients=mode.gradients,
-        **sums,
+        **sums_over_ranks(config),
     )
 
 
@@ -228,7 +228,7 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
     return reduction.hook_for(compression)
 
 
-def describe_mode(update: Any, mode: Mode) -> list[str]:
+def describe_mode(update: WeightUpdate, mode: Mode) -> list[str]:
     """Describe where gradients are summed, and what their hook holds."""
     lines = [f'mode "{mode.name}": {mode.reason}']
     rank_sum = update.rank_sum

@@ -13,10 +13,11 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers._strategy import Strategy
+from keras_towers._types import EpochIterator, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import model_building, tower_call
-from keras_towers.fit.calls.synchronous_calls import (
-    TowerCalls,
+from keras_towers.fit.calls.tower_runner import (
+    TowerRunner,
     run_on_one_device,
 )
 from keras_towers.fit.context import patches
@@ -71,7 +72,7 @@ class NoOpStrategy(BaseStrategy):
         self.logs: dict[str, float] = dict(logs or {})
         super().__init__(devices_lib.devices_of(None)[:1])
         update = WeightUpdate(self._config)
-        self._compose(update, NoOpCalls(update, self.logs))
+        self._compose(update, NoOpRunner(update, self.logs))
 
     def __repr__(self) -> str:
         logs = ""
@@ -86,7 +87,7 @@ class NoOpStrategy(BaseStrategy):
         return []
 
 
-class NoOpCalls(TowerCalls):
+class NoOpRunner(TowerRunner):
     """Runs Keras's methods, with empty steps for training and validation.
 
     Keras's own method runs epochs, counts steps and calls callbacks; only
@@ -103,7 +104,7 @@ class NoOpCalls(TowerCalls):
         """False: its steps are not those of plain Keras."""
         return False
 
-    def run_call(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Structure:
         """Run a call of a method of Keras."""
         model, arguments = keras_call.model, keras_call.arguments
         if "_maybe_symbolic_build" not in vars(model):
@@ -162,7 +163,7 @@ class _NoOpCall:
             arguments["x"] = tf.data.Dataset.from_tensors(0).repeat()
             arguments["shuffle"] = False
 
-    def shadows(self) -> dict[str, Any]:
+    def shadows(self) -> dict[str, object]:
         """Return the model attributes to shadow, by name."""
         name = "train_function" if self.keras_call.trains else "test_function"
         return {
@@ -176,10 +177,14 @@ class _NoOpCall:
             f"make_{name}": lambda *args, **kwargs: None,
         }
 
-    def iterator(self, **kwargs: Any) -> Any:
+    def iterator(self, **kwargs: object) -> EpochIterator:
         return compat.TFEpochIterator(Undistributed, **kwargs)
 
-    def _begin(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def _begin(
+        self,
+        iterator: EpochIterator | None = None,
+        data_batch: Structure = None,
+    ) -> None:
         kind, model = self.keras_call.kind, self.keras_call.model
         if iterator is not None:
             data_batch = iterator._distributed_dataset.element_spec
@@ -197,23 +202,24 @@ class _NoOpCall:
                 with compat.single_device_mode():
                     build_optimizer(model.optimizer, model.trainable_variables)
 
-    def _report(self, _: Any = None) -> dict[str, float]:
+    def _report(self, _: object = None) -> dict[str, float]:
         return dict(self.logs)
 
-    def _steps(self, iterator: Iterator[Any]) -> dict[str, float]:
+    def _steps(self, iterator: Iterator[Structure]) -> dict[str, float]:
         number = self.keras_call.model.steps_per_execution
         if not sum(1 for _ in itertools.islice(iterator, number)):
             raise StopIteration
         return self._report()
 
 
-def _count_only(iterator: Any, batches: int | None) -> None:
+def _count_only(iterator: EpochIterator, batches: int | None) -> None:
     """Let an epoch iterator of Keras count steps without reading data."""
     repeats = () if batches is None else (batches,)
     iterator._get_iterator = lambda: itertools.repeat(None, *repeats)
     # The original adapter would start to prefetch when an epoch begins.
-    iterator.data_adapter = SimpleNamespace(
+    adapter: Any = SimpleNamespace(
         num_batches=batches,
         on_epoch_begin=lambda: None,
         on_epoch_end=lambda: None,
     )
+    iterator.data_adapter = adapter

@@ -34,7 +34,7 @@ from keras_towers.parameter_servers.training_session import (
 )
 from keras_towers.parameter_servers.worker_fit import (
     ServerUpdate,
-    WorkerCalls,
+    WorkerRunner,
 )
 from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.replica_counts import Quorum
@@ -201,8 +201,8 @@ class _WorkerStrategy(BaseStrategy):
             size = self._peers.size
             quorum = Quorum(size, size, shared=False)
             make_session = functools.partial(AveragedSession, quorum=quorum)
-        calls = WorkerCalls(update, self._peers, make_session)
-        self._compose(update, calls)
+        runner = WorkerRunner(update, self._peers, make_session)
+        self._compose(update, runner)
 
     def _description_lines(self) -> list[str]:
         scaled = self._config.options.scale_gradient

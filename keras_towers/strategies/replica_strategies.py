@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers import devices as devices_lib
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import (
     Batches,
@@ -23,11 +23,11 @@ from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import AveragedSession
 from keras_towers.parameter_servers.worker_fit import (
     ServerUpdate,
-    WorkerCalls,
+    WorkerRunner,
 )
 from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.hogwild import HogwildUpdate
-from keras_towers.replicas.replica_calls import AsyncCalls, ReplicaCalls
+from keras_towers.replicas.replica_calls import AsyncRunner, ReplicaRunner
 from keras_towers.replicas.replica_counts import (
     Quorum,
     ReplicaCounts,
@@ -103,13 +103,13 @@ class AsyncTowerStrategy(BaseStrategy):
         self.scale_gradient = scale_gradient
         scale = 1 / len(devices) if scale_gradient else 1.0
         update = HogwildUpdate(self._config, self._mode.collectives, scale)
-        self._calls: AsyncCalls
-        self._compose(update, AsyncCalls(update))
+        self._runner: AsyncRunner
+        self._compose(update, AsyncRunner(update))
 
     @property
     def staleness(self) -> Staleness:
         """How many updates by other towers the last epoch's steps missed."""
-        return self._calls.staleness
+        return self._runner.staleness
 
     def _description_lines(self) -> list[str]:
         scaled = "not scaled"
@@ -257,7 +257,7 @@ class SyncReplicasStrategy(BaseStrategy):
         self._averages = variable_averages
         quorum = Quorum(replicas, replicas_to_aggregate, tokens == "shared")
         super().__init__(devices, options, job=self._peers)
-        self._calls: ReplicaCalls | WorkerCalls
+        self._runner: ReplicaRunner | WorkerRunner
         self._compose_replicas(quorum)
 
     def _compose_replicas(self, quorum: Quorum) -> None:
@@ -265,13 +265,13 @@ class SyncReplicasStrategy(BaseStrategy):
             update = HogwildUpdate(
                 self._config, self._mode.collectives, after_update=self._average
             )
-            self._compose(update, ReplicaCalls(update, quorum))
+            self._compose(update, ReplicaRunner(update, quorum))
             return
         copies = ServerUpdate(self._config, collectives=self._mode.collectives)
         make_session = functools.partial(
             AveragedSession, quorum=quorum, after_update=self._average
         )
-        workers = WorkerCalls(copies, self._peers, make_session)
+        workers = WorkerRunner(copies, self._peers, make_session)
         self._compose(copies, workers)
 
     @property
@@ -282,9 +282,9 @@ class SyncReplicasStrategy(BaseStrategy):
     @property
     def counts(self) -> ReplicaCounts:
         """How many gradients the last ``fit`` used and dropped, by replica."""
-        if isinstance(self._calls, ReplicaCalls):
-            return self._calls.counts
-        session = self._calls.last
+        if isinstance(self._runner, ReplicaRunner):
+            return self._runner.counts
+        session = self._runner.last
         if session is None:
             return ReplicaCounts.none(self.size)
         assert isinstance(session, AveragedSession)
@@ -302,8 +302,8 @@ class SyncReplicasStrategy(BaseStrategy):
             TowerError: the variable has no moving average.
         """
         trained = variable.value
-        if isinstance(self._calls, WorkerCalls) and self._calls.last:
-            copies = self._calls.last.variables
+        if isinstance(self._runner, WorkerRunner) and self._runner.last:
+            copies = self._runner.last.variables
             if variable in copies:
                 trained = copies.copy_of(variable)
         average = None
@@ -318,7 +318,7 @@ class SyncReplicasStrategy(BaseStrategy):
             )
         return tf.convert_to_tensor(average)
 
-    def _average(self, variables: Sequence[Any]) -> None:
+    def _average(self, variables: Sequence[Variable]) -> None:
         if self._averages is not None:
             with compat.single_device_mode():
                 self._averages.apply(list(map(native, variables)))

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
+from keras_towers._types import Structure
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.reduction import divide, sum_over_ranks
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.transport import Transport, next_key
+
+Value: TypeAlias = "tf.distribute.DistributedValues | Gradient"
+"""A value of all replicas, or one that they share."""
 
 
 @contextlib.contextmanager
@@ -34,7 +39,7 @@ def _without_tf_info_logs() -> Iterator[None]:
         logger.removeFilter(is_shown)
 
 
-def _devices_like(destinations: Any) -> Any:
+def _devices_like(destinations: object) -> object:
     """Return what TensorFlow takes for a variable as destination.
 
     It asks whether destinations are true; a variable says if its value is.
@@ -86,7 +91,7 @@ class TowerExtended(compat.MirroredExtended):
         if self._transport.size == 1:
             return super()._reduce_to(reduce_op, value, destinations, options)
 
-        def reduce(leaf: Any) -> Any:
+        def reduce(leaf: Value) -> Value:
             mean = reduce_op == tf.distribute.ReduceOp.MEAN
             if mean and isinstance(leaf, compat.Mirrored):
                 return leaf
@@ -111,7 +116,7 @@ class TowerExtended(compat.MirroredExtended):
     def _experimental_distribute_dataset(self, dataset, options):
         size, rank = self._transport.size, self._transport.rank
 
-        def share(batch: Any) -> Any:
+        def share(batch: Structure) -> Structure:
             return data_lib.Batch.of(batch).split(size, rank, 1).pieces[0]
 
         if size > 1:
@@ -151,21 +156,21 @@ class RankReduction(tf.distribute.ReductionToOneDevice):
 
     def reduce_implementation(
         self,
-        reduce_op: Any,
-        per_replica_value: Any,
-        destinations: Any,
-        options: Any,
-    ) -> Any:
+        reduce_op: tf.distribute.ReduceOp,
+        per_replica_value: Value,
+        destinations: object,
+        options: object,
+    ) -> Value:
         """Reduce one value; TensorFlow calls this."""
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
     def batch_reduce_implementation(
         self,
-        reduce_op: Any,
-        value_destination_pairs: Sequence[tuple[Any, Any]],
-        options: Any,
-    ) -> list[Any]:
+        reduce_op: tf.distribute.ReduceOp,
+        value_destination_pairs: Sequence[tuple[Value, object]],
+        options: object,
+    ) -> list[Value]:
         """Reduce several values; TensorFlow calls this."""
         reduce_here = super().reduce_implementation
         here = [
@@ -179,8 +184,12 @@ class RankReduction(tf.distribute.ReductionToOneDevice):
         return [self.broadcast(total, there) for total, (_, there) in pairs]
 
     def _gather_implementation(
-        self, per_replica_value: Any, destinations: Any, axis: int, options: Any
-    ) -> Any:
+        self,
+        per_replica_value: Value,
+        destinations: object,
+        axis: int,
+        options: object,
+    ) -> Value:
         here = _first(
             super()._gather_implementation(
                 per_replica_value, destinations, axis, options
@@ -191,7 +200,7 @@ class RankReduction(tf.distribute.ReductionToOneDevice):
         return self.broadcast(keras.ops.swapaxes(rows, 0, axis), destinations)
 
 
-def _first(value: Any) -> Any:
+def _first(value: Value) -> Gradient:
     """Return a value, or the first replica's value."""
     several = isinstance(value, tf.distribute.DistributedValues)
     return value.values[0] if several else value

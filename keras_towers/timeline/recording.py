@@ -133,6 +133,6 @@ def tower_names(ranks: Sequence[RankRecording]) -> list[str]:
     return [f"tower {k} ({device})" for k, device in enumerate(devices)]
 
 
-def latest(times: np.ndarray, **axes: Any) -> np.ndarray:
+def latest(times: np.ndarray, **options: Any) -> np.ndarray:
     """The maximum without NaN; NaN where there is nothing else."""
-    return np.fmax.reduce(times, initial=np.nan, **axes)
+    return np.fmax.reduce(times, initial=np.nan, **options)

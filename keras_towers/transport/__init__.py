@@ -12,6 +12,8 @@ The other modules here are shared by all transports.
   Python values as text, for ranks to gather: it contains only data.
 ``exchange_counts``
   Counts the exchanges of a process for the watch over its ranks.
+``turns``
+  Memory that the exchanges of a graph use one after another.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Plain
 from keras_towers.rendezvous.failed_calls import Abortable
 
 
@@ -152,7 +155,7 @@ class SingleProcess:
     ) -> list[tf.Tensor]:
         return list(tensors)
 
-    def gather_objects(self, value: object) -> list[Any]:
+    def gather_objects(self, value: Plain) -> list[Plain]:
         return [value]
 
     def ended_ranks(self) -> str:
@@ -174,8 +177,8 @@ def next_key(purpose: str) -> str:
     if tf.executing_eagerly():
         return f"kt.{purpose}.eager"
     # Functions inside the outermost graph may run concurrently.
-    graph: Any = compat.get_default_graph()
-    outer = getattr(graph, "outer_graph", None)
+    graph = compat.get_default_graph()
+    outer: Any = getattr(graph, "outer_graph", None)
     while getattr(outer, "building_function", False):
         graph, outer = outer, getattr(outer, "outer_graph", None)
     counter = _used.setdefault(graph, collections.Counter())

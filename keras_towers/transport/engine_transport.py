@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers._incomplete import Extensible
+from keras_towers._types import Plain
 from keras_towers.errors import TowerError, shorten
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
@@ -275,7 +276,7 @@ class EngineTransport(Extensible, Transport):
     def reconnect(self) -> None:
         """Connect the ranks again; by default, they are still connected."""
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Plain) -> list[Plain]:
         return plain_values.gather(self.all_gather, value)
 
     def ended_ranks(self) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+
+Shape: TypeAlias = "tf.TensorShape | Sequence[int | None]"
 
 WORD: tf.DType = tf.int32
 """The integer that every engine sends and sums."""
@@ -42,7 +44,7 @@ class Rows:
     """
 
     axis: int
-    counts: Sequence[Any] = ()
+    counts: Sequence[int | tf.Tensor] = ()
 
     @property
     def is_known(self) -> bool:
@@ -50,7 +52,7 @@ class Rows:
         is_number = [isinstance(count, int) for count in self.counts]
         return bool(is_number) and all(is_number)
 
-    def shapes(self, shape: Sequence[Any]) -> list[list[int]]:
+    def shapes(self, shape: Shape) -> list[list[Any]]:
         """Return the shapes of the members' rows, given that of the whole."""
         before, after = shape[: self.axis], shape[self.axis + 1 :]
         return [[*before, count, *after] for count in self.counts]
@@ -66,9 +68,10 @@ class Rows:
         counts = list(self.counts)
         return tf.split(tensor, counts, self.axis, num=len(counts))
 
-    def follow_in_memory(self, shape: Sequence[Any]) -> bool:
+    def follow_in_memory(self, shape: Shape) -> bool:
         """Whether the rows of one member follow those of another in memory."""
-        return math.prod(shape[: self.axis]) == 1
+        before: Any = shape[: self.axis]
+        return math.prod(before) == 1
 
 
 _MOST_DIMENSIONS = 8
@@ -97,14 +100,22 @@ def tensor_of(octets: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def words_of(tensor: tf.Tensor) -> tf.Tensor:
     """Return a tensor's bits as words [N]; the last may end with zeros."""
+    if _is_of_words(tensor.dtype):
+        return tf.reshape(tf.bitcast(tensor, WORD), [-1])
     octets = tf.reshape(bytes_of(tensor), [-1])
     missing = -tf.size(octets, tf.int64) % WORD.size
     octets = tf.pad(octets, [[0, missing]])
     return tf.bitcast(tf.reshape(octets, [-1, WORD.size]), WORD)
 
 
+def _is_of_words(dtype: tf.DType) -> bool:
+    return dtype in (tf.float32, tf.int32, tf.uint32)
+
+
 def with_rows(tensor: tf.Tensor, number: int) -> tf.Tensor:
     """Return a tensor with a number of rows: its own, and then zeros."""
+    if tensor.shape[0] == number:
+        return tensor
     missing = number - tf.shape(tensor)[0]
     before = [0] * tensor.shape.rank
     after = [missing, *before[1:]]
@@ -133,6 +144,9 @@ def number_of_words(dtype: tf.DType, shape: tf.Tensor) -> tf.Tensor:
 
 def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
     """Undo ``words_of``; further words are ignored."""
+    if _is_of_words(dtype):
+        own = words[: tf.reduce_prod(shape)]
+        return tf.reshape(tf.bitcast(own, dtype), shape)
     shape = tf.cast(shape, tf.int64)
     octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
     octets = octets[: tf.reduce_prod(shape) * dtype.size]
@@ -244,7 +258,7 @@ def joined(tensors: Iterable[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
-def divided(vector: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
+def divided(vector: tf.Tensor, shapes: Sequence[Shape]) -> list[tf.Tensor]:
     """Undo ``joined``: return tensors of these static shapes."""
     sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
     return list(map(tf.reshape, tf.split(vector, sizes), shapes))
@@ -273,7 +287,7 @@ def joined_rows(
 
 
 def wholes_of(
-    vector: tf.Tensor, shapes: Sequence[Any], rows: Sequence[Rows]
+    vector: tf.Tensor, shapes: Sequence[Shape], rows: Sequence[Rows]
 ) -> list[tf.Tensor]:
     """Undo ``joined_rows``: return N tensors of these shapes."""
     if len(shapes) == 1 and rows[0].follow_in_memory(shapes[0]):
@@ -290,7 +304,7 @@ def wholes_of(
 
 
 def elements_of_members(
-    shapes: Sequence[Any], rows: Sequence[Rows]
+    shapes: Sequence[Shape], rows: Sequence[Rows]
 ) -> list[int]:
     """Return how many elements of N tensors are in the rows of each member."""
     sizes = [

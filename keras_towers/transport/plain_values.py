@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 
 
@@ -35,7 +36,7 @@ def decode(data: bytes) -> Any:
         raise ValueError(f"not a value of `encode`: {data[:80]!r}") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is list:
@@ -94,8 +95,8 @@ def _dtype(name: str) -> np.dtype:
 
 
 def gather(
-    all_gather: Callable[[tf.Tensor, str], tf.Tensor], value: object
-) -> list[Any]:
+    all_gather: Callable[[tf.Tensor, str], tf.Tensor], value: Plain
+) -> list[Plain]:
     """Gather values from all ranks on all ranks, in rank order; eager only."""
     data = encode(value)
     # Sent as 32-bit integers, which every transport supports.

@@ -17,6 +17,8 @@ from tests.kit.sampling import sample_of
 pytestmark = pytest.mark.slow
 LIMIT_S = 240
 BENCH = (sys.executable, "-m", "keras_towers.cli.main", "bench")
+# Its processes have several towers on the CPU.
+IN_SHARDS = "horovod:towers=2:weights=sharded:shard_over=process"
 FIELD = (sys.executable, "-m", "benchmarks.field")
 MINE = """
 import keras
@@ -45,8 +47,8 @@ def path(tmp_path):
         pytest.param(
             BENCH,
             "--models small --processes 2 --timeout 150 "
-            "--strategies horovod,multi-worker",
-            ["horovod", "multi-worker", "plain"],
+            f"--strategies {IN_SHARDS},multi-worker",
+            [IN_SHARDS, "multi-worker", "plain"],
             marks=pytest.mark.long,
         ),
         # What it plans, counts and draws is shown with faked processes.

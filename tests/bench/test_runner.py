@@ -26,6 +26,7 @@ def test_options_behind_a_name_are_those_of_the_strategy():
     served = find_row(ROWS, "sync-replicas:ps=2")
     assert served.launcher(3) == ["--ps", "2", "--workers", "3"]
     assert served.train.keywords["options"] == {}
+    assert find_row(ROWS, "horovod:towers=2:mode=host").towers == 2
     # Also in an allocation of several hosts.
     here, tasks = ["-H", "localhost:2"], ["--workers", "2"]
     assert find_row(ROWS, "multi-worker").launcher(2) == [*here, *tasks]

@@ -1,5 +1,7 @@
 """What type checkers find in a user's code, and in the public interface."""
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -8,8 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
+from keras_towers import compat
 from tests.kit.scripts import ROOT, run_python
 from tests.kit.wheels import build, install_alone
 
@@ -87,6 +91,38 @@ def _check(errors: list[tuple[str, int, str]]) -> None:
         assert number in said, message
         said[number] += message
     assert not [n for n in said if expected[n].strip() not in said[n]], said
+
+
+@pytest.mark.parametrize("name", ["__init__", "callbacks", "optimizers"])
+def test_what_is_declared_of_keras_is_there(name):
+    module = getattr(keras, name) if name != "__init__" else keras
+    declared = ast.parse(
+        (ROOT / "typings" / "keras" / f"{name}.pyi").read_text()
+    )
+    classes = [n for n in declared.body if isinstance(n, ast.ClassDef)]
+    assert classes
+    for node in classes:
+        kind = getattr(module, node.name)
+        for member in node.body:
+            if isinstance(member, ast.AnnAssign):
+                _check_member(kind, member.target.id)
+            elif isinstance(member, ast.FunctionDef):
+                _check_member(kind, member.name, member.args)
+
+
+def _check_member(
+    kind: type, name: str, wanted: ast.arguments | None = None
+) -> None:
+    if name in ("__getattr__", "__setattr__"):  # Of any other name.
+        return
+    found = getattr(kind, name, None)
+    assert hasattr(kind, name) or compat._assigns(kind, name), (kind, name)
+    if callable(found) and wanted is not None and wanted.vararg is None:
+        names = [
+            each.arg for each in wanted.args if each.arg not in ("self", "cls")
+        ]
+        own = [n for n in inspect.signature(found).parameters if n != "self"]
+        assert own[: len(names)] == names, (kind, name)
 
 
 # `make test` runs mypy itself, and pyright on the same scripts.

@@ -178,7 +178,7 @@ ON_HOSTS = (
 def test_several_hosts_have_times_and_a_choice_to_take(tmp_path):
     pytest.importorskip("matplotlib")
     curve = tmp_path / "curve.svg"
-    memory = ("--device-memory", "1.1MB", "--step-ms", "2", "--plot", curve)
+    memory = ("--device-memory", "850KB", "--step-ms", "2", "--plot", curve)
     ended = run("model", *ON_HOSTS, *map(str, memory))
     assert ended.exit_code == 0, ended.output
     title, *lines, last = ended.stdout.splitlines()
@@ -191,12 +191,14 @@ def test_several_hosts_have_times_and_a_choice_to_take(tmp_path):
     sent = 4 * (256 * 256 + 257 + 1)
     within, between = sent / 1e6, 2 * 3 / 4 * sent * 8 / 1e6
     assert copies[2:4] == [f"{within:.1f}", f"{between:.1f}"]
-    seconds = (within + between) / 1e3
-    assert copies[4:7] == [
-        f"{1e3 * seconds:.1f}",
-        f"{4 * 8 / seconds:,.0f}",
-        f"{0.002 / seconds:.0%}",
-    ]
+    # The update, which is a part of computing, waits for what is sent.
+    took = float(copies[4])
+    assert within + between < took < within + between + 2
+    rate, efficiency = (
+        float(cell.strip("%").replace(",", "")) for cell in copies[5:7]
+    )
+    assert rate == pytest.approx(4 * 8 / took * 1e3, rel=0.02)
+    assert efficiency == pytest.approx(2 / took * 100, rel=0.02)
     assert copies[-1] == "no"
     in_hosts = [r for r in rows if r[1] == 'shard_over="process"']
     # Hosts sum what copies do, and have what one of them has.

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = """## Environment variables
 
-Some time limits are [options of a strategy](api.md).
+Those with an option are explained [with it](cli.md#keras-towers-run). Some time limits are
+[options of a strategy](api.md).
 
 """
 _SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)

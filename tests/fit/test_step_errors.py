@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.errors import shorten
 from keras_towers.fit import keras_patches, step_errors
-from keras_towers.fit.calls import synchronous_calls
+from keras_towers.fit.calls import tower_runner
 from tests.kit.compare import assert_all_close
 
 pytestmark = pytest.mark.alternate
@@ -255,7 +255,7 @@ def test_notes_explain_an_error_that_is_not_what_failed(made, wanted):
     config = kt.TowerStrategy(2)._config
     with (
         pytest.raises(type(error)) as caught,
-        synchronous_calls.failing_together(config, "fit"),
+        tower_runner.failing_together(config, "fit"),
     ):
         raise error
     notes = getattr(caught.value, "__notes__", [])

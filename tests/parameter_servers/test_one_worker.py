@@ -67,7 +67,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
     model, mine = normalised(), strategy(name)
 
     def compare(epoch, logs):
-        held = mine._calls.last.variables
+        held = mine._runner.last.variables
         for local in model.weights:
             np.testing.assert_array_equal(local, held.copy_of(local))
         # Training has changed the moving statistics.
@@ -287,7 +287,7 @@ def test_the_error_of_a_fit_is_published(strategy):
     model = linear()
     with (mine := strategy()), pytest.raises(ValueError):
         model.fit(X, Y[:5], verbose=0)
-    told = mine._calls.last.workers.status(0).failed
+    told = mine._runner.last.workers.status(0).failed
     assert told.startswith("ValueError: Data cardinality")
 
 

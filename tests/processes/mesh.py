@@ -2,11 +2,13 @@
 
 import pathlib
 import sys
+from unittest import mock
 
 import keras
 import tensorflow as tf
 from keras import layers
 
+import keras_towers as kt
 from keras_towers.conformance.cases import Case
 from keras_towers.fit.weights import shards
 from keras_towers.reduction import HookState, StatefulHook
@@ -77,6 +79,36 @@ def shards_within_each_process():
 @check
 def slots_in_shards_within_each_process():
     assert_one_device(towers=2, updates="sharded", shard_over="process")
+
+
+@check
+def what_callbacks_leave_alone_is_not_put_together():
+    """What is in shards within each process, and that one of them writes."""
+    shapes, seen = [], []
+    whole = shards.ShardedVariable._whole
+
+    def counted(variable):
+        shapes.append(tuple(variable.shape))
+        return whole(variable)
+
+    def write(model):
+        shapes.clear()
+        if s.RANK == 1:
+            model.layers[0].kernel.assign(tf.ones([4, 16]))
+
+    def look(model):
+        seen.extend(shapes)
+
+    acts = s.Does(on_train_batch_end=write, on_epoch_end=look)
+    options = {"weights": "sharded", "shard_over": "process"}
+    mine = build()
+    with (
+        mock.patch.object(shards.ShardedVariable, "_whole", counted),
+        s.Strategy(towers=2, **options),
+    ):
+        s.fit(mine, s.X[:8], s.Y[:8], callbacks=[kt.EveryRank(acts)])
+    assert {*seen} <= {(4, 16)}
+    assert (mine.layers[0].kernel.numpy() == 1).all()
 
 
 @check

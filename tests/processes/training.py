@@ -186,7 +186,7 @@ def other_data_later_in_an_epoch_is_refused():
         )
     )
     with s.Strategy():
-        with s.refused("in a batch after the first one", *REMEDIES):
+        with s.refused(OTHER, *REMEDIES):
             s.fit(
                 mine, batches(), None, steps_per_epoch=3, callbacks=[remember]
             )
@@ -219,9 +219,9 @@ def data_of_unknown_length_that_ends_early_on_a_rank_is_refused():
                 method(batches(4, 3), verbose=0)
         with s.refused("(rank 0: at most 2, rank 1: more)"):
             s.fit(mine, validation_data=batches(2, 4))
-        with s.refused("rank 0: 2, rank 1: 3"):
+        with s.refused("rank 0: 2, rank 1: more"):
             s.fit(by_hand, batches(2, 3), None)
-        with s.refused(OTHER):
+        with s.refused("(rank 0: at most 0, rank 1: more)"):
             s.fit(mine, batches(0, 1), None)
         s.fit(mine, batches(3, 3), None, epochs=2)
     s.assert_same_model(mine)
@@ -231,6 +231,12 @@ def data_of_unknown_length_that_ends_early_on_a_rank_is_refused():
         (100, mine, "rank 0: at most 2, rank 1: "),
     ):
         with s.Strategy(sync_every=steps):
+            before = which.get_weights()
+            with s.refused("rank 0: ", "0, rank 1: more"):
+                s.fit(which, batches(0, 1), None)
+            with s.refused(OTHER):
+                s.fit(which, generator_of((s.X + s.RANK, s.Y)), None)
+            assert_all_close(which.get_weights(), before, 0)
             with s.refused(said):
                 s.fit(which, batches(2, 4), None)
             s.fit(which, batches(3, 3), None)

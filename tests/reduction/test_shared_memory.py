@@ -62,14 +62,14 @@ def test_without_room_the_transport_sums(monkeypatch, folder):
 
 
 def test_a_rank_that_sees_no_other_one(monkeypatch):
-    original = shared_memory.SharedBucket._map
+    original = shared_memory.SharedMemory._map
 
-    def map_own_only(bucket, rank, name, create):
-        if not create and bucket._rank == 1:
+    def map_own_only(memory, name):
+        if memory.rank == 1:
             raise FileNotFoundError(name)
-        return original(bucket, rank, name, create)
+        return original(memory, name)
 
-    monkeypatch.setattr(shared_memory.SharedBucket, "_map", map_own_only)
+    monkeypatch.setattr(shared_memory.SharedMemory, "_map", map_own_only)
     assert plain(run(3, steps=3)) == ["k.0.plain"] * 3
 
 
@@ -93,13 +93,48 @@ def test_a_rank_takes_no_room_for_its_own_share(folder):
     ones = np.ones(LARGE, np.float32)
     taken = []
     for rank in range(4):
-        bucket = shared_memory.SharedBucket(rank, 4, [LARGE], ones.dtype)
-        bucket.post(ones)
+        memory = shared_memory.SharedMemory(rank, 4)
+        shared_memory.SharedBucket(memory, [LARGE], ones.dtype).post(ones)
         (file,) = folder.iterdir()
         taken.append(512 * file.stat().st_blocks / ones.nbytes)
-        del bucket
+        del memory
     # Rank 0 has the sums too.
     np.testing.assert_allclose(taken, [1.75, 0.75, 0.75, 0.75], atol=0.1)
+
+
+def test_buckets_share_memory_that_is_as_large_as_the_largest(monkeypatch):
+    """Also one that is larger than those before, and one of another dtype."""
+    made = []
+    create = shared_memory.SharedMemory._create
+
+    def counted(memory, room):
+        made.append(sum(room))
+        create(memory, room)
+
+    monkeypatch.setattr(shared_memory.SharedMemory, "_create", counted)
+    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 1)
+    rows = [
+        random_rows(2, shapes, dtype)
+        for shapes, dtype in (
+            ([(LARGE,), (LARGE // 2, 2), (LARGE // 2,)], tf.float32),
+            ([(2 * LARGE,), (LARGE,)], tf.float32),
+            ([(LARGE // 2,), (LARGE,)], tf.float64),
+        )
+    ]
+
+    def rank(transport):
+        exchange = SharedMemoryAllReduce()
+        return [
+            exchange(transport, row[transport.rank], "k") for row in 2 * rows
+        ]
+
+    results, keys = on_ranks(2, rank)
+    assert not plain(keys)
+    for found, row in zip(zip(*results, strict=True), 2 * rows, strict=True):
+        assert_sums(found, row, 1e-5)
+    # For 1/2, 1 and 2 of MIN_BYTES: half of it, and on rank 0 all sums.
+    taken = [size / MIN_BYTES for size in sorted(made)]
+    assert taken == [0.25, 0.5, 0.75, 1, 1.5, 3]
 
 
 def test_infinities_arrive_and_results_survive_the_next_step():

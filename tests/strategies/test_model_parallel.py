@@ -12,7 +12,7 @@ from keras import layers
 import keras_towers as kt
 from keras_towers import _notices
 from keras_towers.conformance.ordinary import assert_ordinary
-from keras_towers.fit.update import in_shards
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.fit.weights.shards import ShardedVariable
 from tests.kit import meshes
@@ -103,7 +103,7 @@ def test_a_transformer_is_the_same(rows, columns, options):
 
 
 def test_towers_may_have_copies_as_gpus_have(monkeypatch):
-    monkeypatch.setattr(in_shards.UpdateInShards, "mirrors", True)
+    monkeypatch.setattr(WeightUpdate, "mirrors", True)
     strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2)))
     assert_same(use_model(transformer, train, strategy), on_one_device(), 2e-5)
 

@@ -16,6 +16,8 @@ leaves three tasks to its caller:
   ranks compare new names before they declare them.
 - All tensors pushed under one name must have the same length. So names contain
   the length, and vectors whose length may change are padded to one of a few.
+- Every worker and a server have a buffer for each name until they end. So large
+  vectors of one length take turns with two pairs of names.
 
 Nothing interrupts BytePS, either. If a rank leaves a call in which others wait
 for its push, it pushes zeros instead. Each vector ends in a one, so that a sum
@@ -30,12 +32,13 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import math
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 import tensorflow as tf
 
@@ -55,6 +58,7 @@ from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
+from keras_towers.transport.turns import Turns
 
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 500_000
@@ -150,6 +154,7 @@ def _leave_job(bps: ModuleType) -> None:
 # zeros to send.
 _MIN_BYTES = 2**10
 _GROWTH = 16
+_LARGE_BYTES = 2**18
 # Names that an error lists for each rank, at most.
 _NAMED = 5
 
@@ -186,14 +191,18 @@ class BytePSTransport(EngineTransport):
 
     def __init__(self):
         super().__init__()
-        self.engine: Any = BYTEPS.import_module()
+        self.engine = BYTEPS.import_module()
         connect(self.engine)
-        self._library: Any = self.engine.ops.TF_LIB_CTYPES
-        self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
+        self._library: ctypes.CDLL = self.engine.ops.TF_LIB_CTYPES
+        self._operation: Callable[..., tf.Tensor] = (
+            self.engine.ops.C_LIB.byteps_push_pull
+        )
         # A build with CUDA takes tensors of a GPU.
         kind = "GPU" if byteps_recipe.has_cuda() else "CPU"
         self._device: str = f"/device:{kind}:0"
         self._compares_names = False
+        # While one is pulled, the next one is pushed.
+        self._turns = Turns(2)
         # The rounds of names in which this rank has pushed zeros.
         self._left: set[tuple[str, int]] = set()
         if self.size > 1 and not _rounds:
@@ -249,18 +258,48 @@ class BytePSTransport(EngineTransport):
         (headers,) = self.engine_sum([mine], f"{key}.headers")
         shapes = messages.shapes_of_ranks(headers, tensor, key)
         sizes = messages.number_of_words(tensor.dtype, shapes)
-        # The length stays unknown to TensorFlow: a name for each length would
-        # take memory on all servers.
-        before = tf.reduce_sum(sizes[: self.rank])
-        after = tf.reduce_sum(sizes[self.rank + 1 :])
-        padded = tf.pad(messages.words_of(tensor), tf.stack([[before, after]]))
-        (words,) = self.engine_sum([padded], f"{key}.words")
+        of_ranks = (tf.unstack(each, self.size) for each in (shapes, sizes))
+        return self._gather(tensor, *of_ranks, f"{key}.words")
+
+    def engine_gather_known(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        inner = tensor.shape[1:]
+        if not inner.is_fully_defined():
+            return self.engine_gather(tensor, key)
+        shapes = [[count, *inner] for count in counts]
+        sizes = [
+            -(-math.prod(shape) * tensor.dtype.size // messages.WORD.size)
+            for shape in shapes
+        ]
+        return self._gather(tensor, shapes, sizes, f"{key}.words")
+
+    def _gather(
+        self,
+        tensor: tf.Tensor,
+        shapes: Sequence[Any],
+        sizes: Sequence[Any],
+        key: str,
+    ) -> tf.Tensor:
+        """Concatenate the rows of all ranks.
+
+        Args:
+            tensor: this rank's rows.
+            shapes: the shapes of those of all ranks.
+            sizes: how many words they are. If these are tensors, TensorFlow
+                does not know the length of what is summed: a name for each
+                length would take memory on all servers.
+            key: as for ``engine_sum``.
+        """
+        before, after = sum(sizes[: self.rank]), sum(sizes[self.rank + 1 :])
+        words = tf.pad(messages.words_of(tensor), tf.stack([[before, after]]))
+        if all(isinstance(size, int) for size in sizes):
+            words = tf.ensure_shape(words, [sum(sizes)])
+        (words,) = self.engine_sum([words], key)
         gathered = [
-            messages.from_words(words_of_rank, tensor.dtype, shape)
-            for words_of_rank, shape in zip(
-                tf.split(words, sizes, num=self.size),
-                tf.unstack(shapes, self.size),
-                strict=True,
+            messages.from_words(of_rank, tensor.dtype, shape)
+            for of_rank, shape in zip(
+                tf.split(words, sizes, num=self.size), shapes, strict=True
             )
         ]
         return tf.concat(gathered, 0)
@@ -286,7 +325,9 @@ class BytePSTransport(EngineTransport):
         vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
         failed = failed_calls.calls.round
         names = [
-            {
+            {}
+            if _is_large(vector)
+            else {
                 length: f"{failed}.{key}.{number}/{vector.dtype.name}/{length}"
                 for length in _lengths(vector)
             }
@@ -299,12 +340,30 @@ class BytePSTransport(EngineTransport):
                 for length, name in by_length.items()
             }
         )
-        return [
-            tf.reshape(self._sum_vector(vector, by_length), tf.shape(tensor))
-            for vector, by_length, tensor in zip(
-                vectors, names, tensors, strict=True
-            )
+        sums = [
+            self._sum_vector(vector, by_length)
+            if by_length
+            else self._sum_in_turn(vector, key)
+            for vector, by_length in zip(vectors, names, strict=True)
         ]
+        return [
+            tf.reshape(total, tf.shape(tensor))
+            for total, tensor in zip(sums, tensors, strict=True)
+        ]
+
+    def _sum_in_turn(self, vector: tf.Tensor, key: str) -> tf.Tensor:
+        """Sum a vector under a name that others of its kind use, too."""
+        (length,) = _lengths(vector)
+        # Exchanges for other purposes are never taken for one another.
+        purpose = re.sub(r"\d+", "", key)
+
+        def exchange(turn: str) -> list[tf.Tensor]:
+            name = f"{failed_calls.calls.round}.{turn}"
+            self._declare({name: (length + 1, vector.dtype)})
+            return [self._push_pull(vector, name)]
+
+        kind = f"{purpose}/{vector.dtype.name}/{length}"
+        return self._turns.take(exchange, kind)[0]
 
     def _sum_vector(
         self, vector: tf.Tensor, names: Mapping[int, str]
@@ -365,11 +424,12 @@ class BytePSTransport(EngineTransport):
         )
         with tf.control_dependencies([total]):
             # Even in a loop, the next round begins after this one.
-            rounds.ended.assign(number + 1, read_value=False)
+            ended = rounds.ended.assign(number + 1, read_value=False)
         total = tf.ensure_shape(total, [rounds.length])
         complete = total[-1] == tf.cast(self.size, total.dtype)
         text = "a rank has left the call for which this one waits"
-        with tf.control_dependencies([tf.debugging.Assert(complete, [text])]):
+        check = tf.debugging.Assert(complete, [text])
+        with tf.control_dependencies([check, ended]):
             return tf.identity(total[:-1])
 
     def _push(self, vector: tf.Tensor, name: str) -> tf.Tensor:
@@ -470,6 +530,15 @@ def _begun_rounds() -> dict[str, int]:
 def transport() -> BytePSTransport:
     """The connection to the other ranks, made on first use."""
     return BytePSTransport()
+
+
+def _is_large(vector: tf.Tensor) -> bool:
+    """Whether a vector takes turns with others of its length, if it is known.
+
+    Small ones do not wait for one another.
+    """
+    known = vector.shape.num_elements() or 0
+    return known * vector.dtype.size >= _LARGE_BYTES
 
 
 def _lengths(vector: tf.Tensor) -> list[int]:

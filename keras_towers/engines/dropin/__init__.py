@@ -11,14 +11,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
 import keras
+import tensorflow as tf
 
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.transport import Transport
+
+
+class Compression(Protocol):
+    """How a gradient is sent, such as ``hvd.Compression.fp16``."""
+
+    def compress(self, tensor: tf.Tensor, /) -> tuple[tf.Tensor, object]:
+        """Return what is sent, and what ``decompress`` needs besides."""
+        ...
+
+    def decompress(self, tensor: tf.Tensor, ctx: object, /) -> tf.Tensor:
+        """Return the tensor that was compressed."""
+        ...
+
 
 # Returns the transport to the other ranks.
 _connect: Callable[[], Transport] | None = None
@@ -48,17 +62,17 @@ def connection() -> Transport:
     return _connect()
 
 
-def tf_variable(variable: Variable) -> Any:
+def tf_variable(variable: Variable) -> tf.Variable:
     """Return the ``tf.Variable`` of a Keras variable, or any other value."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def variable_key(variable: Variable) -> IdentityKey[Any]:
+def variable_key(variable: Variable) -> IdentityKey[tf.Variable]:
     """Return a key that identifies a Keras or TensorFlow variable."""
     return IdentityKey(tf_variable(variable))
 
 
-def check_compression(compression: Any, module: str) -> None:
+def check_compression(compression: object, module: str) -> None:
     """Refuse an object without ``compress`` and ``decompress``."""
     if not all(
         callable(getattr(compression, method, None))
@@ -75,7 +89,7 @@ class _NoGlobalVariables(TowerError, RuntimeError):
     """A ``RuntimeError``, as Horovod raises."""
 
 
-def refuse_global_variables(module: str, root_rank: Any) -> NoReturn:
+def refuse_global_variables(module: str, root_rank: int) -> NoReturn:
     """Raise the error of ``broadcast_global_variables``."""
     raise _NoGlobalVariables(
         f"broadcast_global_variables({root_rank}) is not possible: "

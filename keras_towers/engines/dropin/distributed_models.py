@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import h5py
 import keras
@@ -70,11 +69,11 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
                 model.jit_compile = False
 
     def fit_with_synced_callbacks(
-        original: Callable[..., object],
+        original: Callable[..., keras.callbacks.History],
         model: keras.Model,
         *args: object,
         **kwargs: object,
-    ) -> Any:
+    ) -> keras.callbacks.History:
         optimizers = optimizers_in(model.optimizer)
         reducers = filter(None, map(reducer_of, optimizers))
         if not is_initialized() or not any(r.all_ranks for r in reducers):
@@ -85,7 +84,7 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
 
     def scale_losses(
         original: Callable[..., None],
-        outer: Any,
+        outer: keras.optimizers.LossScaleOptimizer,
         *args: object,
         **kwargs: object,
     ) -> None:
@@ -115,7 +114,7 @@ def load_model(
     distribute: Callable[..., object],
     filepath: object,
     custom_optimizers: Iterable[type] | None,
-    custom_objects: dict[str, Any] | None,
+    custom_objects: dict[str, object] | None,
     **kwargs: object,
 ) -> keras.Model:
     """Load a model and call ``distribute`` on its optimizer."""

@@ -11,13 +11,14 @@ import functools
 import itertools
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Variable
 from keras_towers.engines.dropin import tf_variable, variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import tower_call
@@ -26,12 +27,16 @@ from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.step_agreement import are_equal
 from keras_towers.fit.weights.model_state import build_optimizer, optimizers_in
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.transport import Transport
 
 # In the optimizer's __dict__: Keras's __setattr__ would search the value for
 # variables to track.
 _REDUCER = "_keras_towers_reducer"
+
+Grads: TypeAlias = Sequence[Gradient | None]
+"""The gradients of N variables; None for a missing one."""
 
 
 class Reducer(ABC):
@@ -65,7 +70,7 @@ class Reducer(ABC):
     _numbers = itertools.count()
 
     def __init__(self, sparse_as_dense: bool, key: str | None = None):
-        self.local_keys: set[IdentityKey[Any]] = set()
+        self.local_keys: set[IdentityKey[tf.Variable]] = set()
         self.local_layers: list[keras.Layer] = []
         self.accumulator: GradientAccumulator | None = None
         self._sparse_as_dense = sparse_as_dense
@@ -75,27 +80,27 @@ class Reducer(ABC):
         )
 
     def reduce(
-        self, grads: Sequence[Any], variables: Sequence[Any]
-    ) -> list[Any]:
+        self, grads: Grads, variables: Sequence[Variable]
+    ) -> list[Gradient | None]:
         """Reduce gradients over all ranks: tensors, slices or None."""
         results = [self._to_tensor(grad) for grad in grads]
         if not self.communicates():
             return results
         local_keys = self.all_local_keys()
         is_local = [variable_key(v) in local_keys for v in variables]
-        present = [i for i, grad in enumerate(results) if grad is not None]
+        present = {i: g for i, g in enumerate(results) if g is not None}
         chosen = [i for i in present if not is_local[i]]
         reduced = self.reduce_global(
-            [results[i] for i in chosen], [variables[i] for i in chosen]
+            [present[i] for i in chosen], [variables[i] for i in chosen]
         )
         for i, grad in zip(chosen, reduced, strict=True):
             results[i] = grad
-        for i in present:
+        for i, grad in present.items():
             if is_local[i]:
-                results[i] = self.scale_local(results[i])
+                results[i] = self.scale_local(grad)
         return results
 
-    def all_local_keys(self) -> set[IdentityKey[Any]]:
+    def all_local_keys(self) -> set[IdentityKey[tf.Variable]]:
         """The keys of local variables, also of those of local layers."""
         return self.local_keys | {
             variable_key(variable)
@@ -112,15 +117,15 @@ class Reducer(ABC):
         return self.transport().size > 1
 
     def groups_of(
-        self, grads: Sequence[Any], variables: Sequence[Any]
+        self, grads: Sequence[Gradient], variables: Sequence[Variable]
     ) -> list[list[int]]:
         """Return the indices of the gradients to reduce together."""
         return [[index] for index, _ in enumerate(grads)]
 
     @abstractmethod
     def reduce_groups(
-        self, grads: list[Any], groups: list[list[int]], key: str
-    ) -> list[Any]:
+        self, grads: list[Gradient], groups: list[list[int]], key: str
+    ) -> list[Gradient]:
         """Reduce gradients that are the same ones on all ranks.
 
         Args:
@@ -130,8 +135,8 @@ class Reducer(ABC):
         """
 
     def reduce_global(
-        self, grads: list[Any], variables: list[Any]
-    ) -> list[Any]:
+        self, grads: list[Gradient], variables: list[Variable]
+    ) -> list[Gradient]:
         """Reduce the gradients of variables that are not local."""
         if self._key is None:
             self._key = str(next(self._numbers))
@@ -150,10 +155,10 @@ class Reducer(ABC):
 
     def _compare_and_reduce(
         self,
-        grads: list[Any],
+        grads: list[Gradient],
         described: list[tuple[str, str]],
         groups: list[list[int]],
-    ) -> list[Any]:
+    ) -> list[Gradient]:
         """Reduce gradients, or fail on all ranks if the gradients differ."""
         with tf.control_dependencies([self._assert_same(described)]):
             reduced = self.reduce_groups(grads, groups, str(self._key))
@@ -175,7 +180,7 @@ class Reducer(ABC):
             activity.updates.add(self, functools.partial(_read, begun, ended))
         return begun, ended
 
-    def _assert_same(self, described: list[tuple[str, str]]) -> Any:
+    def _assert_same(self, described: list[tuple[str, str]]) -> tf.Operation:
         """Return an assertion that all ranks have the same gradients.
 
         Otherwise each rank could wait for tensors that another never sends.
@@ -201,11 +206,11 @@ class Reducer(ABC):
             )
             return tf.debugging.Assert(same, [message])
 
-    def scale_local(self, grad: Any) -> Any:
+    def scale_local(self, grad: Gradient) -> Gradient:
         """Scale the gradient of a local variable."""
         return grad
 
-    def _to_tensor(self, grad: Any) -> Any:
+    def _to_tensor(self, grad: Gradient | None) -> Gradient | None:
         sparse = isinstance(grad, tf.IndexedSlices)
         if grad is None or (sparse and not self._sparse_as_dense):
             return grad
@@ -218,12 +223,14 @@ def _read(begun: tf.Variable, ended: tf.Variable) -> tuple[int, int]:
         return int(begun.numpy()), int(ended.numpy())
 
 
-def name_or_kind(variable: Any) -> str:
+def name_or_kind(variable: Variable) -> str:
     """Return the name of a variable or tensor; "tensor" if it has none."""
     return getattr(variable, "name", None) or "tensor"
 
 
-def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
+def _describe(
+    index: int, grad: Gradient, variable: Variable
+) -> tuple[str, str]:
     """Describe a gradient: for a comparison of ranks, and for messages."""
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
@@ -232,12 +239,15 @@ def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
     return f"{index} {name} {kind}", f"{path} {kind}"
 
 
-def _tensors(values: Sequence[Any]) -> list[Any]:
+def _tensors(values: Sequence[Gradient]) -> list[tf.Tensor]:
     return tf.nest.flatten(list(values), expand_composites=True)
 
 
 def distribute(
-    optimizer: Any, reducer: Reducer, passes: Any, average: bool = False
+    optimizer: keras.Optimizer,
+    reducer: Reducer,
+    passes: int,
+    average: bool = False,
 ) -> None:
     """Make an optimizer reduce its gradients from now on.
 
@@ -272,17 +282,19 @@ def distribute(
     _attach(optimizer, reducer)
 
 
-def reducer_of(optimizer: Any) -> Reducer | None:
+def reducer_of(optimizer: keras.Optimizer) -> Reducer | None:
     """The reducer of a distributed optimizer; None for any other optimizer."""
     return getattr(optimizer, "__dict__", {}).get(_REDUCER)
 
 
-def is_distributed(optimizer: Any) -> bool:
+def is_distributed(optimizer: object) -> bool:
     """Whether the optimizer, or one that it wraps, reduces over ranks."""
     return any(map(reducer_of, optimizers_in(optimizer)))
 
 
-def move_reducer_outward(optimizer: Any) -> None:
+def move_reducer_outward(
+    optimizer: keras.optimizers.LossScaleOptimizer,
+) -> None:
     """Make a ``LossScaleOptimizer`` reduce in place of the optimizer it wraps.
 
     It has to decide on the reduced gradients whether to skip an update:
@@ -297,10 +309,10 @@ def move_reducer_outward(optimizer: Any) -> None:
 
 
 def _apply(
-    optimizer: Any,
+    optimizer: keras.Optimizer,
     original: Callable[..., None],
-    grads: Sequence[Any],
-    trainable_variables: Any = None,
+    grads: Iterable[Gradient | None],
+    trainable_variables: Iterable[Variable] | None = None,
 ) -> None:
     """Replaces ``apply``: gradients are reduced first."""
     grads = list(grads)
@@ -317,7 +329,7 @@ def _apply(
         original(grads, trainable_variables)
         return
 
-    def reduce_and_update(grads: list[Any]) -> None:
+    def reduce_and_update(grads: Grads) -> None:
         original(reducer.reduce(grads, variables), variables)
 
     if reducer.accumulator is None:
@@ -331,8 +343,10 @@ def _apply(
 
 
 def _apply_gradients(
-    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
-) -> Any:
+    optimizer: keras.Optimizer,
+    original: Callable[..., object],
+    grads_and_vars: Iterable[tuple[Gradient | None, Variable]],
+) -> object:
     """Replaces ``apply_gradients``, which a strategy may have hooked."""
     _refuse_strategies()
     return original(grads_and_vars)
@@ -344,10 +358,10 @@ _METHODS: patches.Shadows = {
 }
 
 
-def _attach(optimizer: Any, reducer: Reducer) -> None:
+def _attach(optimizer: keras.Optimizer, reducer: Reducer) -> None:
     """Make an optimizer use a reducer."""
 
-    def register_local_var(var: Any) -> None:
+    def register_local_var(var: Variable) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
         reducer.local_keys.add(variable_key(var))
 
@@ -379,16 +393,16 @@ class GradientAccumulator:
         self._number = number
         self._divisor = number if average else 1
         self._count = compat.hidden_variable(0)
-        self._sums: IdentityDict[Any, tf.Variable] = IdentityDict()
+        self._sums: IdentityDict[tf.Variable, tf.Variable] = IdentityDict()
 
     def apply(
         self,
-        grads: Sequence[Any],
-        variables: Sequence[Any],
-        update: Callable[[list[Any]], None],
+        grads: Grads,
+        variables: Sequence[Variable],
+        update: Callable[[Grads], None],
     ) -> None:
         """Add N gradients or None, and call ``update`` with N sums if due."""
-        sums: list[Any] = [
+        sums = [
             self._add(grad, variable)
             for grad, variable in zip(grads, variables, strict=True)
         ]
@@ -405,7 +419,9 @@ class GradientAccumulator:
         """Discard partial sums."""
         _reset([self._count, *self._sums.values()])
 
-    def _add(self, grad: Any, variable: Any) -> tf.Variable | None:
+    def _add(
+        self, grad: Gradient | None, variable: Variable
+    ) -> tf.Variable | None:
         """Add a gradient to the sum for its variable, and return the sum.
 
         A call may have no gradient of a variable that earlier calls had one of.

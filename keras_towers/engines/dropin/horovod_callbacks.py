@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -53,12 +53,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, root_rank: int, device: str = "", local_variables: Any = None
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Variable | Iterable[Variable] | None = None,
     ):
         super().__init__()
         self.root_rank = root_rank
         self.device = device
-        self._local: set[IdentityKey[Any]] = set()
+        self._local: set[IdentityKey[tf.Variable]] = set()
         self._done = False
         excluded = [] if local_variables is None else local_variables
         for variable in keras.tree.flatten(excluded):
@@ -69,7 +72,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                 )
             self.register_local_var(variable)
 
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(self, var: Variable) -> None:
         """Exclude a variable from the broadcast."""
         self._local.add(variable_key(var))
 
@@ -98,7 +101,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         model = self.model
 
         @tf.autograph.experimental.do_not_convert
-        def step(batch: Structure) -> Any:
+        def step(batch: Structure) -> Structure:
             # Keras passes inputs that are None as optionals.
             return model.train_step(
                 keras.tree.map_structure(
@@ -111,7 +114,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                 )
             )
 
-        def first(iterator: Any) -> Any:
+        def first(iterator: tf.data.Iterator) -> Structure:
             model.train_function = train_function
             # Creates and initializes all variables without running the step.
             tf.function(step).get_concrete_function(iterator.element_spec)
@@ -406,8 +409,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         super().on_epoch_end(epoch, logs)
-        over = epoch + 1 == self.end_epoch
-        if over and self.verbose and connection().rank == 0:
+        has_ended = epoch + 1 == self.end_epoch
+        if has_ended and self.verbose and connection().rank == 0:
             print(
                 f"\nEpoch {epoch + 1}: warm-up is over, the learning rate is "
                 f"{self._rate():g}."
@@ -454,7 +457,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         monitor: str = "val_loss",
         verbose: int = 0,
         mode: str = "auto",
-        save_freq: Any = "epoch",
+        save_freq: int | Literal["epoch"] = "epoch",
         filepath: object = "best_model.keras",
     ):
         super().__init__(

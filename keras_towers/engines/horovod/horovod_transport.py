@@ -41,12 +41,12 @@ from keras_towers.transport.engine_transport import EngineTransport
 
 _connected = False
 # What init() was called with, to call it again.
-_arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+_arguments: tuple[tuple[object, ...], dict[str, object]] = (), {}
 # The place of this process, which Horovod does not tell while it is shut down.
 _place: dict[str, int] = {}
 
 
-def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
+def connect(hvd: ModuleType, *args: object, **kwargs: object) -> None:
     """Call Horovod's ``init``, however this process was started."""
     global _connected, _arguments
     member = launchers.detect()
@@ -134,7 +134,7 @@ class HorovodTransport(EngineTransport):
 
     def __init__(self, process_set: Any = None):
         super().__init__()
-        self.engine: Any = HOROVOD.import_module()
+        self.engine = HOROVOD.import_module()
         connect(self.engine)
         if process_set is self.engine.global_process_set:
             process_set = None
@@ -188,7 +188,7 @@ class HorovodTransport(EngineTransport):
         self.engine.shutdown()
 
     @property
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, object]:
         """The arguments of all operations."""
         ranks = self._process_set or self.engine.global_process_set
         return {"process_set": ranks, "ignore_name_scope": True}
@@ -305,7 +305,7 @@ _SENT_AS_THEY_ARE = (
 
 
 def _send_bits(
-    tensor: tf.Tensor, send: Callable[..., tf.Tensor], **options: Any
+    tensor: tf.Tensor, send: Callable[..., tf.Tensor], **options: object
 ) -> tf.Tensor:
     """Send a tensor, as bytes if Horovod lacks its dtype."""
     if tensor.dtype.name in _SENT_AS_THEY_ARE.split():

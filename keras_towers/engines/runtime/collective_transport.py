@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 import tensorflow as tf
 
@@ -45,6 +45,8 @@ _PADDED_SIZES: tuple[int, ...] = tuple(
 # Tensors of up to this size are gathered and then summed: a ring gather takes
 # half as many consecutive messages as a ring all-reduce.
 _SMALL_BYTES = 2**15
+# The dtypes that the operations send from the host.
+_SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # The number of words of a tensor that its header holds. Tensors that fit need
 # no further message.
 _HEADER_WORDS = 12
@@ -258,28 +260,27 @@ class CollectiveTransport(EngineTransport):
             return self.engine_gather(tensor, key)
         padded = messages.with_rows(tensor, max(counts))
         instance = instance_key(key, "rows", _signature(padded))
-        rows = self._gather_rows(messages.words_of(padded), instance)
-        gathered = [
-            messages.from_words(rows[rank], tensor.dtype, [count, *inner])
-            for rank, count in enumerate(counts)
-        ]
+        sent = tf.reshape(_sent_parts(padded, 1), [-1])
+        rows = self._gather_rows(sent, instance)
+        parts = _received_parts(rows, tensor.dtype, padded.shape)
+        if min(counts) == max(counts):
+            return tf.reshape(parts, [sum(counts), *inner])
+        gathered = [parts[rank, :count] for rank, count in enumerate(counts)]
         return tf.concat(gathered, 0)
 
     @_on_host
     def engine_exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if not tensor.shape.is_fully_defined():
             return super().engine_exchange(tensor, key)
-        pieces = tf.split(tensor, self.size)
-        rows = tf.stack([messages.words_of(piece) for piece in pieces])
         instance = instance_key(key, "swap", _signature(tensor))
         swapped = tf.raw_ops.CollectiveAllToAllV2(
-            input=rows, **self._arguments(instance, _FIXED)
+            input=_sent_parts(tensor, self.size),
+            **self._arguments(instance, _FIXED),
         )
-        received = [
-            messages.from_words(row, tensor.dtype, pieces[0].shape)
-            for row in tf.unstack(swapped, num=self.size)
-        ]
-        return tf.concat(received, 0)
+        rows, *inner = tensor.shape.as_list()
+        shape = [rows // self.size, *inner]
+        parts = _received_parts(swapped, tensor.dtype, shape)
+        return tf.reshape(parts, tensor.shape)
 
     def engine_broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
@@ -306,7 +307,7 @@ class CollectiveTransport(EngineTransport):
 
     def _arguments(
         self, instance: int, group: tf.Tensor | int, over_nccl: bool = False
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The arguments that all operations have.
 
         Without tokens, TensorFlow would run the operations in the order of the
@@ -327,6 +328,27 @@ class CollectiveTransport(EngineTransport):
             "ordering_token": [self._tokens[token]],
             "communication_hint": "nccl" if over_nccl else "ring",
         }
+
+
+def _sent_parts(tensor: tf.Tensor, number: int) -> tf.Tensor:
+    """Return equal parts of the rows as [number, N], of a dtype that is sent.
+
+    Without a copy, if that is the tensor's own.
+    """
+    if tensor.dtype in _SENT:
+        return tf.reshape(tensor, [number, -1])
+    return tf.stack(list(map(messages.words_of, tf.split(tensor, number))))
+
+
+def _received_parts(
+    sent: tf.Tensor, dtype: tf.DType, shape: Sequence[int]
+) -> tf.Tensor:
+    """Undo ``_sent_parts``: return as many parts of a shape."""
+    number = sent.shape[0]
+    if sent.dtype == dtype:
+        return tf.reshape(sent, [number, *shape])
+    rows = tf.unstack(sent, num=number)
+    return tf.stack([messages.from_words(row, dtype, shape) for row in rows])
 
 
 def _signature(tensor: tf.Tensor) -> str:

@@ -10,8 +10,8 @@
   Building of a model before its first step, as on one device.
 ``saving``
   Saving each file once, by rank 0, although every rank runs the whole script.
-``synchronous_calls``
-  Calls of Keras's methods with synchronous steps on all towers.
+``tower_runner``
+  Runs Keras's methods with synchronous steps on all towers.
 ``tower_call``
   One call of a Keras method, and its interface to Keras's own loop.
 """

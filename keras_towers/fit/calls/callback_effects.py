@@ -14,7 +14,7 @@ import re
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import keras
 import numpy as np
@@ -40,9 +40,9 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
-from keras_towers.fit.weights.deferred_variable import DeferredVariable
+from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import Action, refusing
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous.liveness import describe_each
@@ -50,6 +50,8 @@ from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
+
+_Value: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor] | None"
 
 logger = logging.getLogger("keras_towers")
 
@@ -188,7 +190,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
         adoption = self._adoption
-        reads = adoption is not None and adoption.update.divides_over_ranks
+        reads = adoption is not None and adoption.update.layouts.are_over_ranks
         return _acts(callback, event, reads)
 
     @contextlib.contextmanager
@@ -303,7 +305,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
             ranks = rank_checks.gather(
                 self._transport, told, "ends an event of callbacks"
             )
-            accesses = [each and Action(*each) for _, _, each in ranks]
+            accesses = [
+                None if each is None else Action(*each) for _, _, each in ranks
+            ]
             if any(accesses):
                 assert self._adoption is not None
                 joint = self._adoption.update.variables.access
@@ -434,23 +438,33 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
     return [*state.seeds, *state.weights, *of_optimizers, *state.metrics]
 
 
-def _value(variable: keras.Variable) -> Any:
+def _value(variable: keras.Variable) -> _Value:
     # What ranks write together needs no look.
     if is_over_ranks(variable):
         return None
     value = variable._value
-    if isinstance(value, DeferredVariable) and value.first_value is not None:
+    if is_deferred(variable):
         return value.first_value
-    return copy_on_tower(value).read_value()
+    if isinstance(value, ShardedVariable):
+        # The whole would be a copy.
+        parts = itertools.chain(*value.shards)
+        return [part.read_value() for part in parts]
+    return [copy_on_tower(value).read_value()]
 
 
-def _is_same(before: Any, after: Any) -> bool:
+def _is_same(before: _Value, after: _Value) -> bool:
     if before is after:
         return True
     if callable(before):
         # It has been used in a graph, or written.
-        return bool(tf.reduce_all(before() == after))
-    if before is None or after is None or before.dtype == tf.string:
+        before = [before()]
+    if before is None or after is None:
+        return True
+    return all(map(_is_same_tensor, before, after))
+
+
+def _is_same_tensor(before: tf.Tensor, after: tf.Tensor) -> bool:
+    if before.dtype == tf.string:
         return True
     if "CPU" not in before.device:
         return bool(tf.reduce_all(before == after))

@@ -9,8 +9,8 @@ import contextlib
 import copy
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
@@ -50,6 +50,10 @@ CHIEF_ONLY = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.ProgbarLogger,
 )
+
+
+Callbacks: TypeAlias = "keras.callbacks.CallbackList | Sequence | None"
+"""What ``fit`` takes as callbacks."""
 
 
 class _Marked(keras.callbacks.Callback):
@@ -117,7 +121,7 @@ class ObservesFit(keras.callbacks.Callback):
     first: keras.callbacks.Callback
 
     def around(
-        self, model: keras.Model, config: Any
+        self, model: keras.Model, config: TowerConfig | None
     ) -> contextlib.AbstractContextManager[None]:
         """Return the block that ``fit`` runs in; config None: plain Keras."""
         raise NotImplementedError
@@ -143,7 +147,7 @@ class ResumesFit(keras.callbacks.Callback):
         raise NotImplementedError
 
 
-def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
+def listed(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     """Return callbacks, in any form that Keras accepts, as a flat list."""
     flat = []
     for callback in tf.nest.flatten(callbacks):
@@ -154,7 +158,7 @@ def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
     return flat
 
 
-def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
+def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Callbacks:
     """Append a callback to the callbacks of ``fit``."""
     if isinstance(callbacks, compat.CallbackList):
         added.set_params(callbacks.params)
@@ -163,7 +167,9 @@ def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     return in_form_of(callbacks, [*listed(callbacks), added])
 
 
-def in_form_of(passed: Any, callbacks: list[keras.callbacks.Callback]) -> Any:
+def in_form_of(
+    passed: Any, callbacks: list[keras.callbacks.Callback]
+) -> Callbacks:
     """Return callbacks of ``fit`` in the form in which it was given others."""
     if not isinstance(passed, compat.CallbackList):
         return callbacks
@@ -226,7 +232,7 @@ def observed(
         yield
 
 
-def warn_of_counters(arguments: dict[str, Any]) -> None:
+def warn_of_counters(arguments: Mapping[str, Any]) -> None:
     """Warn of callbacks that restart their counters when ``fit`` resumes."""
     names = [
         type(callback).__name__
@@ -242,7 +248,7 @@ def warn_of_counters(arguments: dict[str, Any]) -> None:
         )
 
 
-def own_paths(peers: Peers, callbacks: Any) -> set[str]:
+def own_paths(peers: Peers, callbacks: Callbacks) -> set[str]:
     """Return the files of callbacks that no lower rank writes. Collective."""
     paths = [*filter(None, map(_path_of, listed(callbacks)))]
     ranks = rank_checks.gather(peers, paths, "begins to choose callbacks")
@@ -258,7 +264,7 @@ def _path_of(callback: keras.callbacks.Callback) -> str:
 
 def callbacks_of_rank(
     peers: Peers,
-    callbacks: Any,
+    callbacks: Callbacks,
     stack: contextlib.ExitStack,
     own: Collection[str] = (),
 ) -> list[keras.callbacks.Callback]:
@@ -294,7 +300,7 @@ def callbacks_of_rank(
 
 
 @contextlib.contextmanager
-def swapping_on_first_tower(arguments: dict[str, Any]) -> Iterator[None]:
+def swapping_on_first_tower(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Make ``SwapEMAWeights`` work with weights on towers in this block."""
     with contextlib.ExitStack() as stack:
         for callback in listed(arguments.get("callbacks")):
@@ -306,7 +312,7 @@ def swapping_on_first_tower(arguments: dict[str, Any]) -> Iterator[None]:
 
 def _on_first_tower(
     callback: keras.callbacks.Callback,
-    original: Callable[[Any], None],
+    original: Callable[[keras.Optimizer], None],
     optimizer: keras.Optimizer,
 ) -> None:
     variables = list(optimizer._trainable_variables)

@@ -51,9 +51,6 @@ class LoneCall(TowerCall):
                 joint.alone = alone
                 setattr(model, name, joint)
 
-    def _mark_prepared(self) -> None:
-        """Do nothing: the ranks have yet to compare the model."""
-
 
 def why_not_alone(
     call: KerasCall, outer: keras.Model, adoption: Adoption

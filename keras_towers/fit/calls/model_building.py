@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,6 +14,7 @@ from keras_towers._notices import first_time
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import model_state
 
 logger = logging.getLogger("keras_towers")
@@ -24,7 +24,7 @@ _OPTIMIZER = ("optimizer",)
 _LOSSES_AND_METRICS = ("_compile_metrics", "_compile_loss")
 
 
-def batch_spec(iterator: Any) -> Structure:
+def batch_spec(iterator: TowerEpochIterator) -> Structure:
     """Return the element spec of one tower's batch."""
     return tf.nest.map_structure(
         lambda spec: (
@@ -96,7 +96,7 @@ def uses_optimizer(model: keras.Model, kind: str) -> bool:
     return has_keras_step and layers_are_built(model)
 
 
-def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[Any]:
+def _unbuilt(model: keras.Model, names: Sequence[str]) -> list[keras.Layer]:
     """Return the named attributes of a model that exist but are not built."""
     parts = [getattr(model, name, None) for name in names]
     return [part for part in parts if part is not None and not part.built]

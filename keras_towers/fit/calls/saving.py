@@ -17,7 +17,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import keras
 
@@ -35,7 +35,7 @@ from keras_towers.rendezvous.store import Store, store_of_job, wait_for
 from keras_towers.system import absolute
 
 # All functions of Keras that write a model, as owner and name.
-_WRITERS: tuple[tuple[Any, str], ...] = (
+_WRITERS: tuple[tuple[object, str], ...] = (
     (keras.Model, "save"),
     (keras.Model, "save_weights"),
     (keras.Model, "export"),
@@ -107,7 +107,7 @@ def let_rank_0_write(rank: int) -> None:
 
 def _save(
     original: Callable[..., object], *args: object, **kwargs: object
-) -> Any:
+) -> object:
     """Save like a function of Keras, but once for all ranks."""
     try:
         bound = inspect.signature(original).bind(*args, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -35,7 +35,7 @@ from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class StrategyProxy:
         self,
         fn: Callable[..., object],
         args: tuple[object, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, object] | None = None,
         options: object = None,
-    ) -> Any:
+    ) -> Structure:
         """Run a step of Keras on all towers, any other function directly."""
         if self.call.is_step(fn):
             # The user wrote the train function, and AutoGraph rewrites it.
@@ -103,12 +103,12 @@ class _UserStep:
         # Towers cannot merge gradients inside a user's own tf.function.
         self._step = compat.traced_by(step)
 
-    def __call__(self, batch: Structure) -> Any:
+    def __call__(self, batch: Structure) -> Structure:
         return self._step(batch)
 
 
-class Calls:
-    """What the calls of a strategy share.
+class Runner:
+    """What runs the calls of a strategy.
 
     Attributes:
         step: runs their steps.
@@ -146,20 +146,20 @@ class TowerCall:
 
     def __init__(
         self,
-        calls: Calls,
+        runner: Runner,
         keras_call: KerasCall,
         prepared: bool = False,
         start: FitStart | None = None,
     ):
-        self._step: GlobalStep = calls.step
-        self._undivided = calls.undivided
+        self._step: GlobalStep = runner.step
+        self._undivided = runner.undivided
         self.config: TowerConfig = self._step.config
-        self.adoption: Adoption = calls.adoption
+        self.adoption: Adoption = runner.adoption
         self.keras_call = keras_call
         self.model = keras_call.model
         self.kind = keras_call.kind
         self.start = start
-        self.epoch_iterator: Any = None
+        self.epoch_iterator: TowerEpochIterator | None = None
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
         # Shares the effects of callbacks before what a callback does, and
@@ -172,14 +172,14 @@ class TowerCall:
         self._is_nested: bool = outer is not None
         # Inside another call of the same model, ranks have the same values.
         self._is_inner = outer is not None and outer.model is self.model
-        self._places_of = calls.places
-        self.places: Places = calls.places(self.kind)
+        self._places_of = runner.places
+        self.places: Places = runner.places(self.kind)
         # Keras's fit makes the iterator of a validation within it.
         self.examples: dict[str, int | None] = {}
         if outer is not None and self._is_inner:
             self.examples = outer.examples
         # The specs of a batch, to build the model with.
-        self._batch: Any = None
+        self._batch: Structure = None
         # Whether a step runs that builds the model.
         self._builds = False
 
@@ -206,7 +206,7 @@ class TowerCall:
                     # still running Python code that reads an unused batch.
                     self.epoch_iterator.release()
 
-    def shadows(self) -> dict[str, Any]:
+    def shadows(self) -> dict[str, object]:
         """Return the model attributes to shadow, by name."""
         return {
             "_distribute_strategy": StrategyProxy(self.config.strategy, self),
@@ -221,7 +221,7 @@ class TowerCall:
             },
         }
 
-    def _original_method(self, name: str) -> Callable[..., object]:
+    def _original_method(self, name: str) -> Callable[..., Any]:
         """Return the model's own method, even inside another of its calls."""
         return getattr(type(self.model), name).__get__(self.model)
 
@@ -248,11 +248,11 @@ class TowerCall:
                 prepare=None if self._prepared else self._prepare_in_step,
             )
 
-    def _make_function(self, step: Step) -> Any:
+    def _make_function(self, step: Step) -> Step:
         """Replacement for ``_make_function``, given a marked step."""
         return self._original_method("_make_function")(_UserStep(step))
 
-    def is_step(self, fn: Any) -> bool:
+    def is_step(self, fn: object) -> bool:
         """Whether Keras, not the user's code, runs a function.
 
         Keras always makes the predict function itself; a model may override
@@ -279,7 +279,7 @@ class TowerCall:
             self.model, self.kind, self.places, self._undivided, examples
         )
 
-    def run_step(self, step: Step, batch: Structure) -> Any:
+    def run_step(self, step: Step, batch: Structure) -> Structure:
         self._builds = not model_building.layers_are_built(self.model)
         settings = running_settings.get() or self.settings
         try:
@@ -296,14 +296,14 @@ class TowerCall:
         """
         transport, update = self.config.transport, self._step.update
         # Each rank makes its rows of what is divided, equally on all.
-        if not self._builds or is_over_ranks(variable):
+        if not self._builds or is_deferred(variable):
             return
         if self.places.ranks.job is not transport:
             return
         with tf.init_scope():
             call_agreement.broadcast(transport, [variable._value])
-            if update.divides(variable):
-                update.name_created(variable)
+            if update.layouts.divide_new(variable):
+                update.layouts.name_created(variable)
                 update.place(variable)
 
     def iterator(self, **kwargs: object) -> TowerEpochIterator:
@@ -344,7 +344,11 @@ class TowerCall:
             **kwargs,
         )
 
-    def build(self, iterator: Any = None, data_batch: Structure = None) -> None:
+    def build(
+        self,
+        iterator: TowerEpochIterator | None = None,
+        data_batch: Structure = None,
+    ) -> None:
         """Replacement for ``_maybe_symbolic_build``.
 
         What is not built yet is built when the first step is called, as on one
@@ -403,7 +407,9 @@ class TowerCall:
                 self.keras_call.trains,
                 self.build_error,
             )
-        self._mark_prepared()
+        # Ranks have yet to compare a model that a call uses alone.
+        if not self.is_alone:
+            self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 
     def place_variables(self) -> bool:
@@ -422,10 +428,7 @@ class TowerCall:
             )
         return new
 
-    def _mark_prepared(self) -> None:
-        self.adoption.mark_prepared(self.model, self.kind)
-
-    def _end_of_steps(self, logs: Logs) -> Any:
+    def _end_of_steps(self, logs: Logs) -> Logs:
         """Replacement for ``_get_metrics_result_or_logs``."""
         if not self.is_alone:
             # The step in which the data has ended was cancelled.
@@ -443,7 +446,7 @@ class TowerCall:
                 self.adoption.broadcast(self.model)
         return self._original_method("_get_metrics_result_or_logs")(logs)
 
-    def finish_steps(self, logs: Logs) -> Any:
+    def finish_steps(self, logs: Logs) -> Logs:
         """End an epoch's steps; return its logs, given the last step's."""
         return logs
 

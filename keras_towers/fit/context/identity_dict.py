@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -21,7 +21,7 @@ class IdentityKey(weakref.ref[K]):
     _hash: int
 
     def __new__(
-        cls, target: K, callback: Callable[[Any], Any] | None = None
+        cls, target: K, callback: Callable[[Self], object] | None = None
     ) -> Self:
         self = super().__new__(cls, target, callback)
         self._hash = id(target)

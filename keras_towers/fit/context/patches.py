@@ -7,9 +7,10 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import CellType
 from typing import Any, TypeAlias
 
-Patch: TypeAlias = tuple[Any, str, Callable[..., Any]]
+Patch: TypeAlias = tuple[object, str, Callable[..., Any]]
 """An owner, the name of its attribute, and the function that replaces it."""
 
 
@@ -65,7 +66,7 @@ def _replace(
     if cell is not None:
         original = cell.cell_contents
 
-        def put(function: Any) -> None:
+        def put(function: Callable) -> None:
             cell.cell_contents = attribute.__wrapped__ = function
 
         put(_calling(ours, original))
@@ -81,7 +82,7 @@ def _replace(
     return lambda: delattr(owner, name)
 
 
-def _calling(ours: Callable, original: Callable) -> Any:
+def _calling(ours: Callable, original: Callable) -> Callable:
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
         return ours(original, *args, **kwargs)
@@ -89,7 +90,7 @@ def _calling(ours: Callable, original: Callable) -> Any:
     return wrapper
 
 
-def _cell_of_wrapped(function: Any) -> Any:
+def _cell_of_wrapped(function: object) -> CellType | None:
     """The closure cell in which a decorated function keeps the original."""
     wrapped = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():
@@ -106,7 +107,7 @@ call.
 """
 
 
-def bind_to(instance: Any, methods: Shadows) -> dict[str, Any]:
+def bind_to(instance: object, methods: Shadows) -> dict[str, Any]:
     """Bind replacements to an object and its methods, for ``shadowed``."""
     return {
         name: functools.partial(ours, instance, getattr(instance, name))
@@ -115,7 +116,9 @@ def bind_to(instance: Any, methods: Shadows) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def shadowed(instance: Any, attributes: Mapping[str, object]) -> Iterator[None]:
+def shadowed(
+    instance: object, attributes: Mapping[str, object]
+) -> Iterator[None]:
     """Override attributes of an object inside a block.
 
     Bypasses Keras's __setattr__, which tracks attributes. The object keeps its

@@ -6,10 +6,13 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from keras_towers import compat
 from keras_towers.fit.contract import ApplyCall
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 T = TypeVar("T")
 
@@ -55,7 +58,7 @@ class ActiveStep:
 
     training: bool
     apply: Callable[[ApplyCall], None]
-    graph: Any = None
+    graph: tf.Graph | None = None
     own_statistics: bool = False
     index: int = 0
     total: int = 1

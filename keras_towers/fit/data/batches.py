@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -31,6 +31,12 @@ EACH: str = (
     'batches="split", every tower can get other parts whole.'
 )
 
+
+Leaf: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
+"""A tensor of any kind, or its spec."""
+
+Rows: TypeAlias = "int | tf.Tensor"
+"""A number of rows, known now or in the step only."""
 
 # By the names of a batch's parts: those that have no row for each example.
 WholeParts = Mapping[tuple[str, ...], Collection[str]]
@@ -72,7 +78,8 @@ class Batch:
         example = _with_examples(tf.nest.pack_sequence_as(structure, leaves))
         rows = None if example is None else static_rows(example)
         divided = [
-            has_rows(leaf)
+            leaf is not None
+            and has_rows(leaf)
             and static_rows(leaf) == rows
             and can_be_divided(leaf)
             for leaf in leaves
@@ -95,13 +102,13 @@ class Batch:
         return all(is_divided for leaf, is_divided in parts if leaf is not None)
 
     @property
-    def _example(self) -> Any:
+    def _example(self) -> Leaf | None:
         for leaf in itertools.compress(self.leaves, self.divided):
             return leaf
         return _with_examples(self.structure)
 
     @property
-    def size(self) -> Any:
+    def size(self) -> Rows:
         """The number of examples; a batch without rows is one example."""
         example = self._example
         return 1 if example is None else rows_of(example)
@@ -124,7 +131,7 @@ class Batch:
     def specs(self, any_size: bool = False) -> Batch:
         """Return its specs; with ``any_size`` of any number of rows."""
 
-        def spec_of(leaf: Any) -> Structure:
+        def spec_of(leaf: Leaf | None) -> tf.TypeSpec | None:
             if leaf is None:
                 return None
             spec = tf.type_spec_from_value(leaf)
@@ -134,7 +141,7 @@ class Batch:
             tf.nest.map_structure(spec_of, self.structure)
         )
 
-    def map_divided(self, function: Callable[[Any], Any]) -> Any:
+    def map_divided(self, function: Callable[[Leaf], Structure]) -> Structure:
         """Return it with a function applied to the divided parts only."""
         leaves = [
             function(leaf) if is_divided else leaf
@@ -142,14 +149,14 @@ class Batch:
         ]
         return tf.nest.pack_sequence_as(self.structure, leaves)
 
-    def cut(self, starts: Sequence[object]) -> tuple[object, ...]:
+    def cut(self, starts: Sequence[Rows]) -> tuple[object, ...]:
         """Cut it into N pieces; each gets all parts that are not divided.
 
         Args:
             starts: the first row of each piece, and the end of the last.
         """
 
-        def piece(start: Any, end: Any) -> Structure:
+        def piece(start: Rows, end: Rows) -> Structure:
             return self.map_divided(lambda x: _slice(x, start, end - start))
 
         return tuple(itertools.starmap(piece, itertools.pairwise(starts)))
@@ -222,16 +229,16 @@ class TowerBatch(NamedTuple):
         start: the number of examples of the processes before this one.
     """
 
-    pieces: tuple[Any, ...]
-    total: Any = ()
-    start: Any = ()
+    pieces: tuple[Structure, ...]
+    total: Rows | tuple[()] = ()
+    start: Rows | tuple[()] = ()
 
     @property
     def is_counted(self) -> bool:
         """Whether the number of examples of all processes is known."""
         return not isinstance(self.total, tuple)
 
-    def counts(self, like: Batch) -> list[Any]:
+    def counts(self, like: Batch) -> list[Rows]:
         """Return the K towers' numbers of examples: ints or scalar tensors.
 
         Args:
@@ -254,7 +261,9 @@ class TowerBatch(NamedTuple):
         return self._replace(pieces=tuple(pieces))
 
 
-def of_any_size(spec: Any) -> tf.TypeSpec:
+def of_any_size(
+    spec: tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec,
+) -> tf.TypeSpec:
     """Return the spec of a tensor that may have any number of rows."""
     shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
@@ -267,10 +276,10 @@ def of_any_size(spec: Any) -> tf.TypeSpec:
     return tf.TensorSpec(shape, spec.dtype)
 
 
-def _starts(size: Any, number: int) -> list[Any]:
+def _starts(size: Any, number: int) -> list[Rows]:
     """Return the first row of each of N pieces, and the end of the last."""
     least, left = size // number, size % number
-    starts: list[Any] = []
+    starts: list[Rows] = []
     for k in range(number + 1):
         more = min(k, left) if isinstance(left, int) else tf.minimum(left, k)
         starts.append(k * least + more)
@@ -284,7 +293,7 @@ def _as_tensor(leaf: Any) -> Structure:
     return tf.convert_to_tensor(leaf)
 
 
-def _slice(leaf: Any, start: Any, length: Any) -> tf.Tensor:
+def _slice(leaf: Leaf, start: Rows, length: Rows) -> Leaf:
     if isinstance(leaf, tf.SparseTensor):
         shape = leaf.dense_shape
         begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
@@ -300,7 +309,7 @@ def _slice(leaf: Any, start: Any, length: Any) -> tf.Tensor:
 def rows_if(batch: Structure, condition: tf.Tensor) -> Structure:
     """Return all rows of a batch, or no rows."""
 
-    def rows_if_of_leaf(leaf: Any) -> tf.Tensor:
+    def rows_if_of_leaf(leaf: Leaf) -> Leaf:
         if not has_rows(leaf):
             return leaf
         rows = tf.cast(rows_of(leaf), tf.int64)
@@ -314,7 +323,7 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
     if towers == 1:
         return mapped(dataset, lambda batch: TowerBatch((batch,)))
 
-    def pieces_of(window: Any) -> TowerBatch:
+    def pieces_of(window: Structure) -> TowerBatch:
         batches = tf.data.Dataset.zip(window)
         size = batches.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
 
@@ -329,7 +338,7 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
 
 
 def mapped(
-    dataset: tf.data.Dataset, function: Callable[[Any], Any]
+    dataset: tf.data.Dataset, function: Callable[[Structure], Structure]
 ) -> tf.data.Dataset:
     """Map a function over a dataset; it gets each element as one argument."""
     # TensorFlow unpacks plain tuples only, not named ones.
@@ -358,7 +367,7 @@ def forget_sizes(batch: Structure) -> Structure:
     per tower are left.
     """
 
-    def forget(leaf: Any) -> tf.Tensor:
+    def forget(leaf: Leaf) -> Leaf:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
             return leaf
         shape = [None, *leaf.shape[1:]]
@@ -435,7 +444,7 @@ def as_one_batch(
         return batch
     pieces = as_tower_batch(config, places, batch)[0].pieces
 
-    def joined(*leaves: Any) -> Structure:
+    def joined(*leaves: Any) -> Leaf:
         """Join the rows of the towers' tensors; take others once."""
         if not has_rows(leaves[0]):
             return leaves[0]
@@ -449,7 +458,7 @@ def as_one_batch(
 def gather_batch(batch: Structure, transport: Transport) -> Structure:
     """Return the global batch, given this rank's part; eager only."""
 
-    def gather_leaf(leaf: Any) -> Structure:
+    def gather_leaf(leaf: Leaf) -> Leaf:
         if isinstance(leaf, tf.RaggedTensor):
             lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
             ragged: Any = tf.RaggedTensor
@@ -498,19 +507,21 @@ def _with_examples(batch: Structure) -> Structure:
     return leaf
 
 
-def _numbered(batch: Structure) -> list[tuple[int | None, Any]]:
+def _numbered(batch: Structure) -> list[tuple[int | None, Leaf]]:
     """Return the parts that towers can divide, with static numbers of rows."""
-    leaves = filter(has_rows, tf.nest.flatten(batch))
-    divisible = filter(can_be_divided, leaves)
-    return [(static_rows(leaf), leaf) for leaf in divisible]
+    return [
+        (static_rows(leaf), leaf)
+        for leaf in tf.nest.flatten(batch)
+        if has_rows(leaf) and can_be_divided(leaf)
+    ]
 
 
-def static_rows(leaf: Any) -> int | None:
+def static_rows(leaf: Leaf) -> int | None:
     """Return the static number of rows of a part, or spec, that has rows."""
     return tf.TensorShape(leaf.shape)[0]
 
 
-def can_be_divided(leaf: Any) -> bool:
+def can_be_divided(leaf: object) -> bool:
     """Whether towers can divide a part of a batch that has rows, or its spec.
 
     A tensor that is ragged in several axes is not divided.
@@ -518,7 +529,7 @@ def can_be_divided(leaf: Any) -> bool:
     return getattr(leaf, "ragged_rank", 1) == 1
 
 
-def rows_of(leaf: Any) -> Any:
+def rows_of(leaf: Leaf) -> Rows:
     """Return the number of rows of a tensor of any kind: an int if it can."""
     rows = static_rows(leaf)
     if rows is not None:
@@ -543,7 +554,7 @@ def _names_of(batch: Structure) -> tuple[str, ...]:
     return tuple(names)
 
 
-def has_rows(leaf: Any) -> bool:
+def has_rows(leaf: object) -> bool:
     """Whether a part of a batch, or its spec, has rows."""
     shape = getattr(leaf, "shape", None)
     return shape is not None and tf.TensorShape(shape).rank not in (0, None)

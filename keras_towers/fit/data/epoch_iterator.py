@@ -7,7 +7,7 @@ import enum
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import first_time
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import FitStart, TowerConfig, words_for_another
 from keras_towers.fit.data import batches as data_lib
@@ -58,8 +59,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         **kwargs: the arguments of Keras's own iterator.
     """
 
-    _distributed_dataset: Any
-    _current_iterator: Any
+    _distributed_dataset: tf.data.Dataset
+    _current_iterator: Iterator[Structure] | None
     _epoch_iterator: Any
     data_adapter: Any
     steps_per_epoch: int | None
@@ -74,7 +75,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         whole: bool = False,
         epochs: int | None = None,
         end_data: Callable[[int], None] = lambda batches: None,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         self._config, self._places, self._kind = config, places, kind
         batch_ranks = places.ranks.batch
@@ -87,7 +88,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
             self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
-            self.source: Any = self._distributed_dataset
+            self.source: tf.data.Dataset = self._distributed_dataset
             self._owner: _Owner = self._find_owner(whole)
             is_global = self._owner is _Owner.ALL
             if self._has_arrays and is_global and batch_ranks.size > 1:
@@ -95,10 +96,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._common_steps: int | None = None
         # Keras creates an iterator at the end of an epoch and another at the
         # start of the next, and creating one is expensive.
-        self._fresh_iterator: Any = None
+        self._fresh_iterator: Iterator[Structure] | None = None
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
-        self._resumed_steps: Any = None
+        self._resumed_steps: Iterator[Structure] | None = None
         # What the step reads that Keras runs.
         self._read: Any = None
         if self._owner is not _Owner.USER:
@@ -213,7 +214,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             return dataset
 
         # A rank whose data has ended must still take part in collectives.
-        def without_rows(batch: Any) -> data_lib.TowerBatch:
+        def without_rows(batch: Structure) -> data_lib.TowerBatch:
             rows = data_lib.rows_if(batch, tf.constant(False))
             return data_lib.TowerBatch((rows,) * towers)
 
@@ -305,7 +306,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             epochs += 1
         return epochs, 0
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Structure]:
         if self._resumed_steps is not None:
             self._epoch_iterator = self._resumed_steps
             self._resumed_steps = None
@@ -317,7 +318,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._batches_done = 0
         return super().__iter__()
 
-    def _get_iterator(self) -> Any:
+    def _get_iterator(self) -> Iterable[Structure]:
         skip, self._batches_to_skip = self._batches_to_skip, 0
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
@@ -332,7 +333,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._fresh_iterator = iter(self._distributed_dataset)
         return self._fresh_iterator
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Structure:
         self._on_next_step()
         step = super().__next__()
         self._fresh_iterator = None
@@ -348,7 +349,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return step
 
     @contextlib.contextmanager
-    def catch_stop_iteration(self) -> Any:
+    def catch_stop_iteration(self) -> Iterator[None]:
         with super().catch_stop_iteration():
             try:
                 yield
@@ -451,7 +452,7 @@ def _read_local_rows(adapter: Any, places: Places) -> tf.data.Dataset | None:
         shuffle=adapter._shuffle,
     ).get_tf_dataset()
 
-    def examples(batch: tf.Tensor, arrays: Any) -> data_lib.TowerBatch:
+    def examples(batch: tf.Tensor, arrays: Structure) -> data_lib.TowerBatch:
         local = data_lib.Batch.of(batch).split(
             places.replicas, places.first_tower, places.towers
         )
@@ -471,6 +472,8 @@ class Undistributed:
     """A strategy stand-in that does not distribute datasets."""
 
     @staticmethod
-    def experimental_distribute_dataset(dataset: Any) -> tf.data.Dataset:
+    def experimental_distribute_dataset(
+        dataset: tf.data.Dataset,
+    ) -> tf.data.Dataset:
         """Return the dataset unchanged."""
         return dataset

@@ -23,10 +23,8 @@ _REMEDY = (
     "deterministic=False. If every rank should read its own data, set "
     'batches="each".'
 )
-# About how many values of each tensor a fingerprint covers: of an epoch's first
-# batch, and of the others.
-_VALUES = 2**20
-_FEW_VALUES = 2**12
+# About how many values of each tensor a fingerprint covers.
+_VALUES = 2**12
 # About how many rows of arrays a fingerprint covers.
 _ROWS = 64
 _PRIME = 1_000_000_007
@@ -80,7 +78,7 @@ def fingerprint_rows(adapter: Any) -> list[float]:
     return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
 
 
-def _some_rows(array: Any) -> Any:
+def _some_rows(array: Any) -> Structure:
     """Return some rows of an array; one that cannot be sliced as it is."""
     if hasattr(array, "__array__") and hasattr(array, "__getitem__"):
         return array[:: 1 + array.shape[0] // _ROWS]
@@ -98,33 +96,28 @@ def different_numbers(numbers: Sequence[object]) -> TowerError:
     return different_data(f"numbers of batches differ ({of_ranks})")
 
 
-def fingerprint(structure: Structure, values: int = _VALUES) -> tf.Tensor:
-    """Return four numbers, nearly equal only if the values are nearly equal.
-
-    Args:
-        structure: of tensors.
-        values: about how many values of each of them to look at.
-    """
+def fingerprint(structure: Structure) -> tf.Tensor:
+    """Return four numbers, nearly equal only if the values are nearly equal."""
     rows = [tf.zeros(SIZE, tf.float32)]
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         # An accelerator would get a copy of an array in memory.
         with tf.device(compat.HOST):
             if leaf is not None and leaf.dtype != tf.variant:
                 flat = tf.reshape(leaf, [-1])
-                rows.append(_fingerprint_of(flat, len(rows), values))
+                rows.append(_fingerprint_of(flat, len(rows)))
     return tf.add_n(rows)
 
 
 def rounded_fingerprint(structure: Structure) -> tf.Tensor:
     """Return four integers, which rounding of the values changes by one."""
     with tf.device(compat.HOST):
-        few = tf.cast(fingerprint(structure, _FEW_VALUES), tf.float64)
-        return tf.cast(tf.round(few / _TOLERANCE), tf.int64)
+        exact = tf.cast(fingerprint(structure), tf.float64)
+        return tf.cast(tf.round(exact / _TOLERANCE), tf.int64)
 
 
-def _fingerprint_of(flat: tf.Tensor, number: int, values: int) -> tf.Tensor:
+def _fingerprint_of(flat: tf.Tensor, number: int) -> tf.Tensor:
     count = tf.size(flat, tf.int64)
-    flat = flat[:: 1 + count // values]
+    flat = flat[:: 1 + count // _VALUES]
     if flat.dtype == tf.string:
         flat = tf.strings.to_hash_bucket_fast(flat, _PRIME)
     elif flat.dtype.is_complex:
@@ -148,29 +141,35 @@ def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
     return tf.argmax(tf.reduce_any(far, 1))
 
 
-def check_batch(transport: Transport, batch: Structure) -> tf.Tensor:
-    """Fail a step on all ranks if their global batches differ.
+def refuse_other_batch(
+    transport: Transport, is_same: tf.Tensor, rounded: tf.Tensor
+) -> list[tf.Operation]:
+    """Return assertions that fail a step if ranks have other global batches.
 
-    For the first batch of an epoch; of other batches, each step compares a few
-    values (``StepAgreement``). The batch is checked in the step that uses it: a
-    generator's output cannot be read twice, and a dataset may draw a new order.
+    The step that uses a batch compares it: a generator's output cannot be read
+    twice, and a dataset may draw a new order.
+
+    Args:
+        transport: connects the ranks.
+        is_same: whether all have the same batch, equally on all ranks.
+        rounded: the rounded fingerprint of that of this rank.
     """
-    local = fingerprint(batch)[tf.newaxis]
-    odd = _first_different(transport.all_gather(local, next_key("data")))
+
+    def find() -> tf.Tensor:
+        ranks = transport.all_gather(rounded[tf.newaxis], next_key("data"))
+        return tf.argmax(tf.reduce_max(abs(ranks - ranks[0]), 1))
+
+    odd = tf.cond(is_same, lambda: tf.zeros((), tf.int64), find)
     why = "rank {} has different examples in a batch than rank 0"
-    same = step_errors.assert_for_user(
-        odd == 0, str(different_data(why)), [odd]
-    )
-    with tf.control_dependencies(same):
-        return tf.identity(odd)
+    return step_errors.assert_for_user(is_same, str(different_data(why)), [odd])
 
 
-def check_results(transport: Transport, values: Any) -> None:
+def check_results(transport: Transport, values: Structure) -> None:
     """Refuse results of an eager step that are not the same on all ranks.
 
     Such a step is not traced: what it computes shows whether it is the same.
     """
-    local = fingerprint(values, _FEW_VALUES)[tf.newaxis]
+    local = fingerprint(values)[tf.newaxis]
     odd = int(
         _first_different(transport.all_gather(local, next_key("results")))
     )
@@ -200,7 +199,7 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     return None
 
 
-def _parts(dataset: Any) -> Iterator[object]:
+def _parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     yield dataset
     for parent in dataset._inputs():
         yield from _parts(parent)

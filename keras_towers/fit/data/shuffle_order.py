@@ -6,7 +6,6 @@ import contextlib
 import random
 import secrets
 import types
-from typing import Any
 
 import tensorflow as tf
 
@@ -55,7 +54,7 @@ class ShuffleOrder:
         ours = {} if self._python_agrees else seeded
         return patches.shadowed(compat.py_dataset_module, ours)
 
-    def _shuffle_list(self, values: list[Any]) -> None:
+    def _shuffle_list(self, values: list[object]) -> None:
         for _ in range(self._epochs_before):
             self._generator.shuffle(list(values))
         self._epochs_before = 0

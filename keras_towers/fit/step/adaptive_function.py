@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import announce
-from keras_towers._types import Structure
+from keras_towers._types import Plain, Structure
 from keras_towers.errors import shorten
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
@@ -59,7 +58,7 @@ class AdaptiveFunction(TowerFunction):
         config: TowerConfig,
         settings: StepSettings,
     ):
-        self._function: Callable[[Any], Any] = getattr(model, name)
+        self._function: Callable[[Structure], Structure] = getattr(model, name)
         self._model = model
         self._name = name
         self._config = config
@@ -75,7 +74,7 @@ class AdaptiveFunction(TowerFunction):
         # The largest number of rows of a tower in a step that fit into memory.
         self._largest = 0
         # The variables that traced steps use, and their values before a step.
-        self._handles: dict[int, Any] = {}
+        self._handles: dict[int, tf.Tensor] = {}
         self._before: dict[int, tf.Tensor] = {}
         self._prepare: Callable[[], None] | None = None
 
@@ -111,7 +110,7 @@ class AdaptiveFunction(TowerFunction):
             self._gathers_for = None
             self._retrace()
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Structure) -> Structure:
         if self._prepare is not None:
             prepare, self._prepare = self._prepare, None
             function = getattr(self._model, self._name)
@@ -146,7 +145,9 @@ class AdaptiveFunction(TowerFunction):
         except StopIteration:
             return result
 
-    def _inspect(self, batches: list[Any], data: Callable[[], Any]) -> Any:
+    def _inspect(
+        self, batches: list[Structure], data: Callable[[], Structure]
+    ) -> Structure:
         """Run steps, after a look at their batches.
 
         Args:
@@ -163,7 +164,7 @@ class AdaptiveFunction(TowerFunction):
         )
         return self._run_in_memory(data, rows)
 
-    def _must_inspect(self, data: Any) -> bool:
+    def _must_inspect(self, data: Structure) -> bool:
         """Whether to read the next batches before the steps do."""
         if isinstance(data, tf.data.Iterator):
             return self._inspects and self._steps < _FIRST_STEPS
@@ -194,7 +195,7 @@ class AdaptiveFunction(TowerFunction):
             )
         self._retrace()
 
-    def _counts_of(self, batch: Structure) -> list[Any]:
+    def _counts_of(self, batch: Structure) -> list[data_lib.Rows]:
         """Return how many rows of a batch each tower gets."""
         places, undivided = self._settings.places, self._settings.undivided
         pieces, like = data_lib.as_tower_batch(
@@ -202,7 +203,9 @@ class AdaptiveFunction(TowerFunction):
         )
         return pieces.counts(like)
 
-    def _run_in_memory(self, batches: Callable[[], Any], rows: int) -> Any:
+    def _run_in_memory(
+        self, batches: Callable[[], Structure], rows: int
+    ) -> Structure:
         """Run steps in as many micro-batches as it takes to fit into memory.
 
         Ranks take as many as any of them needs, and repeat a step together.
@@ -264,7 +267,7 @@ class AdaptiveFunction(TowerFunction):
         is_alone = self._settings.places.ranks.batch.size == 1
         return ALONE if is_alone else self._config.transport
 
-    def _of_ranks(self, value: object, where: str) -> list[Any]:
+    def _of_ranks(self, value: Plain, where: str) -> list[Plain]:
         """Return a value of each rank that takes the same steps."""
         return rank_checks.gather(self._joint, value, where)
 
@@ -291,7 +294,7 @@ class AdaptiveFunction(TowerFunction):
             )
         self._retrace()
 
-    def _run_once(self, data: Any, joint: bool = False) -> Any:
+    def _run_once(self, data: Structure, joint: bool = False) -> Structure:
         settings, replace = self._settings, dataclasses.replace
         places = replace(settings.places, parts=self._micro_batches)
         settings = replace(settings, places=places, on_trace=self._note_trace)
@@ -329,7 +332,9 @@ class AdaptiveFunction(TowerFunction):
         setattr(self._model, self._name, before)
 
 
-def make_by_keras(model: keras.Model, name: str, force: bool) -> Any:
+def make_by_keras(
+    model: keras.Model, name: str, force: bool
+) -> Callable[[Structure], Structure]:
     """Let a model make one of its functions, if it has none; return it.
 
     Args:
@@ -345,17 +350,17 @@ def make_by_keras(model: keras.Model, name: str, force: bool) -> Any:
     return getattr(model, name)
 
 
-def _iterate(data: Any, batches: list[Any]) -> Iterator[Structure]:
+def _iterate(data: Structure, batches: list[Structure]) -> Iterator[Structure]:
     """Return an iterator of batches of the same kind as that of the data."""
     if not isinstance(data, tf.data.Iterator):
         return iter(batches)
     return _with_specs(tf.data.Dataset.from_tensors(batches[0]), data)
 
 
-def _next_of(data: Any, number: int) -> Iterator[Structure]:
+def _next_of(data: tf.data.Iterator, number: int) -> Iterator[Structure]:
     """Return an iterator over the next batches of an iterator."""
     # Where the iterator ends, a dataset of TensorFlow 1 does, too.
-    numbers: Any = tf.compat.v1.data.Dataset.range(number)
+    numbers: tf.data.Dataset = tf.compat.v1.data.Dataset.range(number)
     return _with_specs(numbers.map(lambda _: data.get_next()), data)
 
 

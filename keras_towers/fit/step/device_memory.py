@@ -20,9 +20,11 @@ import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
 from keras_towers._notices import first_time, silence
+from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.contract import TRAINING, KerasStrategy, TowerConfig
+from keras_towers.fit.data.batches import Leaf
 from keras_towers.fit.step.planned_step import (
     LaidOutStep,
     Needs,
@@ -71,8 +73,8 @@ class Limit:
     rank: int | None
 
     def __str__(self) -> str:
-        on = "" if self.rank is None else f" of rank {self.rank}"
-        return f"{self.device}{on} has {format_bytes(self.size)}"
+        rank = "" if self.rank is None else f" of rank {self.rank}"
+        return f"{self.device}{rank} has {format_bytes(self.size)}"
 
     @classmethod
     def of(cls, config: TowerConfig, peers: Peers) -> Limit | None:
@@ -116,7 +118,7 @@ class MemoryCheck:
         kind: str,
         peers: Peers,
         is_placed: bool = False,
-        batch: Any = None,
+        batch: Structure = None,
         examples: int | None = None,
     ) -> None:
         """Refuse a built model whose variables do not fit. Collective.
@@ -153,7 +155,11 @@ class MemoryCheck:
             _warn(planner, needs, limit)
 
     def check_step(
-        self, traced: Trace, program: Program, spec: Any, settings: StepSettings
+        self,
+        traced: Trace,
+        program: Program,
+        spec: Structure,
+        settings: StepSettings,
     ) -> None:
         """Refuse a step that does not fit beside the variables.
 
@@ -200,14 +206,14 @@ class MemoryCheck:
             raise DoesNotFit(_describe(planner, needs, limit))
 
 
-def _spec(leaf: Any) -> Any:
+def _spec(leaf: Leaf | tf.TypeSpec | None) -> tf.TypeSpec | None:
     """Return the spec of a part of a batch: an array, a tensor or a spec."""
     if leaf is None or isinstance(leaf, tf.TypeSpec):
         return leaf
     return tf.TensorSpec(leaf.shape, leaf.dtype)
 
 
-def _known_examples(spec: Any, examples: int | None) -> int | None:
+def _known_examples(spec: Structure, examples: int | None) -> int | None:
     """Return the number of examples, if all other sizes are known."""
     leaves = [s for s in tf.nest.flatten(spec) if s is not None]
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
@@ -236,7 +242,7 @@ class _Planner:
     config: TowerConfig
     model: keras.Model
     kind: str
-    batch: Any
+    batch: Structure
     examples: int | None
 
     @property
@@ -244,7 +250,9 @@ class _Planner:
         """The number of ranks that share a batch."""
         return self.config.places(self.kind).ranks.batch.size
 
-    def variables_of(self, options: Mapping[str, Any], times: int = 1) -> Needs:
+    def variables_of(
+        self, options: Mapping[str, object], times: int = 1
+    ) -> Needs:
         """Return what devices hold, with options.
 
         Args:
@@ -253,12 +261,12 @@ class _Planner:
         """
         ranks = times * self.ranks
         with self._planning(options, ranks) as strategy:
-            strategy._calls.plan_variables(self.model, self.kind)
+            strategy._runner.plan_variables(self.model, self.kind)
             placed = PlacedModel(strategy._config, self.model)
             return Needs(*placed.held(ranks), None, None)
 
     def needs_of(
-        self, options: Mapping[str, Any], times: int, parts: Sequence[int]
+        self, options: Mapping[str, object], times: int, parts: Sequence[int]
     ) -> Iterator[tuple[int, Needs]]:
         """Yield what devices need with numbers of micro-batches.
 
@@ -288,8 +296,8 @@ class _Planner:
 
     @contextlib.contextmanager
     def _planning(
-        self, options: Mapping[str, Any], ranks: int
-    ) -> Iterator[Any]:
+        self, options: Mapping[str, object], ranks: int
+    ) -> Iterator[KerasStrategy]:
         own: Any = self.config.strategy
         make = functools.partial(own._planned, PlannedRanks(ranks), **options)
         with silence(), planning(self.model, make, builds=False) as strategy:
@@ -326,11 +334,11 @@ class _Planner:
                 break
         raise TowerError("no known option makes it fit")
 
-    def _choices(self) -> Iterator[tuple[Mapping[str, Any], int]]:
+    def _choices(self) -> Iterator[tuple[Mapping[str, object], int]]:
         """Yield options, and how many times as many devices they are for."""
         own = self.config.options
         divides = own.weights is not None or own.layouts is not None
-        in_shards: dict[str, Any] = {"weights": "sharded", "updates": None}
+        in_shards: dict[str, object] = {"weights": "sharded", "updates": None}
         yield {}, 1
         if not divides and self.config.divides:
             if self.kind in TRAINING and own.updates != "sharded":
@@ -341,7 +349,7 @@ class _Planner:
                 yield in_shards, times
 
     def _name(
-        self, options: Mapping[str, Any], times: int, parts: int = 1
+        self, options: Mapping[str, object], times: int, parts: int = 1
     ) -> str:
         """Say how a user chooses options, and how many devices."""
         named = [f'{k}="{v}"' for k, v in options.items() if v]

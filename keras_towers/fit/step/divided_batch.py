@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -53,7 +52,7 @@ class DividedBatch:
         cls,
         config: TowerConfig,
         places: Places,
-        data: Any,
+        data: Structure,
         undivided: data_lib.WholeParts,
         order: StepOrder,
     ) -> DividedBatch:
@@ -71,7 +70,6 @@ class DividedBatch:
         batch, like = data_lib.as_tower_batch(config, places, data, undivided)
         batch = order.begin_step(batch)
         if is_whole and shares_batches(config, ranks):
-            batch = order.begin_checked(data, batch)
             fingerprint = same_data.rounded_fingerprint(data)
         here = _sum_of(batch.counts(like))
         if not batch.is_counted and ranks.batch is config.transport:
@@ -111,8 +109,8 @@ class DividedBatch:
     def share(self) -> tf.Tensor:
         """This process's share of all examples."""
         here, total = self.batch.total, self.whole.total
-        numbers = [tf.cast(number, tf.float64) for number in (here, total)]
-        return tf.math.divide_no_nan(*numbers)
+        here, total = (tf.cast(n, tf.float64) for n in (here, total))
+        return tf.math.divide_no_nan(here, total)
 
     def inputs_of(
         self,
@@ -187,7 +185,7 @@ def shares_batches(config: TowerConfig, ranks: Ranks) -> bool:
     return together and config.options.batches == "split"
 
 
-def _sum_of(counts: Sequence[Any]) -> Any:
+def _sum_of(counts: Sequence[data_lib.Rows]) -> data_lib.Rows:
     """Return a sum of ints, or of tensors, on the host."""
     if all(isinstance(count, int) for count in counts):
         return sum(counts)
@@ -209,7 +207,7 @@ def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
         return tf.identity(sizes[0])
 
 
-def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
+def _layouts(leaf: Structure, name: str, divided: bool) -> list[InputLayout]:
     if not divided:
         tensors = tf.nest.flatten(leaf, expand_composites=True)
         return [REPLICATED for tensor in tensors if tensor is not None]

@@ -16,7 +16,6 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -28,6 +27,7 @@ from keras_towers.fit import step_clock
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.same_data import rounded_fingerprint
 from keras_towers.fit.places import ALONE, Ranks
 from keras_towers.fit.step.device_memory import MemoryCheck
 from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
@@ -46,14 +46,14 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, components_of, trace
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step.traced_operations import TracedOperations
-from keras_towers.fit.step_agreement import ComparedStep
+from keras_towers.fit.step_agreement import STEP_KEY, ComparedStep
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.copies import copy_first, copy_on_tower, native
+from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.partition.program import Program
-from keras_towers.reduction.gradients import on_values, scaled
+from keras_towers.reduction.gradients import Gradient, on_values, scaled
 from keras_towers.rendezvous import activity, rank_checks
 
 logger = logging.getLogger("keras_towers")
@@ -113,7 +113,7 @@ class GlobalStep:
         settings.on_trace(compat.get_default_graph(), has_gathered)
         return result
 
-    def _divide(self, data: Any, settings: StepSettings) -> DividedBatch:
+    def _divide(self, data: Structure, settings: StepSettings) -> DividedBatch:
         """Divide a batch over towers, once the previous step has ended."""
         places, local_sgd = settings.places, self.update.local_sgd
         divided = DividedBatch.of(
@@ -195,9 +195,11 @@ class GlobalStep:
         )
         if not shares_step:
             self.update.note_own_step(compared)
+            if ranks.batch is self.config.transport:
+                self.order.compare_in_rounds(compared)
             return
-        copies = self.update.variables.handles()
-        others = [copies.get(id(handle), [handle]) for handle in outside]
+        copies_of = self.update.variables.handles_of_copies
+        others = [copies_of(handle) or [handle] for handle in outside]
         self.order.compare(compared, others, self.config.devices)
 
     def _compute(
@@ -255,7 +257,7 @@ class GlobalStep:
                 self.update.push(call)
                 continue
             # The workers' gradients are averaged.
-            grads: list[Any] = []
+            grads: list[Gradient | None] = []
             left = iter(ends)
             for gradient in call.grads:
                 components = [next(left) for _ in components_of(gradient)]
@@ -323,7 +325,8 @@ class GlobalStep:
         transport = config.transport if together else ALONE
         is_whole = data_lib.is_whole(batch)
         if is_whole and shares_batches(config, places.ranks):
-            self.order.check_first(batch)
+            compared = ComparedStep((), fingerprint=rounded_fingerprint(batch))
+            self.order.agreement.assert_same(compared, (), STEP_KEY)
         whole = data_lib.as_one_batch(config, places, batch)
         with contextlib.ExitStack() as stack:
             if transport.size > 1:
@@ -340,8 +343,7 @@ class GlobalStep:
             result = step(whole)
         if transport.size > 1:
             self.order.check_first_results(lambda: _values_of(result, model))
-        for handles_of_towers in variables.handles().values():
-            copy_first(handles_of_towers, config.devices)
+        variables.copy_first()
         return result
 
     @functools.cached_property
@@ -368,20 +370,19 @@ class GlobalStep:
             ranks: the ranks of the call.
         """
         eagerly = model.run_eagerly
-        compare = self._all_end if eagerly else self._all_end_in_graph
-        in_rounds = not eagerly and not ranks.share_step
+        all_end = self.order.agreement.all_end
+        compare = all_end if eagerly else self._all_end_in_graph
+        # In the first step of an epoch ranks compare themselves in rounds, too.
+        own_steps = not eagerly and not ranks.share_step
+        in_rounds = own_steps and not self.order.at_first_step
         if not compare(tf.constant(batches, tf.int64), in_rounds):
             has_exact = model.steps_per_execution == 1
             number = str(batches) if has_exact else f"at most {batches}"
             raise self.order.agreement.mismatch_error(number)
 
-    def _all_end(self, batches: tf.Tensor, in_rounds: bool) -> tf.Tensor:
-        first = [self.order.check_first(())]
-        return self.order.agreement.all_end(batches, first, in_rounds)
-
     @functools.cached_property
     def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
-        return tf.function(self._all_end, autograph=False)
+        return tf.function(self.order.agreement.all_end, autograph=False)
 
 
 def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
@@ -391,7 +392,9 @@ def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
     return data_lib.tensors_in(result) + values
 
 
-def _scale_or_zero(factor: Any, grads: Sequence[Any]) -> list[Any]:
+def _scale_or_zero(
+    factor: tf.Tensor, grads: Sequence[Gradient | None]
+) -> list[Gradient | None]:
     """Multiply gradients by a factor; a factor of 0 turns NaN into 0, too."""
 
     def times(values: tf.Tensor) -> tf.Tensor:

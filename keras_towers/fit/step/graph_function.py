@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 
@@ -59,7 +59,7 @@ class GraphFunction:
             config.graph_options.rewrite_options.disable_meta_optimizer = True
         self._config = config.SerializeToString()
 
-    def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Add a call of the function to the current graph."""
         if self._is_final:
             inputs = [_not_constant(tensor) for tensor in inputs]

@@ -1,24 +1,24 @@
 """A step that XLA compiles for a tower with a batch of its own.
 
 It is the step of one device. What towers do with gradients, such as waiting for
-one another, XLA cannot compile; it compiles all before it.
+one another, XLA cannot compile; it compiles all before it. So a step that reads
+a weight after its update is not compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._types import Step, Structure
+from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
 from keras_towers.fit.step.program_inputs import add_variables
-from keras_towers.fit.step.step_reports import log_not_compiled
+from keras_towers.fit.step.step_reports import log_no_xla, log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import trace
 from keras_towers.fit.step_order import StepOrder
@@ -35,7 +35,7 @@ def run_compiled(
     batch: Structure,
     model: keras.Model,
     active: ActiveStep,
-    build: Callable[[Any, Sequence[object]], None],
+    build: Callable[[keras.Optimizer, Sequence[Variable]], None],
 ) -> Structure:
     """Add a step that trains to the current graph; return what it returns.
 
@@ -47,6 +47,11 @@ def run_compiled(
         build: builds an optimizer for weights, unless it is built.
     """
     traced = trace(step, batch, "fit", build, xla=True, active=active)
+    late = [name for c in traced.updates.values() for name in c.read_later]
+    if late:
+        weights = ", ".join(late)
+        log_no_xla(model, f"the step reads {weights} after an update of it")
+        return step(batch)
     layouts = [REPLICATED for _ in traced.graph.inputs]
     program = partition_graph(
         traced.graph, layouts, traced.wanted, options=_COMPILED

@@ -6,6 +6,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.places import Places
@@ -32,7 +33,7 @@ class Scope(MutableMapping[Tensor, Any]):
 
     def __init__(
         self,
-        arrays: dict[Tensor, Any],
+        arrays: dict[Tensor, np.ndarray],
         lengths: Sequence[int],
         place: Place,
         device: str,
@@ -88,9 +89,9 @@ class PlacedTensors:
 
     def __init__(self, places: Places):
         self.places = places
-        self._arrays: dict[Tensor, Any] = {}
+        self._arrays: dict[Tensor, np.ndarray] = {}
         # Over the micro-batches of each tower.
-        self._sums: dict[Tensor, Any] = {}
+        self._sums: dict[Tensor, np.ndarray] = {}
         self.shared: Scope = self.scope((1, 1, 1), (0, 0, 0))
 
     def lengths(
@@ -117,7 +118,7 @@ class PlacedTensors:
         lengths = self.lengths(towers, columns, parts)
         return [self.scope(lengths, place) for place in np.ndindex(*lengths)]
 
-    def array(self, tensor: Tensor) -> Any:
+    def array(self, tensor: Tensor) -> np.ndarray:
         """Return the values of a tensor."""
         if tensor in self._arrays:
             return self._arrays[tensor]
@@ -141,7 +142,7 @@ class PlacedTensors:
         self._sums[tensor][place] = value
         return value
 
-    def sum(self, tensor: Tensor) -> Any:
+    def sum(self, tensor: Tensor) -> np.ndarray:
         """Return the sums of a tensor over the micro-batches of each tower."""
         if tensor in self._sums:
             return self._sums[tensor]
@@ -149,8 +150,8 @@ class PlacedTensors:
 
 
 def with_shapes(
-    tensors: Sequence[Tensor], values: Sequence[Any]
-) -> dict[Tensor, Any]:
+    tensors: Sequence[Tensor], values: Sequence[tf.Tensor]
+) -> dict[Tensor, tf.Tensor]:
     """Return values by their tensors, with the shapes of these.
 
     TensorFlow does not infer all shapes that the layout knows.

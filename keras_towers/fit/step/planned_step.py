@@ -105,14 +105,15 @@ class PlacedModel:
         )
         return weights, slots
 
-    def axes_of_shards(self, ranks: int) -> list[Any]:
+    def axes_of_shards(self, ranks: int) -> list[tuple[int, bool] | None]:
         """Return how several ranks divide its variables."""
         towers, axes = ranks * self.config.num_towers, []
         for variable in self._in_shards_of_all:
             item_bytes = variable.dtype.size
-            layout = choose_layout(variable.shape, item_bytes, towers)
-            rows = None if layout is None else layout.towers
-            axes.append(rows and (rows.axis, rows.size % towers == 0))
+            rows = choose_layout(variable.shape, item_bytes, towers).rows
+            axes.append(
+                None if rows is None else (rows.axis, rows.size % towers == 0)
+            )
         return axes
 
     @property
@@ -177,21 +178,23 @@ def _held(
     """Return the bytes of variables on the devices of the last rank."""
     variables = list(variables)
     mesh, here = config.mesh, config.num_towers
-    on = dict(bytes_on(mesh, variables))
+    total = dict(bytes_on(mesh, variables))
     values = [v._value for v in variables if id(v._value) in in_shards_of_all]
     for value in values:
-        rows = value.layout.towers
+        rows = value.layout.rows
+        if rows is None:
+            continue
         counts = share_counts(rows.size, here * ranks)[-here:]
         for devices, shards, count in zip(
             mesh, value.shards, counts, strict=True
         ):
             for device, shard in zip(devices, shards, strict=False):
                 size, planned = byte_size(shard), shard.shape[rows.axis]
-                on[short_name(device)] += size * count // planned - size
+                total[short_name(device)] += size * count // planned - size
     names = [short_name(device) for device in itertools.chain(*mesh)]
-    found = [on[name] for name in names]
+    found = [total[name] for name in names]
     # What towers have once was made on the host of this process.
-    others = sum(on.values()) - sum(found)
+    others = sum(total.values()) - sum(found)
     return [others + found[0], *found[1:]]
 
 
@@ -209,7 +212,7 @@ def planning(
         builds: whether slots of its optimizer are built. Otherwise those of
             another one like it are.
     """
-    own: Any = getattr(model, "optimizer", None)
+    own: keras.Optimizer | None = getattr(model, "optimizer", None)
     settings = None
     if not builds and own is not None and not own.built:
         with tf.init_scope():
@@ -229,12 +232,12 @@ def planning(
             like = {"optimizer": kind.from_config(settings)}
             stack.enter_context(patches.shadowed(model, like))
         strategy = make()
-        calls: Any = strategy._calls
+        runner = strategy._runner
         # Other ranks, which do not exist, have the same values.
-        equal: dict[str, Any] = {"compare": lambda *_: []}
-        stack.enter_context(patches.shadowed(calls.adoption, equal))
+        equal: dict[str, object] = {"compare": lambda *_: []}
+        stack.enter_context(patches.shadowed(runner.adoption, equal))
         unlimited = {"check_variables": lambda *_: None}
-        stack.enter_context(patches.shadowed(calls.step.memory, unlimited))
+        stack.enter_context(patches.shadowed(runner.step.memory, unlimited))
         yield strategy
 
 
@@ -254,7 +257,7 @@ def lay_out_planned(
         examples: the number of its examples.
         kind: the method of Keras that the step belongs to.
     """
-    traced, program = strategy._calls.plan(model, batch, examples, kind)
+    traced, program = strategy._runner.plan(model, batch, examples, kind)
     return LaidOutStep(strategy._config, model, traced, program)
 
 

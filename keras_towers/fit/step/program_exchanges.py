@@ -95,7 +95,7 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
         yield Members(exchange, devices, values, rows, takers)
 
 
-def _given(exchange: Exchange, tensors: PlacedTensors) -> Any:
+def _given(exchange: Exchange, tensors: PlacedTensors) -> np.ndarray:
     """Return the values that are exchanged, by their places."""
     tensor = exchange.given
     source, rank = tensor.operation, tensors.places.ranks.step.rank

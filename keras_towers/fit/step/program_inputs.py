@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ from keras_towers.partition.program import ColumnInput, Inputs
 def add_variables(
     tensors: PlacedTensors,
     inputs: Inputs,
-    captures: Sequence[Any],
+    captures: Sequence[tf.Tensor],
     handles: Mapping[int, TowerHandles],
 ) -> None:
     """Add what a trace captures, and who has which part of it.
@@ -72,7 +71,7 @@ def _of_column(
     column: int,
     handles: Mapping[int, TowerHandles],
     tensors: PlacedTensors,
-) -> Any:
+) -> tf.Tensor:
     """Return what an input that differs between columns gets."""
     match own.kind:
         case "handle":
@@ -84,9 +83,9 @@ def _of_column(
             return tf.constant(column == 0)
 
 
-def capture(tensor: Any) -> Any:
+def capture(tensor: tf.Tensor) -> tf.Tensor:
     """Capture a tensor of an outer graph, or an eager one, in this graph."""
-    graph: Any = compat.get_default_graph()
+    graph: tf.Graph = compat.get_default_graph()
     with contextlib.suppress(AttributeError):
         return graph.capture(tensor)
     return tensor

@@ -42,12 +42,12 @@ class StackedLists:
             for tensor, dtype in dtypes.items()
         }
 
-        def run(known: dict[Tensor, Any]) -> list[tf.Tensor]:
+        def run(known: dict[Tensor, tf.Tensor]) -> list[tf.Tensor]:
             values = [
                 _list_of(known[stacks[t]]) if t in dtypes else known[t]
                 for t in body.inputs
             ]
-            results: list[Any] = []
+            results: list[tf.Tensor] = []
             for tensor, value in zip(
                 body.outputs, function(values), strict=True
             ):
@@ -61,7 +61,7 @@ class StackedLists:
         inputs = [stacks.get(tensor, tensor) for tensor in body.inputs]
         self._function = GraphFunction(graph_of_inputs(inputs, run), "xla")
 
-    def __call__(self, inputs: Sequence[object]) -> list[tf.Tensor]:
+    def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Add a call of the function to the current graph."""
         tensors = [
             _stack_of(value, self._dtypes[tensor])
@@ -78,14 +78,14 @@ class StackedLists:
         ]
 
 
-def _list_of(stack: Any) -> tf.Tensor:
+def _list_of(stack: tf.Tensor) -> tf.Tensor:
     """Return the list of the rows of a tensor."""
     return tf.raw_ops.TensorListFromTensor(
         tensor=stack, element_shape=tf.shape(stack)[1:]
     )
 
 
-def _stack_of(list_: Any, dtype: Any) -> tf.Tensor:
+def _stack_of(list_: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
     """Return the elements of a list as the rows of a tensor."""
     if list_.op.type == _OF_TENSOR:
         return list_.op.inputs[0]
@@ -94,7 +94,7 @@ def _stack_of(list_: Any, dtype: Any) -> tf.Tensor:
     )
 
 
-def _length_of(list_: Any, stack: Any) -> tf.Tensor:
+def _length_of(list_: tf.Tensor, stack: tf.Tensor) -> tf.Tensor:
     """Return the length of a list in XLA.
 
     XLA's lists are as long as they may become, and so are their stacks. Only
@@ -121,7 +121,7 @@ def _length_of(list_: Any, stack: Any) -> tf.Tensor:
     return tf.where(next_row > 0, last_row + 1, tf.shape(stack)[0])
 
 
-def _marked_row(list_: Any, mark: Any) -> tf.Tensor:
+def _marked_row(list_: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
     """Return the number of the element that is a mark, in a list of zeros."""
     stack = _stack_of(list_, mark.dtype)
     # Elements without entries are all alike: the first one will do.

@@ -195,9 +195,9 @@ def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
 
 def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
     """Return what an exchange moves; as for ``exchanged_in``."""
-    tensor, sizes, over = exchange.given, exchange.sizes, exchange.over
+    tensor, sizes, axes = exchange.given, exchange.sizes, exchange.over
     groups = 1
-    if "columns" in over:
+    if "columns" in axes:
         # Each tower exchanges the rows that it has of the batch.
         has_rows = not tensor.shape.is_fully_defined()
         groups = towers if has_rows else 1
@@ -212,7 +212,7 @@ def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
             for axis, size in enumerate(sizes)
         ]
     is_sum = exchange.kind == "sum"
-    return Exchanged(exchange.level, tensor, sizes, is_sum, over, groups)
+    return Exchanged(exchange.level, tensor, sizes, is_sum, axes, groups)
 
 
 def costs_of(
@@ -283,7 +283,7 @@ def _sizes(tensor: Tensor) -> list[Dimension]:
     return list(sizes_of(tensor.shape))
 
 
-def _length(size: Any, is_rows: bool) -> Dimension:
+def _length(size: Dimension, is_rows: bool) -> Dimension:
     """Return a size; an unknown one of no rows is a length of its own."""
     return _LENGTH if size is UNKNOWN and not is_rows else size
 
@@ -356,15 +356,16 @@ def _once(
     following: dict[str, dict[str, None]] = {}
     undivided = {id(o): why for o, why in program.computed_once.items()}
     reasons: dict[str, str] = {}
-    causes: dict[Any, str] = {}
+    causes: dict[Tensor, str] = {}
     counts: collections.Counter[str] = collections.Counter()
     growing = set()
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
         # What follows from it takes rows, too, as a loss takes targets.
-        if cause is None and id(operation.source) in undivided:
-            cause = cause_of(operation.source)
-            reasons.setdefault(cause, undivided[id(operation.source)])
+        source = operation.source
+        if cause is None and source is not None and id(source) in undivided:
+            cause = cause_of(source)
+            reasons.setdefault(cause, undivided[id(source)])
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
             source = operation.source

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,7 +23,7 @@ from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.layouts import REPLICATED, InShards
+from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.local_step import (
     LocalStep,
     to_local_step,
@@ -67,7 +66,7 @@ class StepSettings:
     places: Places
     undivided: dict[tuple[str, ...], set[str]]
     examples: int | None = None
-    on_trace: Callable[[Any, bool], None] = lambda graph, gathers: None
+    on_trace: Callable[[tf.Graph, bool], None] = lambda graph, gathers: None
 
     @property
     def trains(self) -> bool:
@@ -140,14 +139,14 @@ def _divide_trace(
 ) -> Program:
     config, places = update.config, settings.places
     of_captures = [
-        on_towers[index].layout if index in on_towers else REPLICATED
+        on_towers[index].layout.towers if index in on_towers else REPLICATED
         for index, _ in enumerate(traced.captures)
     ]
     first = len(divided.layouts)
     in_columns = {
-        first + index: handles.columns
+        first + index: handles.layout.columns
         for index, handles in on_towers.items()
-        if handles.columns is not None
+        if handles.layout.columns is not None
     }
     return partition_over_mesh(
         traced.graph,
@@ -198,7 +197,7 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
     places, ranks = settings.places, settings.places.ranks
     on_host = devices.all_on_host(config.devices)
     is_local = not ranks.share_step and update.local_sgd is None
-    if is_local or places.parts > 1 or update.divides_slots:
+    if is_local or places.parts > 1 or update.layouts.divide_any:
         return None
     if callable(config.options.mode):
         # A function of the user's gets each gradient.
@@ -223,7 +222,7 @@ def _refuse_writes_to_shards(
     written = {id(tensor) for tensor in traced.written}
     for index, handles in on_towers.items():
         tensor = traced.captures[index]
-        if id(tensor) in written and isinstance(handles.layout, InShards):
+        if id(tensor) in written and handles.layout.rows is not None:
             raise TowerError(
                 f"{settings.kind} of model {settings.model.name!r} writes "
                 f"{describe_variable(capture(tensor))}. It is in shards on "

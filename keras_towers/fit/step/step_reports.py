@@ -82,15 +82,21 @@ def log_not_compiled(
     It is a warning if the user requested XLA: if Keras would not turn it on by
     default.
     """
-    kind = "training" if training else "evaluation"
     for reason, operation in stages.not_compiled.items():
         source = operation.source
         where = "" if source is None else f": {line_of(source)}"
-        line = (
-            f"jit_compile is off for {kind} of {trainer.name!r} on towers: "
-            f"a part of the step {reason}{where}"
-        )
-        if first_time(trainer, line):
-            by_user = not trainer._resolve_auto_jit_compile()
-            level = logging.WARNING if by_user else logging.INFO
-            logger.log(level, "%s", line)
+        log_no_xla(trainer, f"a part of the step {reason}{where}", training)
+
+
+def log_no_xla(
+    trainer: keras.Model, reason: str, training: bool = True
+) -> None:
+    """Log once why XLA does not compile what it compiles on one device."""
+    kind = "training" if training else "evaluation"
+    line = (
+        f"jit_compile is off for {kind} of {trainer.name!r} on towers: {reason}"
+    )
+    if first_time(trainer, line):
+        by_user = not trainer._resolve_auto_jit_compile()
+        level = logging.WARNING if by_user else logging.INFO
+        logger.log(level, "%s", line)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import (
     Callable,
+    Hashable,
     Iterable,
     Mapping,
     MutableMapping,
@@ -81,10 +82,14 @@ class FunctionCall:
     body: Function
     function: GraphFunction
     gate: Sequence[tf.Tensor] = ()
-    lists: Mapping[Tensor, Any] = dataclasses.field(default_factory=dict)
+    lists: Mapping[Tensor, tf.DType | None] = dataclasses.field(
+        default_factory=dict
+    )
 
     def add_to_graph(
-        self, known: MutableMapping[Tensor, Any], after: Sequence[object] = ()
+        self,
+        known: MutableMapping[Tensor, tf.Tensor],
+        after: Sequence[object] = (),
     ) -> None:
         """Add a call to the current graph.
 
@@ -138,7 +143,7 @@ class TowerFunctions:
             mode = "inlined"
         self._mode: CallMode = mode
         # By tensor: the sections of levels, outside of its own, that use it.
-        self._users: dict[Tensor, set[Any]] = self._users_elsewhere(once)
+        self._users: dict[Tensor, set[Hashable]] = self._users_elsewhere(once)
         self._devices_of_handles: dict[int, str] = compat.devices_of_handles(
             compat.get_default_graph()
         )
@@ -150,7 +155,7 @@ class TowerFunctions:
 
     def _users_elsewhere(
         self, once: Mapping[Section, Sequence[Stage]]
-    ) -> dict[Tensor, set[Any]]:
+    ) -> dict[Tensor, set[Hashable]]:
         """Return tensors that are used outside of where they are computed.
 
         Returns:
@@ -158,7 +163,7 @@ class TowerFunctions:
             any other user.
         """
         program = self._program
-        sections: dict[int, Any] = {
+        sections: dict[int, Hashable] = {
             id(o): section_of(o, self._micro_batches)
             for o in program.operations
         }
@@ -170,7 +175,7 @@ class TowerFunctions:
                     sections[id(operation)] = section, index, "single"
         used = {t for exchange in program.exchanges for t in exchange.used}
         used.update(program.results)
-        users: dict[Tensor, set[Any]] = {tensor: {None} for tensor in used}
+        users: dict[Tensor, set[Hashable]] = {tensor: {None} for tensor in used}
         for operation in program.operations:
             # What is repeated is added wherever it is used.
             repeats = operation.is_repeated
@@ -240,7 +245,10 @@ class TowerFunctions:
         return FunctionCall(body, function, gate, lists)
 
     def _add_body(
-        self, stages: Sequence[Stage], body: Function, known: dict[Tensor, Any]
+        self,
+        stages: Sequence[Stage],
+        body: Function,
+        known: dict[Tensor, tf.Tensor],
     ) -> list[tf.Tensor]:
         """Add a body in stages to the current graph; return what it returns."""
         users = [o for o in self._program.operations if o.is_repeated]
@@ -258,7 +266,7 @@ class TowerFunctions:
     def add_stages(
         self,
         stages: Sequence[Stage],
-        known: MutableMapping[Tensor, Any],
+        known: MutableMapping[Tensor, tf.Tensor],
         used: Callable[[Sequence[Operation]], list[Tensor]],
         **options: object,
     ) -> None:
@@ -281,7 +289,7 @@ class TowerFunctions:
     def _add_single(
         self,
         operations: Sequence[Operation],
-        known: MutableMapping[Tensor, Any],
+        known: MutableMapping[Tensor, tf.Tensor],
         used: Callable[[Sequence[Operation]], list[Tensor]],
         **options: Any,
     ) -> None:
@@ -338,7 +346,7 @@ class TowerFunctions:
         )
         graphs = self._program.graphs
 
-        def run(known: dict[Tensor, Any]) -> list[tf.Tensor]:
+        def run(known: dict[Tensor, tf.Tensor]) -> list[tf.Tensor]:
             values = [t for o in reads for t in o.outputs]
             known |= zip(
                 values, emit(reads, known, values, graphs), strict=True

@@ -21,9 +21,9 @@ from keras_towers.partition.rules.control_flow import own_mean
 def normalize(
     original: Callable[..., tf.Tensor],
     layer: keras.layers.BatchNormalization,
-    inputs: Any,
-    training: Any = None,
-    mask: Any = None,
+    inputs: tf.Tensor,
+    training: bool | None = None,
+    mask: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Do what ``BatchNormalization.call`` does, in place of it.
 
@@ -48,7 +48,8 @@ def normalize(
     def moment(values: tf.Tensor) -> tf.Tensor:
         if axes:
             values = tf.reduce_mean(values, axes, keepdims=True)
-        return own_mean(values)
+        mean: Any = own_mean(values)
+        return mean
 
     mean = moment(x)
     variance = moment(tf.math.squared_difference(x, tf.stop_gradient(mean)))

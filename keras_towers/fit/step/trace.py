@@ -30,8 +30,9 @@ from keras_towers.fit.weights.copies import (
 )
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
-from keras_towers.partition.layouts import GradientLayout
+from keras_towers.partition.layouts import MeshLayout
 from keras_towers.reduction import scaled
+from keras_towers.reduction.gradients import Gradient
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate
@@ -43,7 +44,7 @@ _CALLS = frozenset(
     for name in ("PartitionedCall", "If", "Case", "While")
 )
 ResultT = TypeVar("ResultT")
-_Needed: TypeAlias = dict[Any, dict[str, Any]]
+_Needed: TypeAlias = "dict[tf.Graph, dict[str, tf.Operation]]"
 
 # Keras's trees are those of ``optree`` or, in its absence, ``dm-tree``.
 _LIBRARIES = tuple(
@@ -79,11 +80,11 @@ class Trace:
         is_whole: whether it has the updates; if not, gradients are results.
     """
 
-    graph: Any
-    captures: Sequence[Any]
+    graph: tf.Graph
+    captures: Sequence[tf.Tensor]
     updates: Mapping[str, ApplyCall]
-    output: Any
-    layouts: Mapping[str, Sequence[GradientLayout]]
+    output: Structure
+    layouts: Mapping[str, Sequence[MeshLayout]]
     in_updates: Mapping[str, str]
     is_whole: bool
 
@@ -164,7 +165,8 @@ class Trace:
         layer of the model has. A variable that only a summary shows is not
         among them.
         """
-        used = [t for _, t in self.needed_captures if t.dtype == tf.resource]
+        captured = [t for _, t in self.needed_captures]
+        used: list[Any] = [t for t in captured if t.dtype == tf.resource]
         for call in self.updates.values():
             for part in optimizers_in(call.optimizer):
                 used += map(handle_of, part.variables)
@@ -172,7 +174,7 @@ class Trace:
         outside = {id(t): t for t in used if id(t) not in own}
         return [t for t in outside.values() if _is_numeric(t)]
 
-    def output_with(self, results: Sequence[Any]) -> Structure:
+    def output_with(self, results: Sequence[tf.Tensor]) -> Structure:
         """Return the output with other tensors."""
         remaining = iter(results)
         leaves = [
@@ -184,7 +186,7 @@ class Trace:
         )
 
     @property
-    def gradients(self) -> dict[str, tuple[ApplyCall, Any]]:
+    def gradients(self) -> dict[str, tuple[ApplyCall, Variable]]:
         """The call and the weight of each component of a gradient, by name."""
         return {
             tensor.name: (call, weight)
@@ -200,20 +202,22 @@ class Trace:
         return self.graph.inputs[first:]
 
 
-def handle_of(variable: Variable) -> Any:
+def handle_of(variable: Variable) -> tf.Tensor | None:
     """Return the handle of a variable's first copy; None: on another rank."""
     return getattr(copy_on_tower(native(variable), 0), "handle", None)
 
 
-def _is_numeric(handle: Any) -> bool:
+def _is_numeric(handle: tf.Tensor) -> bool:
     dtype = compat.type_of_variable(handle)
     others = (tf.string, tf.resource, tf.variant)
     return dtype is not None and tf.as_dtype(dtype) not in others
 
 
-def _add_needed(needed: _Needed, graph: Any, ends: Iterable[Any]) -> None:
+def _add_needed(
+    needed: _Needed, graph: tf.Graph, ends: Iterable[tf.Operation]
+) -> None:
     """Add the needed operations of a graph, and of functions that it calls."""
-    by_name: dict[str, Any] = {}
+    by_name: dict[str, tf.Operation] = {}
     needed[graph] = by_name
     waiting = [*ends, *(o for o in graph.get_operations() if written(o))]
     while waiting:
@@ -223,7 +227,7 @@ def _add_needed(needed: _Needed, graph: Any, ends: Iterable[Any]) -> None:
             waiting += [tensor.op for tensor in _operands(needed, operation)]
 
 
-def _operands(needed: _Needed, operation: Any) -> list[tf.Tensor]:
+def _operands(needed: _Needed, operation: tf.Operation) -> list[tf.Tensor]:
     """Return the inputs that an operation needs."""
     graphs = called_graphs(operation)
     for graph in graphs:
@@ -244,9 +248,9 @@ def _operands(needed: _Needed, operation: Any) -> list[tf.Tensor]:
 
 def trace(
     step: Step,
-    batch: Any,
+    batch: Structure,
     kind: str,
-    build: Callable[[Any, Sequence[Any]], None],
+    build: Callable[[keras.Optimizer, Sequence[Variable]], None],
     own_statistics: bool = False,
     xla: bool = False,
     update: WeightUpdate | None = None,
@@ -268,7 +272,7 @@ def trace(
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: dict[str, ApplyCall] = {}
-    layouts: dict[str, Sequence[GradientLayout]] = {}
+    layouts: dict[str, Sequence[MeshLayout]] = {}
     in_updates: dict[str, str] = {}
     # Of gradients that are results: how many operations come before.
     begun: dict[str, int] = {}
@@ -332,7 +336,7 @@ def trace(
 
 def _handed_over(
     call: ApplyCall, update: WeightUpdate | None
-) -> tuple[str, ApplyCall, list[GradientLayout]]:
+) -> tuple[str, ApplyCall, list[MeshLayout]]:
     """Add an operation that returns gradients to an optimizer.
 
     Args:
@@ -343,12 +347,12 @@ def _handed_over(
         The name of the operation, the call with what it returns, and the layout
         of each of its outputs.
     """
-    layouts: list[GradientLayout | None] = [GradientLayout()] * len(call.grads)
+    layouts: list[MeshLayout | None] = [MeshLayout()] * len(call.grads)
     if update is not None:
         factor = update.config.gradient_factor
         call = dataclasses.replace(call, grads=scaled(call.grads, factor))
         layouts = list(map(update.gradient_layout, call.grads, call.variables))
-    handed = [g for g, at in zip(call.grads, layouts, strict=True) if at]
+    handed = [g for g, own in zip(call.grads, layouts, strict=True) if own]
     components = [t for gradient in handed for t in components_of(gradient)]
     of_components = [
         layout
@@ -368,7 +372,9 @@ def _handed_over(
     return returned[0].op.name, call, of_components
 
 
-def _with_dense_shape(gradient: Any, variable: Any) -> Any:
+def _with_dense_shape(
+    gradient: Gradient | None, variable: Any
+) -> Gradient | None:
     """Return a gradient of rows with the shape of its variable."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -376,7 +382,7 @@ def _with_dense_shape(gradient: Any, variable: Any) -> Any:
     return tf.IndexedSlices(gradient.values, gradient.indices, shape)
 
 
-def components_of(gradient: Any) -> list[tf.Tensor]:
+def components_of(gradient: Gradient | None) -> list[tf.Tensor]:
     """Return the tensors of a gradient: values and indices, or one, or none."""
     if gradient is None:
         return []
@@ -386,23 +392,25 @@ def components_of(gradient: Any) -> list[tf.Tensor]:
 
 
 def with_components(
-    like: Sequence[Any], components: Sequence[Any]
-) -> list[Any]:
+    like: Sequence[Gradient | None], components: Sequence[Any]
+) -> list[Gradient | None]:
     """Return gradients like others, given new component tensors."""
     remaining = iter(components)
-    grads: list[Any] = []
+    grads: list[Gradient | None] = []
     for gradient in like:
         parts = list(itertools.islice(remaining, len(components_of(gradient))))
         if len(parts) == 2 and parts[0] is not None:
             values, indices = parts
-            shape = tf.constant(gradient.shape.as_list(), tf.int64)
+            assert isinstance(gradient, tf.IndexedSlices)
+            sizes: Any = gradient.shape.as_list()
+            shape = tf.constant(sizes, tf.int64)
             grads.append(tf.IndexedSlices(values, indices, shape))
         else:
             grads.append(parts[0] if parts else None)
     return grads
 
 
-def cause_of(operation: Any) -> str:
+def cause_of(operation: tf.Operation) -> str:
     """Return the line of an operation, or of what it computes a gradient of.
 
     If operations of several lines may be meant, return the name of the layer.
@@ -428,7 +436,9 @@ def cause_of(operation: Any) -> str:
     return f"the gradient of {layer}" if layer else line_of(operation)
 
 
-def _common_line(operation: Any, forward: Sequence[Any]) -> str:
+def _common_line(
+    operation: tf.Operation, forward: Sequence[tf.Operation]
+) -> str:
     """Return the line of the operations that a gradient may be of.
 
     Args:
@@ -451,7 +461,7 @@ def _common_line(operation: Any, forward: Sequence[Any]) -> str:
     return ""
 
 
-def line_of(operation: Any) -> str:
+def line_of(operation: tf.Operation) -> str:
     """Return the innermost line of the user's code.
 
     Without one, return the name of the operation, and the function of Keras

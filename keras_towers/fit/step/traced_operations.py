@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
@@ -20,6 +20,9 @@ from keras_towers import compat
 from keras_towers.fit.step.trace import Trace, handle_of, line_of
 from keras_towers.fit.step_agreement import OperationText
 from keras_towers.fit.weights.model_state import ModelState, collect
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 # What only names or counts objects of a process; the numbers of draws without a
 # seed, which rank 0 makes; and what the inputs of a call tell.
@@ -59,7 +62,7 @@ class TracedOperations:
         self._needed = traced.needed_by_graph
         # In the order of the step, but for those of functions, which come
         # before they are called.
-        self._listed: list[tuple[int, Any]] = []
+        self._listed: list[tuple[int, tf.Operation]] = []
         self._content: dict[int, bytes] = {}
         self.places: collections.Counter[int] = collections.Counter()
         self._captured = {
@@ -97,7 +100,10 @@ class TracedOperations:
         return next((_describe(o) for (c, o), d in pairs if c != d), None)
 
     def _add(
-        self, graph: tf.Graph, inputs: dict[int, bytes], results: list[Any]
+        self,
+        graph: tf.Graph,
+        inputs: dict[int, bytes],
+        results: list[tf.Tensor],
     ) -> None:
         """Add the needed operations of a graph.
 
@@ -166,7 +172,7 @@ class TracedOperations:
     def _of_function(self, graph: tf.Graph, name: str) -> bytes:
         """Return the checksum of a function, whatever its name."""
         called = compat.graph_of_function(graph, name)
-        if called not in self._needed:
+        if called is None or called not in self._needed:
             return b"function"
         if id(called) not in self._content:
             needed = self._needed[called]
@@ -191,7 +197,7 @@ def _describe(operation: tf.Operation) -> OperationText:
     return OperationText(result, attributes, line_of(operation))
 
 
-def _attributes(operation: tf.Operation) -> Iterator[tuple[str, Any]]:
+def _attributes(operation: tf.Operation) -> Iterator[tuple[str, AttrValue]]:
     """Yield the attributes that say what an operation computes."""
     attributes = operation.node_def.attr
     for name in sorted(attributes):

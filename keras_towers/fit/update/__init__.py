@@ -1,11 +1,11 @@
 """Where weights and slots live, and who updates them.
 
-``in_shards``
-  Weights, or only their slots, in shards: every tower has its rows of them.
 ``local_sgd``
   Local SGD: ranks update their own weights and average them every k updates.
 ``optimizers``
   Optimizers on towers.
+``variable_layouts``
+  How variables are divided over towers, and what ranks call them.
 ``weight_update``
   Where weights live, and how optimizers update them.
 """

@@ -21,13 +21,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import NamedGradients, TowerConfig
-from keras_towers.fit.step_agreement import ComparedStep
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
+from keras_towers.fit.weights.shards import VariablePart
 from keras_towers.reduction import RankSum
 from keras_towers.rendezvous import rank_checks
-from keras_towers.transport import SingleProcess
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -42,8 +41,6 @@ class LocalSGD:
         rank_sum: RankSum,
         learning_rate: float = 1.0,
     ):
-        # Orders this rank's local updates, for which no other rank waits.
-        self.order: StepOrder = StepOrder(SingleProcess())
         self._config = config
         self._steps = steps
         # Sums changes of weights over the ranks, and adds the momentum of the
@@ -52,7 +49,6 @@ class LocalSGD:
         self._rank_sum = rank_sum
         self._learning_rate = learning_rate
         self._share: Any = None
-        self._step: ComparedStep | None = None
         self._round_of: weakref.WeakKeyDictionary[Any, _Round] = (
             weakref.WeakKeyDictionary()
         )
@@ -60,10 +56,6 @@ class LocalSGD:
     def begin_step(self, share: Any) -> None:
         """Record this rank's fraction of the global batch."""
         self._share = share
-
-    def note_step(self, step: ComparedStep) -> None:
-        """Note a step, which ranks compare at the end of its round."""
-        self._step = step
 
     @contextlib.contextmanager
     def around_update(self, optimizer: Any, order: StepOrder) -> Iterator[None]:
@@ -74,20 +66,19 @@ class LocalSGD:
         if optimizer not in self._round_of:
             self._round_of[optimizer] = _Round(trained_by(optimizer))
         round_, is_empty = self._round_of[optimizer], self._share <= 0
-        round_.step = self._step
         round_.note_weights()
-        variables = [
-            copies
+        parts = [
+            part
             for variable in (*round_.weights, *optimizer.variables)
-            for copies in parts_of(variable)
+            for part in parts_of(variable)
         ]
         before = tf.cond(
             is_empty,
-            lambda: [copies[0].read_value() for copies in variables],
-            lambda: [tf.zeros([0], copies[0].dtype) for copies in variables],
+            lambda: [part.copies[0].read_value() for part in parts],
+            lambda: [tf.zeros([0], part.copies[0].dtype) for part in parts],
         )
         yield
-        _act_if(is_empty, lambda: _assign(variables, before))
+        _act_if(is_empty, lambda: _assign(parts, before))
         round_.shares.assign_add(tf.cast(self._share, tf.float64))
         done = round_.updates.assign_add(1) >= self._steps
         _act_if(done, lambda: self._average(optimizer, order))
@@ -138,7 +129,6 @@ class LocalSGD:
             lambda grads: [
                 self._rank_sum.sum(optimizer, round_.weights, grads[0])
             ],
-            round_.step,
         )
         round_.assign(sums, self._learning_rate)
 
@@ -148,23 +138,19 @@ class _Round:
 
     def __init__(self, weights: Sequence[keras.Variable]):
         self.weights: list[keras.Variable] = list(weights)
-        # What was traced last for its updates.
-        self.step: ComparedStep | None = None
         self.updates = compat.hidden_variable(0, tf.int64)
         # The sum of this rank's shares of the batches, to weight its changes.
         self.shares = compat.hidden_variable(0, tf.float64)
-        self._anchors = [_zeros_like(copies[0]) for copies in self._parts()]
+        self._anchors = [_zeros_like(p.copies[0]) for p in self._parts()]
 
-    def _parts(self) -> list[list[tf.Variable]]:
-        """The weights, or their shards in this process, with their copies."""
-        return [copies for w in self.weights for copies in parts_of(w)]
+    def _parts(self) -> list[VariablePart]:
+        """The weights, or their parts in this process."""
+        return [part for w in self.weights for part in parts_of(w)]
 
     def note_weights(self) -> None:
         def note() -> None:
-            for anchor, copies in zip(
-                self._anchors, self._parts(), strict=True
-            ):
-                anchor.assign(copies[0].read_value(), read_value=False)
+            for anchor, part in zip(self._anchors, self._parts(), strict=True):
+                anchor.assign(part.copies[0].read_value(), read_value=False)
 
         _act_if(self.updates <= 0, note)
 
@@ -172,9 +158,9 @@ class _Round:
         """Return this rank's share of the mean decrease of the weights."""
         share = self.shares / tf.cast(self.updates, tf.float64)
         changes = [
-            (anchor.read_value() - copies[0].read_value())
+            (anchor.read_value() - part.copies[0].read_value())
             * tf.cast(share, anchor.dtype)
-            for anchor, copies in zip(self._anchors, self._parts(), strict=True)
+            for anchor, part in zip(self._anchors, self._parts(), strict=True)
         ]
         names = [w.path for w in self.weights for _ in parts_of(w)]
         return NamedGradients(tuple(names), changes)
@@ -193,14 +179,10 @@ class _Round:
         self.shares.assign(0, read_value=False)
 
 
-def _assign(
-    variables: Sequence[Sequence[tf.Variable]], values: Sequence[tf.Tensor]
-) -> None:
-    """Assign values to variables, and to all of their copies."""
-    for copies, value in zip(variables, values, strict=True):
-        for copy in copies:
-            with tf.device(copy.device):
-                copy.assign(value, read_value=False)
+def _assign(parts: Sequence[VariablePart], values: Sequence[tf.Tensor]) -> None:
+    """Assign values to parts of variables."""
+    for part, value in zip(parts, values, strict=True):
+        part.assign(value)
 
 
 def _act_if(condition: tf.Tensor, act: Callable[[], None]) -> None:

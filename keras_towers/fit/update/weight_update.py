@@ -10,8 +10,11 @@ special handling.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -21,6 +24,7 @@ from keras_towers import compat, devices
 from keras_towers._incomplete import name_of
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import patches
 from keras_towers.fit.contract import (
     ApplyCall,
     TowerConfig,
@@ -29,23 +33,26 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.step_agreement import ComparedStep
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.update.variable_layouts import VariableLayouts
 from keras_towers.fit.weights.copies import (
     copy_on_tower,
     copy_to_towers,
     native,
 )
+from keras_towers.fit.weights.deferred_variable import (
+    deferring_constants,
+    is_deferred,
+)
 from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.fit.weights.model_state import (
     build_optimizer,
+    optimizers_in,
     slots_of,
     trained_by,
 )
+from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.fit.weights.tower_variables import TowerVariables
-from keras_towers.partition.layouts import (
-    MIRRORED,
-    REPLICATED,
-    GradientLayout,
-)
+from keras_towers.partition.layouts import MIRRORED, MeshLayout
 from keras_towers.reduction import (
     Collectives,
     Gradients,
@@ -58,12 +65,15 @@ from keras_towers.reduction import (
 if TYPE_CHECKING:
     from keras_towers.fit.update.local_sgd import LocalSGD
 
+logger: logging.Logger = logging.getLogger("keras_towers")
+
 
 class WeightUpdate:
     """Where trained weights and slot variables live, and who updates them.
 
     By default tower 0 has the slot variables, updates the weights, and copies
-    them to the other towers.
+    them to the other towers. A weight may have a device instead, or a layout
+    that divides it; its slots are where it is.
 
     Args:
         config: the towers.
@@ -72,6 +82,7 @@ class WeightUpdate:
         each: whether every tower has, and updates, weights and slots.
         device_for: returns the only device of a weight and its slots, where
             its gradient is summed, too; None: the towers have them.
+        layouts: how towers divide weights and slots; None: they do not.
         gradients: sums gradients; None: ``collectives`` does.
         local_sgd: lets ranks update their weights independently, and adds
             changes up at the end of a round.
@@ -80,17 +91,16 @@ class WeightUpdate:
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
+        layouts: how towers divide weights and slots.
         mirrors: whether each tower has a copy of the weights; None: unless all
             towers are on the host.
         pushes: whether gradients are results of a step, which ``push`` gets.
-        divides_slots: whether towers update rows of slots.
     """
 
     name: str = "once"
     description: str = "weights are updated on tower 0"
     mirrors: bool | None = None
     pushes = False
-    divides_slots = False
 
     def __init__(
         self,
@@ -98,11 +108,13 @@ class WeightUpdate:
         collectives: Collectives | None = None,
         each: bool = False,
         device_for: Placement | None = None,
+        layouts: VariableLayouts | None = None,
         gradients: Collectives | None = None,
         local_sgd: LocalSGD | None = None,
         rank_sum: RankSum | None = None,
     ):
         self.config = config
+        self.layouts: VariableLayouts = layouts or VariableLayouts(config)
         on_host = devices.all_on_host(config.devices)
         mirrors = self.mirrors
         if mirrors is None:
@@ -118,7 +130,9 @@ class WeightUpdate:
         self._device_for, self._each = device_for, each
         if self.name != WeightUpdate.name:
             return
-        if each:
+        if layouts is not None:
+            self.name, self.description = layouts.name, layouts.description
+        elif each:
             self.name = "each"
             self.description = "every tower updates its own weights"
         elif device_for is not None:
@@ -131,8 +145,9 @@ class WeightUpdate:
 
     @property
     def updates_each(self) -> bool:
-        """Whether every tower updates its own copies of weights and slots."""
-        return self._each and self.variables.mirrors
+        """Whether every tower updates its own copies of what is not divided."""
+        each = self._each or self.layouts.divide_any
+        return each and self.variables.mirrors
 
     @property
     def keeps_devices(self) -> bool:
@@ -141,15 +156,39 @@ class WeightUpdate:
 
     def place(self, variable: keras.Variable) -> bool:
         """Place a weight as the update requires; return whether it moved."""
-        if self._device_for is None:
-            return self.variables.place(variable)
         if variable in self.variables.moved:
             return False
+        if self._device_for is None:
+            layout = self._layout_of(variable)
+            divides = self.layouts.divides_weights and layout.divides
+            if divides and self.layouts.may_divide(variable):
+                self._divide(variable, layout)
+                return True
+            return self.variables.place(variable)
         moved = self.variables.hold_once(variable)
         if not variable.trainable:
             return moved
         self.variables.move(variable, self._chosen_device(variable))
         return True
+
+    def _layout_of(self, variable: Any) -> MeshLayout:
+        """Return how towers have a weight, its slots and its gradient."""
+        divided = self.variables.divided(variable)
+        if divided is not None:
+            return divided.layout
+        layout = self.layouts.of(variable)
+        if layout.rows is not None or not self.updates_each:
+            return layout
+        return dataclasses.replace(layout, towers=MIRRORED)
+
+    def _divide(
+        self,
+        variable: keras.Variable,
+        layout: MeshLayout,
+        back_to: str | None = None,
+    ) -> None:
+        place = self.layouts.place_of(variable)
+        self.variables.divide(variable, layout, place, back_to)
 
     def _chosen_device(self, variable: keras.Variable) -> str:
         """Return the device that the placement chooses, if there is one."""
@@ -167,46 +206,49 @@ class WeightUpdate:
         return chosen
 
     def place_created(self, variable: keras.Variable) -> None:
-        """Place a weight that was created in the block, maybe of no model."""
-        self.variables.place(variable)
+        """Place a weight that was created in the block, maybe of no model.
 
-    def divides(self, variable: keras.Variable) -> bool:
-        """Whether to divide a weight that is about to be created."""
-        return False
+        A model that has it gives it a device. It is divided once ranks have
+        agreed on its value.
+        """
+        alone = self.config.transport.size == 1
+        if self._device_for is not None:
+            self.variables.place(variable)
+        elif alone or not self._layout_of(variable).divides:
+            self.place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Place an optimizer's slot variables, once or beside their weights."""
-        if self._each:
-            # Weights that a step creates are not placed yet.
-            for variable in (*trained_by(optimizer), *optimizer.variables):
+        for part in optimizers_in(optimizer):
+            for slot, weight in slots_of(part) if part.built else ():
+                if slot not in self.variables.moved:
+                    self._place_slot(slot, weight)
+        # Weights that a step creates are not placed yet.
+        weights = trained_by(optimizer) if self._each else []
+        for variable in (*weights, *optimizer.variables):
+            if variable in self.variables.moved:
+                continue
+            if self.updates_each:
                 self.variables.place(variable)
+            else:
+                self.variables.hold_once(variable)
+
+    def _place_slot(self, slot: keras.Variable, weight: Any) -> None:
+        """Move a slot to its weight, or divide it if each entry has one."""
+        if self._device_for is not None:
+            if weight in self.variables.moved:
+                self.variables.move(slot, weight._value.device)
             return
-        for variable in optimizer.variables:
-            self.variables.hold_once(variable)
-        moved = self.variables.moved
-        if self._device_for is not None and optimizer.built:
-            for slot, weight in slots_of(optimizer):
-                if weight in moved and slot not in moved:
-                    self.variables.move(slot, weight._value.device)
-
-    @property
-    def divides_over_ranks(self) -> bool:
-        """Whether each rank has rows of variables in shards."""
-        return False
-
-    def name_places(self, weights: Sequence[Any], number: int) -> None:
-        """Name weights whose values all ranks have agreed on."""
-
-    def name_created(self, weight: Any) -> None:
-        """Name a weight that all ranks create in a step, with one value."""
-
-    def name_slots(self, optimizers: Sequence[Any]) -> None:
-        """Name slots whose values all ranks have agreed on."""
+        layout = self._layout_of(weight)
+        if not layout.divides or tuple(slot.shape) != tuple(weight.shape):
+            return
+        if is_deferred(slot):
+            self.layouts.name_slot(slot, weight)
+        if self.layouts.may_divide(slot):
+            self._divide(slot, layout, self.variables.home_of(weight))
 
     def note_own_step(self, step: ComparedStep) -> None:
         """Note a step of training that this rank takes by itself."""
-        if self.local_sgd is not None:
-            self.local_sgd.note_step(step)
 
     def end_rounds(self) -> None:
         """Average the weights that ranks updated independently. Collective."""
@@ -216,15 +258,32 @@ class WeightUpdate:
     def restore(self, variable: keras.Variable) -> None:
         """Put a variable back where it was before."""
         self.variables.restore(variable)
+        self.layouts.forget(variable)
 
     def release(self) -> None:
         """Put all variables back that are not restored yet."""
         if self.local_sgd is not None:
             self.local_sgd.discard_rounds()
+        remote = [*filter(is_over_ranks, self.variables.moved)]
         self.variables.restore_all()
+        self.layouts.forget_all()
+        if remote and not self.variables.asks_ranks:
+            logger.warning(
+                "training failed while each rank had only its part of %d "
+                "variables. They have no value now: load the model from a "
+                "checkpoint",
+                len(remote),
+            )
 
     def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum the gradients over all replicas, then update once."""
+        if self.layouts.are_over_ranks:
+            option = self.layouts.option
+            raise TowerError(
+                f"{option} over all processes works only with fit() and "
+                'train_on_batch(): add shard_over="process" in a custom '
+                f"training loop, or leave {option.partition('=')[0]} out."
+            )
         if self.local_sgd is not None:
             raise TowerError(
                 "sync_every works only with fit() and train_on_batch(): leave "
@@ -238,14 +297,14 @@ class WeightUpdate:
 
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
 
-    def gradient_layout(
-        self, gradient: Any, weight: Any
-    ) -> GradientLayout | None:
+    def gradient_layout(self, gradient: Any, weight: Any) -> MeshLayout | None:
         """Return how an optimizer gets a gradient in a step.
 
         None: as it is computed, since rules know how to divide its use.
         """
-        return GradientLayout(MIRRORED if self.updates_each else REPLICATED)
+        layout = self._layout_of(weight)
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        return None if is_sparse and layout.divides else layout
 
     def apply_in_trace(self, call: ApplyCall) -> None:
         """Trace an update with the step."""
@@ -300,8 +359,43 @@ class WeightUpdate:
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
-                self.build_whole(optimizer, variables)
+                with self._dividing_slots(optimizer):
+                    self.build_whole(optimizer, variables)
             self.place_optimizer(optimizer)
+        if self.layouts.divide_any:
+            divides = any(self._layout_of(v).divides for v in variables)
+            self.layouts.announce(optimizer, variables, divides)
+
+    @contextlib.contextmanager
+    def _dividing_slots(self, optimizer: Any) -> Iterator[None]:
+        """Divide slots that are created in this block, one after another."""
+        methods: patches.Shadows = {}
+        if self.layouts.divide_any:
+            methods = {"add_variable_from_reference": self._add_slot}
+        with contextlib.ExitStack() as stack:
+            for part in optimizers_in(optimizer):
+                bound = patches.bind_to(part, methods)
+                stack.enter_context(patches.shadowed(part, bound))
+            yield
+
+    def _add_slot(
+        self,
+        optimizer: Any,
+        original: Callable[..., keras.Variable],
+        reference_variable: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> keras.Variable:
+        """Create a slot; one that is the same everywhere is made in parts."""
+        weight = reference_variable
+        with contextlib.ExitStack() as stack:
+            divides = self._layout_of(weight).divides
+            if divides and self.layouts.may_divide(weight):
+                stack.enter_context(deferring_constants())
+            slot = original(weight, *args, **kwargs)
+        if is_deferred(slot):
+            self._place_slot(slot, weight)
+        return slot
 
     def build_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build an optimizer as one device does."""

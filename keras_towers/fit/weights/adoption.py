@@ -116,7 +116,7 @@ class Adoption:
         once = self.in_block and (variable.trainable or adds)
         once = once and tf.distribute.in_cross_replica_context()
         creates = compat.parts_of_sums(variable)
-        is_divided = once and self.update.divides(variable)
+        is_divided = once and self.update.layouts.divide_new(variable)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 compat.single_device_mode() if once else creates
@@ -147,17 +147,12 @@ class Adoption:
         """
         defers = (
             self.in_block
-            and self.update.divides_over_ranks
+            and self.update.layouts.are_over_ranks
             and tf.distribute.in_cross_replica_context()
             and is_repeatable(initializer)
-            and self.update.divides(variable)
+            and self.update.layouts.divide_new(variable)
         )
-        if not defers:
-            return None
-        shape, dtype = variable._shape, variable._dtype
-        return DeferredVariable(
-            variable, lambda: initializer(shape, dtype=dtype)
-        )
+        return DeferredVariable(variable, initializer) if defers else None
 
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
@@ -310,7 +305,8 @@ class Adoption:
         Returns:
             The weights that are divided already.
         """
-        if peers.size == 1 or not self.update.divides_over_ranks:
+        layouts = self.update.layouts
+        if peers.size == 1 or not layouts.are_over_ranks:
             return []
         state = state_lib.collect(model)
         optimizers = state.optimizers if trains else []
@@ -325,7 +321,7 @@ class Adoption:
         known.forget(set.intersection(*({*unused} for _, unused, _ in ranks)))
         weights = [*state.seeds, *state.weights]
         differing = self.compare(peers, weights, build_error)
-        self.update.name_places(weights, known.agreements)
+        layouts.name_places(weights, known.agreements)
         # What no rank has kept is not to become whole here.
         deferred = [
             weight
@@ -345,7 +341,7 @@ class Adoption:
             else:
                 self.update.make_ready(own, trained)
         self.agree_on_values(peers, state.optimizer_variables)
-        self.update.name_slots(optimizers)
+        layouts.name_slots(optimizers)
         return placed
 
     def begin_steps(self, model: keras.Model) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -17,7 +17,13 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.weights import model_state
-from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
+from keras_towers.fit.weights.copies import parts_of
+from keras_towers.fit.weights.shards import (
+    ShardedVariable,
+    VariablePart,
+    current_value,
+    is_over_ranks,
+)
 from keras_towers.rendezvous import rank_checks
 
 WHOLE: str = ""
@@ -71,16 +77,12 @@ def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
 
     What all ranks have rank 0 writes alone.
     """
-    value = _current(variable)
+    value = current_value(variable)
     if rank > 0 and not is_over_ranks(value):
         return []
-    if not isinstance(value, ShardedVariable):
-        return [Part(name, WHOLE, value.read_value)]
     return [
-        Part(name, _where(value.shape, begin, size), shard.read_value)
-        for tower, shard, begin, size in _shards(value)
-        # Without towers to divide it, each has a copy.
-        if value.layout.towers is not None or tower == 0
+        Part(name, _where(value, part), part.copies[0].read_value)
+        for part in parts_of(value)
     ]
 
 
@@ -130,45 +132,16 @@ def read(prefix: str, name: str, dtype: Any, where: str = WHOLE) -> tf.Tensor:
     return value
 
 
-def read_shards(prefix: str, name: str, variable: keras.Variable) -> None:
-    """Read what this rank has of a variable in shards, shard by shard."""
-    value = _current(variable)
-    for _, shard, begin, size in _shards(value):
-        where = _where(value.shape, begin, size)
-        part = read(prefix, name, value.dtype, where)
-        with tf.device(shard.device):
-            shard.assign(part, read_value=False)
-
-
 def read_into(prefix: str, name: str, variable: keras.Variable) -> None:
-    """Read a variable whole, or what this rank has of one in shards."""
-    value = _current(variable)
-    if isinstance(value, ShardedVariable):
-        read_shards(prefix, name, variable)
-    else:
-        variable.assign(read(prefix, name, value.dtype))
+    """Read what this rank has of a variable, part by part."""
+    value = current_value(variable)
+    for part in parts_of(value):
+        part.assign(read(prefix, name, value.dtype, _where(value, part)))
 
 
-def _current(variable: keras.Variable) -> Any:
-    """Return the value, an ordinary one again if its block has ended."""
-    value = variable._value
-    if isinstance(value, ShardedVariable):
-        ordinary = value.become_ordinary()
-        return value if ordinary is None else ordinary
-    return value
-
-
-def _shards(
-    value: ShardedVariable,
-) -> Iterator[tuple[int, tf.Variable, list[int], list[int]]]:
-    """Yield the shards here: the tower, and where each begins and its size."""
-    number = len(value.shards), len(value.shards[0])
-    for tower, column, begin, size in value.parts(*number):
-        yield tower, value.shards[tower][column], begin, size
-
-
-def _where(
-    shape: Sequence[int], begin: Sequence[int], size: Sequence[int]
-) -> str:
-    slices = itertools.starmap("{},{}".format, zip(begin, size, strict=True))
-    return f"{' '.join(map(str, shape))} {':'.join(slices)}"
+def _where(value: Any, part: VariablePart) -> str:
+    if not isinstance(value, ShardedVariable):
+        return WHOLE
+    pairs = zip(part.begin, part.size, strict=True)
+    slices = itertools.starmap("{},{}".format, pairs)
+    return f"{' '.join(map(str, value.shape))} {':'.join(slices)}"

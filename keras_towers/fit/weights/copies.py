@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers._types import Variable
 from keras_towers.fit.weights.least_loaded import byte_size
-from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.fit.weights.shards import ShardedVariable, VariablePart
 
 if TYPE_CHECKING:
     from keras_towers.fit.contract import ApplyCall
@@ -40,7 +40,7 @@ def copies_of(variable: Variable) -> list[tf.Variable]:
     return list(value.values) if is_copied(value) else [value]
 
 
-def parts_of(variable: Variable) -> list[list[tf.Variable]]:
+def parts_of(variable: Variable) -> list[VariablePart]:
     """Return the parts of a variable in this process, each with its copies.
 
     Args:
@@ -48,12 +48,10 @@ def parts_of(variable: Variable) -> list[list[tf.Variable]]:
             shards.
     """
     value = native(variable)
-    if not isinstance(value, ShardedVariable):
-        return [copies_of(value)]
-    if value.layout.towers is None:
-        # Each tower has a copy of what its columns divide.
-        return [[*of_column] for of_column in zip(*value.shards, strict=True)]
-    return [[shard] for row in value.shards for shard in row]
+    if isinstance(value, ShardedVariable):
+        return value.parts
+    shape = value.shape
+    return [VariablePart([0] * shape.rank, [*shape], copies_of(value))]
 
 
 def bytes_on(
@@ -112,10 +110,8 @@ def copy_to_towers(variables: Sequence[Variable], tower: int = 0) -> None:
         newest = copy_on_tower(value, tower)
         with tf.device(newest.device):
             fresh = newest.read_value()
-        for other in value.values:
-            if other is not newest:
-                with tf.device(other.device):
-                    other.assign(fresh, read_value=False)
+        others = [copy for copy in value.values if copy is not newest]
+        VariablePart([], [], others).assign(fresh)
 
 
 def read_handle(handle: tf.Tensor) -> tf.Tensor:

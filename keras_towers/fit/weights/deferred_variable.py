@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.context import patches
+from keras_towers.fit.weights.shards import part_of
 
-CONSTANT = (
-    keras.initializers.Zeros,
-    keras.initializers.Ones,
-    keras.initializers.Constant,
-)
-"""Initializers of which a part of the value is the value of a part."""
+PartOf: TypeAlias = Callable[[Sequence[int], Sequence[int]], tf.Tensor]
+"""Returns a part of a value, given where it begins, and its size."""
+
+
+def is_constant(initializer: Any) -> bool:
+    """Whether an initializer gives all entries one value."""
+    if isinstance(initializer, keras.initializers.Constant):
+        return np.ndim(initializer.value) == 0
+    constant = keras.initializers.Zeros, keras.initializers.Ones
+    return isinstance(initializer, constant)
 
 
 def is_repeatable(initializer: Any) -> bool:
@@ -26,7 +35,7 @@ def is_repeatable(initializer: Any) -> bool:
     if isinstance(initializer, compat.RandomInitializer):
         is_own = type(initializer).__module__.startswith("keras.src.")
         return is_own and isinstance(initializer.seed, int)
-    return isinstance(initializer, CONSTANT)
+    return is_constant(initializer)
 
 
 class DeferredVariable(compat.UninitializedVariable):
@@ -37,15 +46,17 @@ class DeferredVariable(compat.UninitializedVariable):
 
     Args:
         like: a variable with its name, shape and dtype.
-        first_value: returns the first value, the same one each time.
+        initializer: returns the first value, the same one each time, given a
+            shape and a dtype.
 
     Attributes:
-        first_value: the same; None: it has a value, or needs none.
+        first_value: returns the first value; None: it has a value, or needs
+            none.
     """
 
     first_value: Callable[[], tf.Tensor] | None = None
 
-    def __init__(self, like: Any, first_value: Callable[[], tf.Tensor]):
+    def __init__(self, like: Any, initializer: Callable[..., tf.Tensor]):
         with (
             tf.init_scope(),
             compat.single_device_mode(),
@@ -59,7 +70,14 @@ class DeferredVariable(compat.UninitializedVariable):
             )
         # What its handle holds may be empty.
         self._validate_shape = False
-        self.first_value = first_value
+        self._initializer = functools.partial(initializer, dtype=like._dtype)
+        self.first_value = functools.partial(self._initializer, like._shape)
+
+    def first_parts(self) -> PartOf:
+        """Return what returns parts of the first value."""
+        if is_constant(self._initializer.func):
+            return lambda _, size: self._initializer(size)
+        return functools.partial(part_of, self.read_value())
 
     @property
     def device(self) -> str:
@@ -101,3 +119,28 @@ class DeferredVariable(compat.UninitializedVariable):
     def _overwrite(self, value: tf.Tensor) -> None:
         with tf.device(compat.HOST):
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
+
+
+def is_deferred(variable: keras.Variable) -> bool:
+    """Whether a variable of Keras still has no more than its first value."""
+    value = variable._value
+    return isinstance(value, DeferredVariable) and value.first_value is not None
+
+
+def deferring_constants() -> contextlib.AbstractContextManager[None]:
+    """Return a block in which variables that begin as a constant are deferred.
+
+    Of those of Keras.
+    """
+    return patches.replaced(
+        (compat.KerasVariable, "_initialize_with_initializer", _defer_constant)
+    )
+
+
+def _defer_constant(
+    original: Callable[..., None], variable: Any, initializer: Any
+) -> None:
+    if is_constant(initializer):
+        variable._initialize(DeferredVariable(variable, initializer))
+    else:
+        original(variable, initializer)

@@ -13,8 +13,9 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -31,8 +32,8 @@ SMALLEST_BYTES = 2**16
 
 def choose_layout(
     shape: Sequence[int], item_bytes: int, towers: int
-) -> MeshLayout | None:
-    """Return how a variable is divided; None: it is whole on every tower.
+) -> MeshLayout:
+    """Return how towers divide a variable.
 
     Along the longest of the axes that divide evenly; without one, along the
     first that has a row for every tower.
@@ -44,7 +45,7 @@ def choose_layout(
     """
     size = item_bytes * math.prod(shape)
     if towers == 1 or size < SMALLEST_BYTES:
-        return None
+        return MeshLayout()
     long = [a for a, length in enumerate(shape) if length >= towers]
     even = [a for a in long if not shape[a] % towers]
     if even:
@@ -52,7 +53,7 @@ def choose_layout(
         rows = InShards(axis, shape[axis], shape[axis] // towers)
         return MeshLayout(towers=rows)
     if not long:
-        return None
+        return MeshLayout()
     return MeshLayout(towers=InShards(long[0], shape[long[0]]))
 
 
@@ -68,6 +69,26 @@ def part_of(
     """Return a part of a tensor, which does not keep the rest alive."""
     # Rows that follow one another in memory would be a view.
     return tf.raw_ops.DeepCopy(x=tf.slice(whole, begin, size))
+
+
+class VariablePart(NamedTuple):
+    """A part of a variable in this process, or all of it.
+
+    Attributes:
+        begin: for each axis the first index, as for ``tf.slice``.
+        size: for each axis the length.
+        copies: the variables that have it, each on its device.
+    """
+
+    begin: list[int]
+    size: list[int]
+    copies: list[tf.Variable]
+
+    def assign(self, value: tf.Tensor) -> None:
+        """Write a value into all copies."""
+        for copy in self.copies:
+            with tf.device(copy.device):
+                copy.assign(value, read_value=False)
 
 
 class Access(Protocol):
@@ -113,8 +134,7 @@ class ShardedVariable(compat.UninitializedVariable):
         part: returns the initial value of a part, given for each axis where it
             begins, and its length.
         layout: how it is divided.
-        mesh: for each of K towers, the devices of its columns. If towers do not
-            divide it, each tower here has a copy.
+        mesh: for each of K towers, the devices of its columns.
         access: how ranks read and write it together, if each has rows of it.
         place: names it, equally on all ranks.
         path: its name in errors.
@@ -141,13 +161,13 @@ class ShardedVariable(compat.UninitializedVariable):
     ):
         name = like.name.split(":")[0]
         number = len(mesh)
-        self.is_remote: bool = access is not None and layout.towers is not None
+        self.is_remote: bool = access is not None and layout.rows is not None
         self.access: Access | None = access
         rank, ranks = (access.rank, access.size) if access else (0, 1)
         # The rows of earlier ranks, of each tower here, and of later ranks.
         self._counts: list[int] = []
-        if layout.towers is not None:
-            counts = share_counts(layout.towers.size, number * ranks)
+        if layout.rows is not None:
+            counts = share_counts(layout.rows.size, number * ranks)
             first, last = rank * number, (rank + 1) * number
             before, after = sum(counts[:first]), sum(counts[last:])
             self._counts = [before, *counts[first:last], after]
@@ -170,9 +190,11 @@ class ShardedVariable(compat.UninitializedVariable):
                 self._validate_shape = False
             columns = len(mesh[0]) if layout.columns is not None else 1
             self.shards: list[list[tf.Variable]] = [[] for _ in mesh]
-            for tower, column, begin, size in self.parts(number, columns):
+            for tower, column in itertools.product(
+                range(number), range(columns)
+            ):
                 with tf.device(compat.HOST):
-                    own = part(begin, size)
+                    own = part(*self._bounds(tower, column, columns))
                 with tf.device(mesh[tower][column]):
                     shard = tf.Variable(own, trainable=False, name=name)
                 del own
@@ -185,29 +207,35 @@ class ShardedVariable(compat.UninitializedVariable):
         """The handles of the shards, for each tower and its columns."""
         return [[shard.handle for shard in row] for row in self.shards]
 
-    def parts(
-        self, towers: int, columns: int
-    ) -> Iterator[tuple[int, int, list[int], list[int]]]:
-        """Yield each tower and column, and where its part begins and ends.
+    @property
+    def parts(self) -> list[VariablePart]:
+        """Its parts in this process. What towers do not divide has copies."""
+        parts: dict[tuple[int, ...], VariablePart] = {}
+        for tower, row in enumerate(self.shards):
+            for column, shard in enumerate(row):
+                begin, size = self._bounds(tower, column, len(row))
+                part = VariablePart(begin, size, [])
+                parts.setdefault((*begin,), part).copies.append(shard)
+        return [*parts.values()]
 
-        As for ``tf.slice``: for each axis the first index, and the length.
-        """
-        begins = [*itertools.accumulate(self._counts)]
-        for tower, column in itertools.product(range(towers), range(columns)):
-            begin, size = [0] * self.shape.rank, self.shape.as_list()
-            rows, own = self.layout.towers, self.layout.columns
-            if rows is not None:
-                begin[rows.axis] = begins[tower]
-                size[rows.axis] = self._counts[tower + 1]
-            if own is not None:
-                size[own.axis] //= columns
-                begin[own.axis] = column * size[own.axis]
-            yield tower, column, begin, size
+    def _bounds(
+        self, tower: int, column: int, columns: int
+    ) -> tuple[list[int], list[int]]:
+        """Return where the part of a column begins, and its size."""
+        begin, size = [0] * self.shape.rank, self.shape.as_list()
+        rows, own = self.layout.rows, self.layout.columns
+        if rows is not None:
+            begin[rows.axis] = sum(self._counts[: tower + 1])
+            size[rows.axis] = self._counts[tower + 1]
+        if own is not None:
+            size[own.axis] //= columns
+            begin[own.axis] = column * size[own.axis]
+        return begin, size
 
     def _rows(self) -> list[tf.Tensor]:
         """Return what each tower has, or one of them if all have the same."""
-        towers, columns = self.layout.towers, self.layout.columns
-        rows = self.shards if towers else self.shards[:1]
+        columns = self.layout.columns
+        rows = self.shards if self.layout.rows else self.shards[:1]
         if columns is None:
             return [row[0].read_value() for row in rows]
         return [
@@ -221,16 +249,16 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def gather(self, transport: Transport) -> tf.Tensor:
         """Return the whole, which each rank gets on its host. Collective."""
-        towers, rank = self.layout.towers, self.shape.rank
-        assert towers is not None
-        axis = towers.axis
+        divided, rank = self.layout.rows, self.shape.rank
+        assert divided is not None
+        axis = divided.axis
         order = [axis, *(a for a in range(rank) if a != axis)]
         with tf.device(compat.HOST):
             rows = [tf.identity(row) for row in self._rows()]
             first = tf.transpose(tf.concat(rows, axis), order)
             del rows
             number = len(self.shards)
-            each = share_counts(towers.size, number * transport.size)
+            each = share_counts(divided.size, number * transport.size)
             ends = range(0, len(each), number)
             counts = [sum(each[k : k + number]) for k in ends]
             whole = transport.all_gather(first, next_key("shards"), counts)
@@ -239,13 +267,10 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def divide(self, whole: tf.Tensor) -> None:
         """Give the shards in this process their parts of a whole."""
-        number = len(self.shards), len(self.shards[0])
-        for tower, column, begin, size in self.parts(*number):
+        for part in self.parts:
             with tf.device(compat.HOST):
-                own = part_of(whole, begin, size)
-            shard = self.shards[tower][column]
-            with tf.device(shard.device):
-                shard.assign(own, read_value=False)
+                own = part_of(whole, part.begin, part.size)
+            part.assign(own)
 
     def leave_block(self, restore: Callable[[tf.Tensor], tf.Variable]) -> None:
         """Become an ordinary variable when it is used next.
@@ -307,8 +332,8 @@ class ShardedVariable(compat.UninitializedVariable):
         if self.access is not None and self.is_remote:
             return self.access.read(self)
         first, *others = rows = self._rows()
-        towers = self.layout.towers
-        return tf.concat(rows, towers.axis) if towers and others else first
+        divided = self.layout.rows
+        return tf.concat(rows, divided.axis) if divided and others else first
 
     @contextlib.contextmanager
     def _as_whole(self, writes: bool, reads: bool) -> Iterator[None]:
@@ -377,6 +402,18 @@ def is_over_ranks(variable: Any) -> bool:
     """Whether each rank has rows of a variable of Keras."""
     value = getattr(variable, "_value", variable)
     return isinstance(value, ShardedVariable) and value.is_remote
+
+
+def current_value(variable: keras.Variable) -> Any:
+    """Return the value of a variable, an ordinary one if its block has ended.
+
+    Collective, if it is the first use since then.
+    """
+    value = variable._value
+    if isinstance(value, ShardedVariable):
+        ordinary = value.become_ordinary()
+        return value if ordinary is None else ordinary
+    return value
 
 
 def _is_saved() -> bool:

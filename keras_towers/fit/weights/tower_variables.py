@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -19,18 +19,21 @@ from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.weights.copies import copy_on_tower, is_copied, native
-from keras_towers.fit.weights.deferred_variable import DeferredVariable
+from keras_towers.fit.weights.copies import (
+    copy_on_tower,
+    copy_to_towers,
+    is_copied,
+    native,
+)
+from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
-from keras_towers.fit.weights.shards import ShardedVariable, part_of
-from keras_towers.partition.layouts import (
-    MIRRORED,
-    REPLICATED,
-    InputLayout,
-    InShards,
-    MeshLayout,
+from keras_towers.fit.weights.shards import (
+    ShardedVariable,
+    current_value,
+    part_of,
 )
+from keras_towers.partition.layouts import MIRRORED, MeshLayout, Replicated
 from keras_towers.system import return_freed_memory
 
 _SUM = tf.VariableAggregation.SUM
@@ -141,16 +144,13 @@ class TowerHandles:
     """The handles of a variable of which every tower has a part.
 
     Attributes:
-        layout: what the parts are: copies, or shards. REPLICATED: all towers
-            share the only one.
+        layout: what the parts are: copies, or shards.
         handles: for each of K towers, or for the only one, the handles of its
             columns.
-        columns: how columns divide the part of a tower; None: they do not.
     """
 
-    layout: InputLayout
+    layout: MeshLayout
     handles: Sequence[Sequence[Any]]
-    columns: InShards | None = None
 
     def of_tower(self, tower: int, column: int = 0) -> tf.Tensor:
         """Return the handle of a tower's column."""
@@ -192,10 +192,8 @@ class TowerVariables:
 
     def hold_once(self, variable: keras.Variable) -> bool:
         """Keep a single copy of a variable; return whether it had more."""
-        value = variable._value
-        if isinstance(value, ShardedVariable):
-            # Another block may have left it in shards.
-            value.become_ordinary()
+        # Another block may have left it in shards.
+        value = current_value(variable)
         if not is_copied(value):
             return False
         if value.distribute_strategy is not self._config.strategy:
@@ -229,7 +227,8 @@ class TowerVariables:
         return True
 
     def move(self, variable: keras.Variable, device: str) -> None:
-        """Move a variable that has a single copy to a device."""
+        """Move a variable to a device, as a single copy."""
+        self.hold_once(variable)
         value = variable._value
         if variable not in self._moved:
             # Recorded first, so that a Ctrl-C in between is undone too.
@@ -238,8 +237,14 @@ class TowerVariables:
 
     @property
     def moved(self) -> Collection[keras.Variable]:
-        """The variables that were moved."""
+        """The variables that were moved, or divided."""
         return self._moved.keys()
+
+    def divided(self, variable: Variable) -> ShardedVariable | None:
+        """Return the value of a variable of Keras that is divided here."""
+        value = native(variable)
+        is_divided = isinstance(value, ShardedVariable)
+        return value if is_divided and variable in self._moved else None
 
     def divide(
         self,
@@ -257,75 +262,51 @@ class TowerVariables:
             back_to: the device to restore it to; None: the current one.
         """
         self.hold_once(variable)
-        value = variable._value
+        value: Any = variable._value
+        if isinstance(value, ShardedVariable):
+            # Another block has left it in shards.
+            with tf.init_scope(), compat.single_device_mode():
+                value = tf.Variable(value)
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._moved[variable] = value, back_to or value.device
         self._mirrored.pop(variable, None)
         with tf.init_scope(), tf.device(compat.HOST):
-            whole = value.read_value()
-        divided = self._in_shards(
-            value, functools.partial(part_of, whole), layout, place, variable
+            was_deferred = is_deferred(variable)
+            if was_deferred:
+                part = value.first_parts()
+            else:
+                part = functools.partial(part_of, value.read_value())
+        access = self.access if self.access.size > 1 else None
+        if access is not None:
+            access.serve_at_exit()
+        divided = ShardedVariable(
+            value,
+            part,
+            layout,
+            self._mesh_of(layout),
+            access,
+            place,
+            variable.path,
         )
         divided._unique_id = value._unique_id  # Optimizers look up slots by it.
         variable._value = divided
-        del whole
+        del part
         with tf.init_scope():
             # A graph keeps the shape of what is assigned.
-            if isinstance(value, DeferredVariable):
+            if was_deferred:
                 value.first_value = None
             elif tf.executing_eagerly():
                 overwrite(value, tf.zeros([0], value.dtype))
             if tf.executing_eagerly():
                 return_freed_memory()
 
-    def create_divided(
-        self,
-        variable: keras.Variable,
-        initializer: Callable[..., Any],
-        layout: MeshLayout,
-        place: str,
-        weight: Variable,
-    ) -> ShardedVariable:
-        """Return the value of a slot that is created, which is never whole.
-
-        Args:
-            variable: the slot.
-            initializer: returns the initial value of a part, given its shape.
-            layout: how it is divided.
-            place: names it, equally on all ranks.
-            weight: the weight that it belongs to.
-        """
-        dtype = tf.as_dtype(variable.dtype)
-        value = self._in_shards(
-            variable,
-            lambda _, size: initializer(size, dtype=dtype.name),
-            layout,
-            place,
-            variable,
-        )
-        self._moved[variable] = value, self.home_of(weight)
-        return value
-
-    def _in_shards(
-        self,
-        like: Any,
-        part: Callable[[Sequence[int], Sequence[int]], tf.Tensor],
-        layout: MeshLayout,
-        place: str,
-        variable: keras.Variable,
-    ) -> ShardedVariable:
+    def _mesh_of(self, layout: MeshLayout) -> Sequence[Sequence[str]]:
+        """Return the devices of the shards of a variable."""
         mesh = self._config.mesh
         if devices.all_on_host(itertools.chain(*mesh)) and not self.mirrors:
             # They share the memory of the host.
             mesh = [[mesh[0][0] for _ in row] for row in mesh]
-            if layout.towers is None:
-                mesh = mesh[:1]
-        access = self.access if self.access.size > 1 else None
-        if access is not None:
-            access.serve_at_exit()
-        return ShardedVariable(
-            like, part, layout, mesh, access, place, variable.path
-        )
+        return mesh[:1] if isinstance(layout.towers, Replicated) else mesh
 
     def home_of(self, variable: Variable) -> str:
         """Return the device that a variable of Keras is restored to."""
@@ -334,19 +315,15 @@ class TowerVariables:
             return device
         return str(copy_on_tower(native(variable), 0).device)
 
+    def copy_first(self) -> None:
+        """Copy what the first tower has of mirrored variables to the others."""
+        copy_to_towers([*self._mirrored])
+
     def first_copies(self) -> contextlib.AbstractContextManager[None]:
         """Make variables resolve to the first tower's copy in this block."""
         return with_values(
             (v, copy_on_tower(v._value, 0)) for v in self._mirrored
         )
-
-    def handles(self) -> dict[int, list[tf.Tensor]]:
-        """Return mirrored variables' K handles, by the id of the first one."""
-        mirrored = [v._value.values for v in self._mirrored]
-        return {
-            id(values[0].handle): [value.handle for value in values]
-            for values in mirrored
-        }
 
     def on_towers(
         self, captures: Sequence[tf.Tensor], alone: bool = False
@@ -371,20 +348,16 @@ class TowerVariables:
                 in_shards[id(value.handle)] = value
         handles = {}
         for index, capture in enumerate(captures):
-            copies = self._handles_of_copies(capture)
+            copies = self.handles_of_copies(capture)
             value = in_shards.get(id(capture))
             if value is not None:
-                whole = MIRRORED if len(value.shards) > 1 else REPLICATED
-                handles[index] = TowerHandles(
-                    value.layout.towers or whole,
-                    value.handles,
-                    value.layout.columns,
-                )
+                handles[index] = TowerHandles(value.layout, value.handles)
             elif copies:
-                handles[index] = TowerHandles(MIRRORED, [[h] for h in copies])
+                of_copies = [[handle] for handle in copies]
+                handles[index] = TowerHandles(MeshLayout(MIRRORED), of_copies)
         return handles
 
-    def _handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
+    def handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
         """Return the handles of a variable's copies, given the first one.
 
         Of any variable with copies, such as a ``tf.Variable`` of the block;
@@ -421,13 +394,9 @@ class TowerVariables:
         def restore(whole: tf.Tensor) -> tf.Variable:
             if isinstance(value, ShardedVariable):
                 self.access.known.forget([value.place])
-            if isinstance(original, ShardedVariable):
-                # It was created in parts.
-                ordinary = _copy(original, whole, device)
-            else:
-                if original is not value:
-                    overwrite(original, whole)
-                ordinary = copy_to_device(original, device)
+            if original is not value:
+                overwrite(original, whole)
+            ordinary = copy_to_device(original, device)
             owner = named()
             if owner is not None:
                 owner._value = ordinary

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
-from keras_towers.partition.division import Factors
+from keras_towers.partition.division import Factors, Labels
 from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,
@@ -101,7 +100,7 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
         # A band of diagonals has another axis.
         batch_axes = ranks[1] - 2
     labels = [[a if a < batch_axes else None for a in range(r)] for r in ranks]
-    outputs: list[Any] = labels[count:]
+    outputs: list[Labels | None] = [*labels[count:]]
     vectors = _COMPUTES_VECTORS.get(node.type)
     if vectors is not None and not node.attr(vectors):
         outputs[1:] = [None] * len(outputs[1:])
@@ -261,7 +260,7 @@ def _einsum(node: Node, *inputs: Value) -> Factors:
     )
 
 
-def _einsum_labels(term: str, rank: int) -> list[Any]:
+def _einsum_labels(term: str, rank: int) -> list[Hashable]:
     """Return the labels of a term: a number for each axis of its ellipsis.
 
     These axes are broadcast, so that they are counted from the last one on.

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -36,7 +35,7 @@ from keras_towers.partition.program import (
     Tensor,
     needed_operations,
 )
-from keras_towers.partition.reasons import NotDivided, require
+from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import rule
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.units import Units
@@ -77,7 +76,7 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> tf.Graph:
         NotDivided: the function is unknown, or cannot be laid out.
     """
     graph = compat.graph_of_function(node.operation.graph, name)
-    require(graph is not None, "{} calls a function that is not known")
+    graph = unless_none(graph, "{} calls a function that is not known")
     require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
     require(not has_control_flow_v1(graph), "{} calls loops of TensorFlow 1")
     return graph
@@ -87,11 +86,11 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> tf.Graph:
 
 
 # The graphs of ``_mean_of_rows``, which nothing else calls.
-_OWN_MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
+_OWN_MEANS: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
 
 @tf.custom_gradient
-def own_mean(x: tf.Tensor) -> Any:
+def own_mean(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Return for each row the mean of all rows of its tower.
 
     On one device it is the mean of all rows. It is its own gradient, as the

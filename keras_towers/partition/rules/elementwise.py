@@ -109,9 +109,9 @@ def _bitcast(node: Node, value: Value) -> Factors:
 def _bias_add(node: Node, value: Value, bias: Value) -> Factors:
     is_v1 = node.type == "BiasAddV1"
     channels_first = not is_v1 and node.attr("data_format") == b"NCHW"
-    at = 1 if channels_first else value.rank - 1
+    channels = 1 if channels_first else value.rank - 1
     whole = range(value.rank)
-    return Factors([whole, [at]], [whole], linear=[[0, 1]])
+    return Factors([whole, [channels]], [whole], linear=[[0, 1]])
 
 
 @axes("Select")

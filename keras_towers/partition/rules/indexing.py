@@ -6,8 +6,8 @@ If the row numbers of a tower refer to its rows, it indexes them locally.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Hashable, Sequence
+from typing import Literal, TypeAlias
 
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.division import Factors, NewAxis, divide
@@ -155,16 +155,16 @@ def _sparse_matmul(node: Node, *inputs: Value) -> Values:
 def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     """Sort the entries of a sparse matrix by rows, tower by tower."""
     numbers, operands = _local_operands(node.converter, inputs, _MATRIX)
-    at, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
-    rank = len(inputs[2].known)
-    at = index_value(
+    indices, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
+    rank = len(inputs[2].known_array)
+    indices = index_value(
         node.builder,
-        at.own,
+        indices.own,
         numbers.layout,
         numbers.row_layout,
         rank,
     )
-    return [at, entries]
+    return [indices, entries]
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")
@@ -334,7 +334,7 @@ def _segment_extreme(
 def _bincount_axes(
     node: Node, values: Value, size: Value, weights: Value
 ) -> Factors:
-    labels: list[Any] = list(range(values.rank))
+    labels: list[Hashable] = list(range(values.rank))
     # The rows of a matrix are counted independently.
     is_dense = node.type == "DenseBincount"
     is_matrix = is_dense and values.rank == 2

@@ -14,7 +14,9 @@ import tensorflow as tf
 from keras_towers.partition.layouts import (
     REPLICATED,
     Elements,
+    Layout,
     ListOf,
+    Shape,
     Sharded,
     Value,
     Values,
@@ -114,7 +116,7 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
         for role, value in zip(takes, inputs, strict=True)
     ]
     layouts = [_layout_of_role(role, element) for role in gives]
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, object] = {}
     is_of_rows = is_row_per_element(element)
     if node.type == "TensorListFromTensor" and is_of_rows:
         operands[0] = units.pad_empty(operands[0], stacked_layout(element))
@@ -142,7 +144,7 @@ def _element_layout(takes: Sequence[str], inputs: Values) -> Any:
         if role == "list" and isinstance(value.layout, ListOf):
             return value.layout.element
     for role, value in pairs:
-        layout: Any = value.layout
+        layout = value.layout
         if role == "item" and not value.is_replicated:
             return layout
         if role == "stack" and not value.is_replicated:
@@ -153,7 +155,7 @@ def _element_layout(takes: Sequence[str], inputs: Values) -> Any:
     raise NotDivided
 
 
-def _layout_of_role(role: str, element: Any) -> Any:
+def _layout_of_role(role: str, element: Any) -> Layout:
     if role == "list":
         return ListOf(element)
     if role == "stack":
@@ -162,7 +164,7 @@ def _layout_of_role(role: str, element: Any) -> Any:
 
 
 def _element_shape_operand(
-    node: Node, shape: Value, layout: Any, elements: Elements | None
+    node: Node, shape: Value, layout: Layout, elements: Elements | None
 ) -> Tensor:
     """Return the local operand for the shape of elements.
 
@@ -186,6 +188,7 @@ def _element_shape_operand(
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
         return converter.to_layout(shape, REPLICATED)
+    assert isinstance(layout, Sharded)
     require(shape.is_replicated)
     sizes = shape.entries
     size = sizes[layout.axis]
@@ -267,14 +270,14 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
 
 
 def _facts_of_new_list(
-    node: Node, shape: Value, length: Any, **known: Any
+    node: Node, shape: Value, length: Dimension, **known: Any
 ) -> Elements:
     """Return the facts about the elements of a new list."""
     declared = None if shape.known is None else shape.known.tolist()
     return Elements(node.attr("element_dtype"), declared, length, **known)
 
 
-def _shape_of(elements: Elements, shape: Value) -> Any:
+def _shape_of(elements: Elements, shape: Value) -> Shape | None:
     """Return the shape of an element taken from a list, or None.
 
     Args:

@@ -6,7 +6,7 @@ There the call of a function that does not exist stands for an exchange.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_towers.partition.builder import AttrValue, Builder
 from keras_towers.partition.layouts import (
@@ -23,6 +23,9 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Exchange, Operation
 from keras_towers.partition.reasons import require
 from keras_towers.partition.registry import rule
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _FUNCTION = "keras_towers_exchange_over_columns"
 _ATTRIBUTE = "_exchange_over_columns"
@@ -50,7 +53,7 @@ def as_operation(exchange: Exchange) -> Operation:
     return operation
 
 
-def is_over_columns(operation: Any) -> bool:
+def is_over_columns(operation: tf.Operation) -> bool:
     """Whether an operation stands for an exchange over columns."""
     return bool(operation.node_def.attr[_ATTRIBUTE].s)
 

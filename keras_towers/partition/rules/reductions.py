@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras_towers.partition.builder import static
 from keras_towers.partition.division import Factors, NewAxis, along_axes
@@ -17,9 +17,13 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.reasons import require
+from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.registry import axes, rule, shape_of
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 
@@ -54,7 +58,7 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     layout, rows = value.as_rows()
     require(layout.axis in reduced)
     along = node.builder.constant(reduced, node.dtype(1))
-    kept: Sequence[Any] = value.sizes
+    kept: Sequence[Dimension] = value.sizes
     if node.attr("keep_dims"):
         kept = [1 if k in reduced else size for k, size in enumerate(kept)]
     else:
@@ -93,18 +97,20 @@ def _bias_gradient_of_images(node: Node, value: Value) -> Values:
     The fused kernel leaves its second output unset if a tower has no images.
     """
     layout, rows = value.as_rows()
-    at = _channels(node, value)
-    require(value.rank > 2 and layout.axis != at)
-    reduced = [axis for axis in range(value.rank) if axis != at]
+    channels = _channels(node, value)
+    require(value.rank > 2 and layout.axis != channels)
+    reduced = [axis for axis in range(value.rank) if axis != channels]
     total = node.builder.op("Sum", [rows, reduced], node.shapes[0])
-    return [Value(PARTIAL, local=total, shape=(value.sizes[at],))]
+    return [Value(PARTIAL, local=total, shape=(value.sizes[channels],))]
 
 
 @axes("BiasAddGrad")
 def _bias_gradient(node: Node, value: Value) -> Factors:
-    at = _channels(node, value)
-    summed = set(range(value.rank)) - {at}
-    return Factors([range(value.rank)], [[at]], linear=[[0]], summed=summed)
+    channels = _channels(node, value)
+    summed = set(range(value.rank)) - {channels}
+    return Factors(
+        [range(value.rank)], [[channels]], linear=[[0]], summed=summed
+    )
 
 
 def _channels(node: Node, value: Value) -> int:
@@ -144,9 +150,9 @@ def _mean(node: Node, value: Value, over: Value) -> Values:
 
 
 def _mean_with(
-    variance: Any,
+    variance: tf.Operation,
     units: Units,
-    mean: Any,
+    mean: tf.Operation,
     value: Value,
     reduced: Sequence[int],
 ) -> Value:
@@ -177,7 +183,7 @@ def _mean_with(
     fraction = builder.op("Reshape", [fraction, ones], ones)
     fractions = builder.exchange("gather", fraction, layout.axis)
 
-    def combine(tensors: Tensor, like: Any) -> Value:
+    def combine(tensors: Tensor, like: tf.Operation) -> Value:
         # The mean of no rows is NaN.
         weighted = builder.op("MulNoNan", [tensors, fractions], means.shape)
         keeps, shape = like.get_attr("keep_dims"), like.outputs[0].shape
@@ -189,7 +195,7 @@ def _mean_with(
 
     of_mean = combine(means, mean)
     deviations = builder.op(
-        "SquaredDifference", [means, of_mean.whole], means.shape
+        "SquaredDifference", [means, asserted(of_mean.whole)], means.shape
     )
     variances = builder.op("AddV2", [variances, deviations], means.shape)
     of_mean.variance = combine(variances, variance)

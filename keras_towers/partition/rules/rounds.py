@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -15,11 +15,12 @@ from keras_towers.partition.reasons import NotDivided
 from keras_towers.partition.rules.control_flow import add_call, bind_captures
 
 _K = TypeVar("_K")
+_R = TypeVar("_R")
 # Enough passes for the layouts of a loop to settle.
 _PASSES = 8
 
 
-def loop_variables(body: Any) -> list[int]:
+def loop_variables(body: tf.Graph) -> list[int]:
     """Return the indices of the inputs that a round may change."""
     return [
         index
@@ -28,7 +29,7 @@ def loop_variables(body: Any) -> list[int]:
     ]
 
 
-def skip_identities(tensor: Any) -> tf.Tensor:
+def skip_identities(tensor: tf.Tensor) -> tf.Tensor:
     """Return the tensor that a chain of identities copies."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
@@ -37,8 +38,10 @@ def skip_identities(tensor: Any) -> tf.Tensor:
 
 def settle(
     variables: Mapping[_K, Value],
-    lay_out_round: Callable[[Mapping[_K, Value]], tuple[Any, Any]],
-) -> tuple[Any, Mapping[_K, Value]]:
+    lay_out_round: Callable[
+        [Mapping[_K, Value]], tuple[_R, Mapping[_K, Value]]
+    ],
+) -> tuple[_R, Mapping[_K, Value]]:
     """Find loop variables that are the same before and after a round.
 
     Args:

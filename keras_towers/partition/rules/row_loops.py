@@ -444,7 +444,7 @@ def _total_of(
     return Value(REPLICATED, whole=whole, shape=(), known=known)
 
 
-def _is_known_to_be(known: Any, number: object) -> bool:
+def _is_known_to_be(known: np.ndarray | None, number: object) -> bool:
     """Whether the entries are a single number, which is known to be this."""
     if known is None or np.shape(known):
         return False

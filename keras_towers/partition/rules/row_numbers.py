@@ -9,6 +9,7 @@ tower indexes its own rows.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -28,6 +29,7 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import require
 from keras_towers.partition.registry import notes, rule
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
 
 # Moves that leave out no row number, or all.
@@ -124,7 +126,7 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
 @notes("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
 def _note_limits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note the limits of indices along an axis, and of zeros."""
-    limit: Any = 1
+    limit: Dimension | None = 1
     if node.type != "ZerosLike":
         axis = -1 if node.type == "TopKV2" else known_ints(inputs[1])[0]
         limit = (inputs[0].shape or (None,))[axis]
@@ -333,15 +335,15 @@ def repeat_rows(node: Node) -> Value:
     of_lengths, own_lengths = lengths.as_rows()
     require(of_lengths == layout and entries.rank == 1)
     rows = node.converter.shard(entries, layout)
-    at = _source_indices(builder, own_lengths)
+    sources = _source_indices(builder, own_lengths)
     key = "repeated", skip_reshapes(own_lengths)
-    unit = units.data_dependent_unit(key, builder.axis_size(at))
+    unit = units.data_dependent_unit(key, builder.axis_size(sources))
     output = Sharded(0, unit)
-    local = builder.op("GatherV2", [rows, at, 0], (None,))
+    local = builder.op("GatherV2", [rows, sources, 0], (None,))
     result = Value(output, local, shape=(unit.size,))
     rows_of = entries.row_numbers
     if rows_of is not None and rows_of.layout == layout:
-        local = builder.op("GatherV2", [rows_of.local, at, 0], (None,))
+        local = builder.op("GatherV2", [rows_of.local, sources, 0], (None,))
         result.meaning = dataclasses.replace(
             rows_of, local=local, layout=output, are_all=False
         )
@@ -355,13 +357,13 @@ def _source_indices(builder: Builder, lengths: Tensor) -> Tensor:
     numbers = builder.op("Range", [0, most, 1], (None,))
     ends = builder.op("ExpandDims", [lengths, 1], (None, 1))
     mask = builder.op("Less", [numbers, ends], (None, None))
-    at = builder.op("Where", [mask], (None, 2))
-    return builder.op("GatherV2", [at, 0, 1], (None,))
+    places = builder.op("Where", [mask], (None, 2))
+    return builder.op("GatherV2", [places, 0, 1], (None,))
 
 
 def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
     """Return the tensors of ``tf.repeat`` by the names in the patterns."""
-    parts: dict[str, Any] = {}
+    parts: dict[str, tf.Tensor] = {}
     require(node.shapes[0].rank == 1)
     require(_match(node.operation, _REPEAT, parts))
     for name, pattern in (("most", _MOST), ("all_lengths", _LENGTHS)):
@@ -371,7 +373,7 @@ def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
 
 
 def _match(
-    operation: tf.Operation, pattern: Any, parts: dict[str, Any]
+    operation: tf.Operation, pattern: Sequence, parts: dict[str, tf.Tensor]
 ) -> bool:
     """Whether an operation matches a pattern; bind the names in it."""
     type_, *rest = pattern

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -112,10 +113,10 @@ def _reshape_shape(node: Node, value: Value, target: Value) -> Shape:
     sizes = list(node.requested_shape(target))
     if sizes.count(UNKNOWN) != 1 or value.shape is None:
         return tuple(sizes)
-    at = sizes.index(UNKNOWN)
-    rest = math.prod(sizes[:at] + sizes[at + 1 :])
+    unknown = sizes.index(UNKNOWN)
+    rest = math.prod(sizes[:unknown] + sizes[unknown + 1 :])
     if isinstance(rest, Size) or rest:
-        sizes[at] = math.prod(value.shape) // rest
+        sizes[unknown] = math.prod(value.shape) // rest
     return tuple(sizes)
 
 
@@ -137,7 +138,7 @@ def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
     covers earlier axes and the blocks, and the trailing index covers the rows
     of a unit and later axes.
     """
-    leading: Any = math.prod(shape[: layout.axis]) * layout.blocks
+    leading = math.prod(shape[: layout.axis]) * layout.blocks
     trailing = math.prod(shape[layout.axis + 1 :]) * layout.rows
     for axis, size in enumerate(sizes):
         count, before = (
@@ -160,8 +161,8 @@ def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
 @axes("Tile")
 def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
     known = [UNKNOWN] * value.rank if times.known is None else times.known
-    labels: list[Any] = []
-    tiled: list[Any] = []
+    labels: list[Hashable] = []
+    tiled: list[Hashable] = []
     for axis, size in enumerate(value.sizes):
         is_kept = known[axis] == 1
         labels.append(axis if is_kept else None)
@@ -180,7 +181,7 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
         # Another axis may have a multiple of the number of examples by chance.
         if layout is None or value.sizes[axis] != 1:
             continue
-        shape = converter.local_target(times, times.known, layout)
+        shape = converter.local_target(times, times.entries, layout)
         operands = [converter.replicate(value), shape]
         return node.run_on_towers(operands, layout, shapes=[sizes])
     raise NotDivided
@@ -188,8 +189,8 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
 
 @shape_of("ConcatV2")
 def _concat_shape(node: Node, *values: Value) -> Shape:
-    *parts, over = values
-    (axis,) = known_axes(over, parts[0].rank)
+    *parts, axis_value = values
+    (axis,) = known_axes(axis_value, parts[0].rank)
     sizes = [
         next((size for size in each if size is not UNKNOWN), UNKNOWN)
         for each in zip(*(part.sizes for part in parts), strict=True)
@@ -235,9 +236,9 @@ def _transpose(node: Node, value: Value, order: Value) -> Factors:
     return Factors([range(value.rank), None], [known_ints(order)], linear=[[0]])
 
 
-def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
+def _with_axis(value: Value, at: int, label: Hashable) -> list[Hashable]:
     """Return the labels of a value's axes with another one inserted."""
-    labels: list[Any] = list(range(value.rank))
+    labels: list[Hashable] = list(range(value.rank))
     labels.insert(at % (value.rank + 1), label)
     return labels
 
@@ -315,14 +316,14 @@ def _concat_axes(node: Node, *values: Value) -> Factors:
 @rule("ConcatV2")
 def _concat(node: Node, *values: Value) -> Values:
     """Concatenate rows of several tensors to blocks of rows."""
-    *parts, over = values
+    *parts, axis = values
     layouts, operands = zip(*[part.as_rows() for part in parts], strict=True)
     first, shape = layouts[0], list(parts[0].sizes)
-    require(known_axes(over, len(shape)) == [first.axis])
+    require(known_axes(axis, len(shape)) == [first.axis])
     like = {dataclasses.replace(layout, blocks=1) for layout in layouts}
     require(len(like) == 1)
     blocks = sum(layout.blocks for layout in layouts)
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    inputs = [*operands, node.converter.replicate(over)]
+    inputs = [*operands, node.converter.replicate(axis)]
     return node.run_on_towers(inputs, joined, shapes=[shape])

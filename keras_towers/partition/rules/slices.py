@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from keras_towers.partition.builder import Builder, static
@@ -35,10 +35,12 @@ def _known_spans(
     return spans(node, shape, *[end.entries for end in ends])
 
 
-def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
+def _labels(
+    taken: Sequence[Span], rank: int
+) -> tuple[list[Hashable], list[Hashable]]:
     """Return the labels of input and output: axes selected as a whole."""
-    whole: list[Any] = [None] * rank
-    left: list[Any] = []
+    whole: list[Hashable] = [None] * rank
+    left: list[Hashable] = []
     for span in taken:
         if span.axis is not None and span.is_whole:
             whole[span.axis] = span.axis
@@ -47,7 +49,8 @@ def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
             left.append(NewAxis(1))
         elif not span.dropped:
             # Every n-th row does not select whole units.
-            left.append(NewAxis(span.size if span.stride == 1 else UNKNOWN))
+            size = UNKNOWN if span.size is None else span.size
+            left.append(NewAxis(size if span.stride == 1 else UNKNOWN))
     return whole, left
 
 
@@ -78,7 +81,8 @@ def _slice(node: Node, value: Value, *ends: Value) -> Values:
     span = _only_partial_span(
         _known_spans(node, value.sizes, ends), layout.axis
     )
-    return [_slice_blocks(node.units, value, span.begin, span.size)]
+    size: Any = span.size
+    return [_slice_blocks(node.units, value, span.begin, size)]
 
 
 @rule("Slice")
@@ -92,7 +96,7 @@ def _slice_from_unknown(
     layout, tensor = value.as_rows()
     taken = _known_spans(node, value.sizes, (begin, size))
     require(begin.entries.count(UNKNOWN) and taken[layout.axis].is_whole)
-    shape = [
+    shape: list[Any] = [
         full if span.is_whole else span.size
         for full, span in zip(value.sizes, taken, strict=True)
     ]
@@ -115,7 +119,7 @@ def _only_partial_span(taken: Sequence[Span], axis: int) -> Span:
 
 
 def _slice_blocks(
-    units: Units, value: Value, begin: Any, size: Dimension
+    units: Units, value: Value, begin: Dimension, size: Dimension
 ) -> Value:
     """Slice blocks from rows."""
     builder = units.builder
@@ -136,7 +140,7 @@ def _with_blocks(layout: Sharded, size: Dimension) -> Sharded:
     return dataclasses.replace(layout, blocks=asserted(rows) // layout.rows)
 
 
-def _rows_ahead(layout: Sharded, begin: Any) -> int:
+def _rows_ahead(layout: Sharded, begin: Dimension) -> int:
     """Return the number of rows of each unit before an index."""
     return 0 if begin == 0 else _with_blocks(layout, begin).rows_per_unit
 
@@ -194,7 +198,7 @@ def _update_axes(
 @rule("StridedSliceGrad")
 def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
-    sizes = target.known_array
+    sizes = list(target.known_array)
     require(value.shape is not None)
     taken = _known_spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
@@ -214,7 +218,7 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
 
 
 def _pad_blocks(
-    builder: Builder, value: Value, begin: Any, size: Dimension
+    builder: Builder, value: Value, begin: Dimension, size: Dimension
 ) -> Value:
     """Pad blocks of rows with blocks of zeros."""
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
@@ -238,8 +242,8 @@ def _pad_blocks(
 def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
     known = widths.known_array
     sign = -1 if node.type == "MirrorPadGrad" else 1
-    labels: list[Any] = []
-    padded: list[Any] = []
+    labels: list[Hashable] = []
+    padded: list[Hashable] = []
     for axis, size in enumerate(value.sizes):
         width = sum(known[axis])
         is_kept = all(end == 0 for end in known[axis])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -24,6 +26,7 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import asserted, require, unless_none
 from keras_towers.partition.registry import rule
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
 
 
@@ -74,8 +77,9 @@ def _like(before: Value, after: Tensor) -> Value:
 def _shape(node: Node, variable: Value) -> Values:
     before = node.variables.content_of(variable)
     if before.sharded is not None:
-        whole = node.units.known_tensor(before.sizes, node.output_dtype())
-        return [Value(REPLICATED, whole=asserted(whole), known=before.sizes)]
+        known = np.array(before.sizes, object)
+        whole = node.units.known_tensor(known, node.output_dtype())
+        return [Value(REPLICATED, whole=asserted(whole), known=known)]
     shape = node.builder.op(
         "Shape",
         [node.converter.replicate(before)],
@@ -98,7 +102,7 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
         return [_look_up_in_shards(node, content, indices)]
     table = converter.replicate(content)
     rows = indices.sharded
-    own = indices.local if rows else converter.replicate(indices)
+    own = indices.own if rows else converter.replicate(indices)
     traced = node.shapes[0]
     looked_up = node.builder.op(
         "GatherV2",
@@ -212,7 +216,9 @@ def _own_indices(
     return own, is_own
 
 
-def _is_within(builder: Builder, indices: Tensor, size: Tensor | int) -> Tensor:
+def _is_within(
+    builder: Builder, indices: Tensor, size: Tensor | Dimension
+) -> Tensor:
     """Return whether indices are at least 0 and less than a size."""
     ends = [
         builder.op(type_, [indices, end], indices.shape)
@@ -221,14 +227,14 @@ def _is_within(builder: Builder, indices: Tensor, size: Tensor | int) -> Tensor:
     return builder.op("LogicalAnd", ends, indices.shape)
 
 
-def _clipped(builder: Builder, indices: Tensor, size: int) -> Tensor:
+def _clipped(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
     """Return indices of a table, the nearest to those that are given."""
     shape = indices.shape
     least = builder.op("Maximum", [indices, 0], shape)
     return builder.op("Minimum", [least, size - 1], shape)
 
 
-def _holding(builder: Builder, indices: Tensor, size: int) -> Tensor:
+def _holding(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
     """Return indices of a dtype that holds the size of a table, too."""
     if indices.dtype.max >= size:
         return indices

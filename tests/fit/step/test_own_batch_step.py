@@ -472,6 +472,35 @@ def test_asynchronous_towers_compile_their_own_steps(monkeypatch):
     assert modes.count("xla") >= 2
 
 
+class ReadsItsUpdate(keras.Sequential):
+    """Reads a weight that the step has already updated."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "norm": tf.norm(self.trainable_variables[0])}
+
+
+def test_asynchronous_towers_read_what_they_have_updated(reasons):
+    """Gradients leave a compiled step at its end, so it is not compiled."""
+
+    def make():
+        keras.utils.set_random_seed(1)
+        model = ReadsItsUpdate([keras.Input((X.shape[1],)), Dense(3)])
+        rule = keras.optimizers.SGD(0.5)
+        model.compile(rule, m.cross_entropy(), jit_compile=True)
+        return model
+
+    def act(model):
+        """One step, since towers take others at the same time."""
+        return fit(model, 1, X[:16], m.LABELS[:16])
+
+    strategy = kt.AsyncTowerStrategy(2, scale_gradient=False)
+    found = use_model(make, act, strategy)
+    assert_same(found, use_model(make, act), ROUNDING)
+    ((_, said),) = reasons()
+    assert "kernel after an update of it" in said
+
+
 def test_a_mesh_compiles_counters_statistics_and_drops(reasons):
     def build():
         keras.utils.set_random_seed(1)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_towers.fit.weights.deferred_variable import (
     DeferredVariable,
+    is_constant,
     is_repeatable,
 )
 
@@ -24,9 +25,9 @@ class Deferred:
         self.made = 0
         self.variable = DeferredVariable(LIKE, self.make)
 
-    def make(self):
+    def make(self, shape, dtype):
         self.made += 1
-        return tf.ones((2, 3))
+        return tf.ones(shape, dtype)
 
     def held(self):
         """The entries that its handle has."""
@@ -85,6 +86,19 @@ def test_a_graph_and_a_tape_use_it_as_any_variable():
     for total in (2, 3):
         np.testing.assert_array_equal(add(), np.full((2, 3), total))
     assert two.made == 1
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_parts_of_the_first_value_are_parts_of_the_whole(constant):
+    initializer = keras.initializers.GlorotUniform(seed=1)
+    if constant:
+        initializer = keras.initializers.Constant(2.0)
+    variable = DeferredVariable(LIKE, initializer)
+    part = variable.first_parts()([0, 1], [2, 2])
+    np.testing.assert_array_equal(part, initializer((2, 3))[:, 1:])
+    assert variable.first_value is not None
+    # Of other entries for each row, no part is like the whole.
+    assert not is_constant(keras.initializers.Constant(np.ones(3)))
 
 
 def test_only_what_returns_the_same_again_is_repeatable():

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -85,7 +84,7 @@ def shutdown() -> None:
     distributed_models.unpatch_keras()
 
 
-def _compression_hook(compression: Any) -> CommunicationHook:
+def _compression_hook(compression: dropin.Compression) -> CommunicationHook:
     """Make a communication hook that sends compressed tensors."""
 
     def hook(
@@ -105,7 +104,7 @@ def push_pull(
     value: object,
     scope: str = "",
     average: bool = True,
-    compression: Any = Compression.none,
+    compression: dropin.Compression = Compression.none,
     name: str | None = None,
 ) -> tf.Tensor:
     """Combine a value of the same shape on all ranks.
@@ -195,7 +194,7 @@ class _MeanReducer(Reducer):
 
     module = "bps"
 
-    def __init__(self, compression: Any, sparse_as_dense: bool):
+    def __init__(self, compression: dropin.Compression, sparse_as_dense: bool):
         super().__init__(sparse_as_dense)
         self._hook = _compression_hook(compression)
 
@@ -203,7 +202,7 @@ class _MeanReducer(Reducer):
         return transport()
 
     def reduce_groups(
-        self, grads: list[Any], groups: list[list[int]], key: str
+        self, grads: list[Gradient], groups: list[list[int]], key: str
     ) -> list[Gradient]:
         # BytePS decides what it sends together.
         totals = sum_over_ranks(
@@ -217,7 +216,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: dropin.Compression = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
 ) -> keras.optimizers.Optimizer:
@@ -256,8 +255,8 @@ def DistributedOptimizer(
 def load_model(
     filepath: object,
     custom_optimizers: Iterable[type] | None = None,
-    custom_objects: dict[str, Any] | None = None,
-    compression: Any = Compression.none,
+    custom_objects: dict[str, object] | None = None,
+    compression: dropin.Compression = Compression.none,
 ) -> keras.Model:
     """Load a model and make its optimizer a distributed one.
 

@@ -14,7 +14,6 @@ differences are documented where they occur.
 
 from __future__ import annotations
 
-from typing import Any
 
 # First: importing Keras runs hooks of this package, which must not find the
 # modules below half imported.
@@ -63,7 +62,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *dir(_horovod)})
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Look up names in Horovod that need no change for Keras 3."""
     if name == "keras":
         raise AttributeError(

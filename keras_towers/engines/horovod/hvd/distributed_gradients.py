@@ -7,8 +7,8 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import horovod.tensorflow as hvd
 import keras
@@ -16,8 +16,9 @@ import tensorflow as tf
 from horovod.common.util import split_list
 
 from keras_towers import compat
-from keras_towers._types import Variable
+from keras_towers._types import Structure, Variable
 from keras_towers.engines.dropin import (
+    Compression,
     check_compression,
     distributed_models,
     variable_key,
@@ -33,6 +34,7 @@ from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.reduction import divide, sum_over_ranks
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.transport import Transport, next_key
 
 if TYPE_CHECKING:
@@ -46,15 +48,15 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = hvd.Compression.none,
+    compression: Compression = hvd.Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: Any = hvd.Average,
+    op: int = hvd.Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Any = None,
-    process_set: Any = hvd.global_process_set,
+    groups: int | list[list[Variable]] | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
     scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
     """Make an optimizer reduce its gradients over all ranks before it updates.
@@ -123,7 +125,7 @@ def DistributedOptimizer(
 def PartialDistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,
     *args: Any,
-    local_layers: Any = None,
+    local_layers: keras.Layer | Iterable[keras.Layer] | None = None,
     **kwargs: Any,
 ) -> keras.optimizers.Optimizer:
     """A ``DistributedOptimizer`` that does not reduce some layers.
@@ -152,8 +154,8 @@ def PartialDistributedOptimizer(
 def load_model(
     filepath: object,
     custom_optimizers: Iterable[type] | None = None,
-    custom_objects: dict[str, Any] | None = None,
-    compression: Any = hvd.Compression.none,
+    custom_objects: dict[str, object] | None = None,
+    compression: Compression = hvd.Compression.none,
     legacy_opts: bool = False,
     **kwargs: object,
 ) -> keras.Model:
@@ -228,7 +230,7 @@ def DistributedGradientTape(
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     *args: object,
-    local_layers: Any = None,
+    local_layers: keras.Layer | Iterable[keras.Layer] | None = None,
     **kwargs: object,
 ) -> tf.GradientTape:
     """A ``DistributedGradientTape`` that does not reduce some layers.
@@ -270,24 +272,27 @@ def _reducer(options: ReductionOptions, key: str) -> GradientReducer:
     return GradientReducer(options, key)
 
 
+_Pair: TypeAlias = tuple[Variable, Gradient | None]
+
+
 class _DistributedTape(_GradientTape):
     """Mixin for a tape whose gradients are reduced over the ranks."""
 
     _options: ReductionOptions
-    _local_keys: set[IdentityKey[Any]]
+    _local_keys: set[IdentityKey[tf.Variable]]
 
-    def register_local_source(self, source: object) -> None:
+    def register_local_source(self, source: Variable) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
         self._local_keys.add(variable_key(source))
 
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: Structure,
+        sources: Structure,
+        output_gradients: Structure = None,
         use_generic_names: bool = False,
         **kwargs: object,
-    ) -> Any:
+    ) -> Structure:
         """Reduced gradients, in the structure of the sources."""
         del use_generic_names  # Names always match on all ranks.
         grads = super().gradient(target, sources, output_gradients, **kwargs)
@@ -299,11 +304,15 @@ class _DistributedTape(_GradientTape):
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(
-        self, target: Any, sources: Any, *args: Any, **kwargs: Any
-    ) -> tuple[list[Any], list[Any]]:
+        self,
+        target: Structure,
+        sources: Sequence[Variable],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[list[_Pair], list[_Pair]]:
         """Pairs (source, gradient): of local sources, and of global ones."""
         grads = self.gradient(target, sources, *args, **kwargs)
-        pairs: tuple[list[Any], list[Any]] = [], []
+        pairs: tuple[list[_Pair], list[_Pair]] = [], []
         for source, grad in zip(sources, grads, strict=True):
             is_global = variable_key(source) not in self._local_keys
             pairs[is_global].append((source, grad))
@@ -311,7 +320,9 @@ class _DistributedTape(_GradientTape):
 
 
 def _checked_options(
-    num_groups: int, groups: Any, **arguments: Any
+    num_groups: int,
+    groups: int | list[list[Variable]] | None,
+    **arguments: Any,
 ) -> ReductionOptions:
     """Convert a user's arguments to options, or raise ``TowerError``."""
     if not hvd.is_initialized():
@@ -321,17 +332,20 @@ def _checked_options(
         )
     if groups is None and num_groups:
         groups = num_groups
+    keys: int | tuple[tuple[IdentityKey[tf.Variable], ...], ...] | None
     if isinstance(groups, list):
-        groups = tuple(
+        keys = tuple(
             tuple(variable_key(variable) for variable in group)
             for group in groups
         )
-    elif groups is not None and not (isinstance(groups, int) and groups >= 0):
+    elif groups is None or (isinstance(groups, int) and groups >= 0):
+        keys = groups
+    else:
         raise TowerError(
             f"groups is {groups!r}: give a number of groups, or a list of "
             "lists of variables."
         )
-    options = ReductionOptions(groups=groups, **arguments)
+    options = ReductionOptions(groups=keys, **arguments)
     _check_op(options.op)
     check_compression(options.compression, "hvd")
     factor = options.gradient_predivide_factor
@@ -349,7 +363,7 @@ def _checked_options(
     return options
 
 
-def _layers_in(local_layers: Any) -> list[keras.Layer]:
+def _layers_in(local_layers: object) -> list[keras.Layer]:
     """The layers in a user's argument ``local_layers``."""
     layers = [] if local_layers is None else keras.tree.flatten(local_layers)
     if not all(isinstance(layer, keras.Layer) for layer in layers):
@@ -357,7 +371,7 @@ def _layers_in(local_layers: Any) -> list[keras.Layer]:
     return layers
 
 
-def _check_op(op: Any) -> None:
+def _check_op(op: int) -> None:
     if op not in (hvd.Average, hvd.Sum, hvd.Adasum):
         raise TowerError(
             f"op is {op!r}: give hvd.Average, hvd.Sum or hvd.Adasum."
@@ -387,17 +401,19 @@ class ReductionOptions:
     name: str
     device_dense: str
     device_sparse: str
-    compression: Any
+    compression: Compression
     sparse_as_dense: bool
     gradient_predivide_factor: float
-    op: Any
-    groups: int | tuple[tuple[IdentityKey[Any], ...], ...] | None
-    process_set: Any
+    op: int
+    groups: int | tuple[tuple[IdentityKey[tf.Variable], ...], ...] | None
+    process_set: hvd.ProcessSet
     scale_local_gradients: bool
 
 
 @tf.custom_gradient
-def _unknown(grad: Any) -> Any:
+def _unknown(
+    grad: Gradient,
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Return a gradient that is no constant to TensorFlow."""
     return compat.unknown(grad), lambda upstream: upstream
 
@@ -424,14 +440,14 @@ class GradientReducer(Reducer):
         processes = self.options.process_set
         return bool(processes.included() and processes.size() > 1)
 
-    def scale_local(self, grad: Any) -> Any:
+    def scale_local(self, grad: Gradient) -> Gradient:
         if not self.options.scale_local_gradients:
             return grad
         return self._divide_by_size(grad)
 
     def reduce_global(
-        self, grads: list[Any], variables: list[Variable]
-    ) -> list[Any]:
+        self, grads: list[Gradient], variables: list[Variable]
+    ) -> list[Gradient]:
         sparse = [isinstance(grad, tf.IndexedSlices) for grad in grads]
         if any(sparse) and self.options.op == hvd.Adasum:
             raise TowerError(
@@ -450,19 +466,20 @@ class GradientReducer(Reducer):
         return super().reduce_global(grads, variables)
 
     def reduce_groups(
-        self, grads: list[Any], groups: list[list[int]], key: str
-    ) -> list[Any]:
-        results: list[Any] = [None] * len(grads)
+        self, grads: list[Gradient], groups: list[list[int]], key: str
+    ) -> list[Gradient]:
+        results: dict[int, Gradient] = {}
         prefix = f"{self.options.name}_{key}_grad"
         prefix = re.sub("[^a-zA-Z0-9_]", "_", prefix)
         for group in groups:
             first, *rest = group
             name = f"{prefix}_{first}"
-            if isinstance(grads[first], tf.IndexedSlices):
-                results[first] = self._gather(grads[first], name)
+            grad = grads[first]
+            if isinstance(grad, tf.IndexedSlices):
+                results[first] = self._gather(grad, name)
             elif not rest:
                 results[first] = hvd.allreduce(
-                    _unknown(grads[first]), name=name, **self._arguments()
+                    _unknown(grad), name=name, **self._arguments()
                 )
             else:
                 reduced = hvd.grouped_allreduce(
@@ -472,16 +489,16 @@ class GradientReducer(Reducer):
                 )
                 for index, grad in zip(group, reduced, strict=True):
                     results[index] = grad
-        return results
+        return [results[index] for index in range(len(grads))]
 
-    def _gather(self, grad: tf.IndexedSlices, name: str) -> Any:
+    def _gather(self, grad: tf.IndexedSlices, name: str) -> Gradient:
         with tf.device(self.options.device_sparse):
             (gathered,) = sum_over_ranks(self.transport(), [grad], key=name)
         if self.options.op == hvd.Sum:
             return gathered
         return self._divide_by_size(gathered)
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         # Horovod itself divides by the number of ranks after the sum.
         factor = self.options.gradient_predivide_factor
         return {
@@ -494,7 +511,7 @@ class GradientReducer(Reducer):
             "ignore_name_scope": True,
         }
 
-    def _divide_by_size(self, grad: Any) -> Any:
+    def _divide_by_size(self, grad: Gradient) -> Gradient:
         return divide(grad, self.options.process_set.size())
 
     def groups_of(

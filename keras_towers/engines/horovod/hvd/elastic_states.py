@@ -22,7 +22,7 @@ they do not.
 
 from __future__ import annotations
 
-from keras_towers._types import Variable
+from keras_towers._types import Logs, Variable
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -76,7 +76,7 @@ class ObjectState(elastic.ObjectState):
         self,
         bcast_object: Callable[..., Any] = broadcast_object,
         get_rank: Callable[[], int] = rank,
-        **objects: Any,
+        **objects: object,
     ):
         self._transport = HorovodTransport()
         self._bcast_object, self._get_rank = bcast_object, get_rank
@@ -114,7 +114,7 @@ class VariablesState(ObjectState):
         self._broadcast()
         super().sync()
 
-    def _everything(self) -> dict[str, Any]:
+    def _everything(self) -> dict[str, object]:
         values = [tf_variable(v).numpy() for v in self._variables()]
         return {**super()._everything(), _VALUES: values}
 
@@ -162,7 +162,7 @@ class TensorFlowKerasState(VariablesState):
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
-        backend: Any = None,
+        backend: object = None,
         **kwargs: Any,
     ):
         del backend
@@ -176,9 +176,9 @@ class TensorFlowKerasState(VariablesState):
         if not optimizer.built:
             model_state.build_optimizer(optimizer, model.trainable_variables)
         self.model = model
-        self.optimizer: Any = optimizer
+        self.optimizer = optimizer
         # Of all ranks, as the last commit has them.
-        self._seeds: list[list[Any]] = []
+        self._seeds: list[list[list[int]]] = []
         super().__init__(**kwargs)
 
     def _optimizers(self) -> list[keras.Optimizer]:
@@ -204,7 +204,7 @@ class TensorFlowKerasState(VariablesState):
         differ = call_agreement.compare_variables(transport, variables)
         call_agreement.broadcast(transport, list(map(tf_variable, differ)))
 
-    def _to_commit(self) -> dict[str, Any]:
+    def _to_commit(self) -> dict[str, object]:
         own = [tf_variable(seed).numpy().tolist() for seed in self._own_seeds()]
         seeds = self._transport.gather_objects(own)
         return {**super()._to_commit(), "_seeds": seeds}
@@ -255,8 +255,8 @@ class TensorFlowState(VariablesState):
 
     def __init__(
         self,
-        variables: Iterable[Any] | None = None,
-        session: Any = None,
+        variables: Iterable[Variable] | None = None,
+        session: object = None,
         **kwargs: Any,
     ):
         del session
@@ -266,7 +266,7 @@ class TensorFlowState(VariablesState):
                 "list of variables. Give variables=model.variables + "
                 "optimizer.variables, or use hvd.elastic.KerasState(model)."
             )
-        self.variables: list[Any] = list(variables)
+        self.variables = list(variables)
         super().__init__(**kwargs)
 
     def _variables(self) -> list[Variable]:
@@ -284,32 +284,32 @@ class CommitStateCallback(keras.callbacks.Callback):
         batches_per_commit: the number of batches between two commits.
     """
 
-    def __init__(self, state: Any, batches_per_commit: int = 1):
+    def __init__(self, state: ObjectState, batches_per_commit: int = 1):
         super().__init__()
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._committed = 0
         self._due = False
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._commit_if_due()
         self._committed = 0
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._commit_if_due()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if batch + 1 - self._committed >= self.batches_per_commit:
             self._committed = batch + 1
             self._due = True
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._due = True
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         self._due = False
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         self._commit_if_due()
 
     def _commit_if_due(self) -> None:
@@ -333,16 +333,16 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state = state
         self._initial_batch = 0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._initial_batch = self.state.batch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self.state.batch = self._initial_batch + batch + 1
         steps = (self.params or {}).get("steps")
         if self._initial_batch and steps and self.state.batch >= steps:
             self.model.stop_training = self.model.stop_training or _END_EPOCH
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self.state.batch = 0
         if self.model.stop_training is _END_EPOCH:
             self.model.stop_training = False
@@ -361,8 +361,8 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self.state = state
         self.initial_epoch: int = state.epoch
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         self.initial_epoch = self.state.epoch
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self.state.epoch = self.initial_epoch + epoch + 1

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import horovod.tensorflow as hvd
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Variable
 from keras_towers.engines import dropin
 from keras_towers.engines.dropin import distributed_models, use_connection
 from keras_towers.engines.horovod.horovod_transport import (
@@ -30,9 +32,13 @@ from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous import activity
 from keras_towers.transport import next_key
 
+_Result = TypeVar("_Result")
+# A tensor, variable, array or number.
+_Value: TypeAlias = "Gradient | Variable | np.ndarray | float"
+
 
 @functools.wraps(hvd.init)
-def init(*args: Any, **kwargs: Any) -> None:
+def init(*args: object, **kwargs: object) -> None:
     """Horovod's ``init``, for ranks that any launcher has started."""
     connect(hvd, *args, **kwargs)
     prepare_process()
@@ -57,17 +63,17 @@ def prepare_process() -> None:
 use_connection(HorovodTransport, as_default=True)
 
 
-def _tensor(value: Any) -> Gradient:
+def _tensor(value: _Value) -> Gradient:
     if isinstance(value, tf.IndexedSlices):
         return value
     return tf.convert_to_tensor(dropin.tf_variable(value))
 
 
-def _tensors(values: Any) -> list[Gradient]:
+def _tensors(values: Iterable[_Value]) -> list[Gradient]:
     return [_tensor(value) for value in values]
 
 
-def _variables(variables: Any) -> list[tf.Variable]:
+def _variables(variables: Iterable[Variable]) -> list[tf.Variable]:
     return [dropin.tf_variable(variable) for variable in variables]
 
 
@@ -84,9 +90,9 @@ OF_KERAS: dict[str, str] = {
 
 
 def _adapt(
-    function: Callable[..., Any],
-    convert: Callable[[Any], Any] = lambda value: value,
-) -> Callable[..., Any]:
+    function: Callable[..., _Result],
+    convert: Callable[[Any], object] = lambda value: value,
+) -> Callable[..., _Result]:
     """Convert a function's first argument, and report it to the stall watch.
 
     Args:
@@ -100,7 +106,7 @@ def _adapt(
     names_of_first = {next(iter(s.parameters)) for s in (own, of_keras)}
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: Any) -> _Result:
         named = len(args) < 2 or isinstance(args[1], str | None)
         signature = of_keras if named else own
         arguments = {**signature.bind_partial(*args).arguments, **kwargs}
@@ -186,7 +192,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         >>> layer = hvd.SyncBatchNormalization(momentum=0.9)
     """
 
-    def __init__(self, fused: bool | None = False, **kwargs: Any):
+    def __init__(self, fused: bool | None = False, **kwargs: object):
         if fused in (True, None):
             raise TowerError(
                 "SyncBatchNormalization has no fused form: leave out "
@@ -221,7 +227,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 @tf.custom_gradient
-def _gather(statistics: tf.Tensor) -> Any:
+def _gather(
+    statistics: tf.Tensor,
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Concatenate the rows [1, 3, channels] of all ranks."""
     transport = HorovodTransport()
 

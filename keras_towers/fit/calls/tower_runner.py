@@ -1,16 +1,15 @@
-"""Calls of Keras's methods with synchronous steps on all towers."""
+"""Runs Keras's methods with synchronous steps on all towers."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._types import Structure
+from keras_towers._types import Step, Structure
 from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit import call_agreement, step_errors
 from keras_towers.fit.calls import (
@@ -21,7 +20,7 @@ from keras_towers.fit.calls import (
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
-from keras_towers.fit.calls.tower_call import Calls, TowerCall
+from keras_towers.fit.calls.tower_call import Runner, TowerCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import (
     TRAINING,
@@ -36,10 +35,10 @@ from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.failed_calls import Failure
 
 
-class TowerCalls(Calls):
+class TowerRunner(Runner):
     """Runs Keras's methods on towers."""
 
-    def run_call(self, keras_call: KerasCall) -> Any:
+    def run_call(self, keras_call: KerasCall) -> Structure:
         """Run a call of a method of Keras."""
         resuming = callback_roles.only_one(ResumesFit, keras_call)
         if resuming is None:
@@ -78,9 +77,11 @@ class TowerCalls(Calls):
     @property
     def _reads_together(self) -> bool:
         """Whether a rank that reads a variable between calls needs all."""
-        return self.adoption.update.divides_over_ranks
+        return self.adoption.update.layouts.are_over_ranks
 
-    def _start(self, keras_call: KerasCall, start: FitStart | None) -> Any:
+    def _start(
+        self, keras_call: KerasCall, start: FitStart | None
+    ) -> Structure:
         kind, model = keras_call.kind, keras_call.model
         outer = tower_call.current()
         # A fit that goes on from a backup has its evaluation on its tower.
@@ -141,7 +142,7 @@ class TowerCalls(Calls):
             if outer is None:
                 self._config.transport.note_wait("")
 
-    def _start_alone(self, keras_call: KerasCall) -> Any:
+    def _start_alone(self, keras_call: KerasCall) -> Structure:
         """Run a call in a callback that not all ranks make."""
         model = keras_call.model
         doing = f"{keras_call.kind} of model {model.name!r} on this rank alone"
@@ -197,7 +198,7 @@ class TowerCalls(Calls):
             with call.installed():
                 yield call
 
-    def _run(self, call: TowerCall) -> Any:
+    def _run(self, call: TowerCall) -> Structure:
         keras_call = call.keras_call
         arguments = keras_call.arguments
         config = self._config
@@ -241,7 +242,7 @@ def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
     )
 
 
-def _step_of(model: keras.Model, kind: str) -> Any:
+def _step_of(model: keras.Model, kind: str) -> Step:
     """Return the step of a method of Keras."""
     if kind in TRAINING:
         return model.train_step
@@ -254,7 +255,7 @@ def _placeholders(batch: Structure) -> Structure:
     return tf.nest.pack_sequence_as(batch, inputs, expand_composites=True)
 
 
-def run_on_one_device(keras_call: KerasCall) -> Any:
+def run_on_one_device(keras_call: KerasCall) -> Structure:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),

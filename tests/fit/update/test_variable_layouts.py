@@ -13,7 +13,7 @@ import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
-from keras_towers.fit.update import in_shards
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import shards
 from keras_towers.partition.gathers import gathered_bytes
 from tests.kit.compare import assert_exact, assert_same, use_model
@@ -285,7 +285,7 @@ def test_functions_of_a_loaded_model_find_their_weights(tmp_path):
 
 def test_a_slot_is_divided_before_the_next_is_made(monkeypatch):
     made = []
-    add = in_shards.UpdateInShards._add_slot
+    add = WeightUpdate._add_slot
 
     def record(*args, **kwargs):
         assert all(_layout_of(slot) for slot in made)
@@ -293,7 +293,7 @@ def test_a_slot_is_divided_before_the_next_is_made(monkeypatch):
         made.append(slot)
         return slot
 
-    monkeypatch.setattr(in_shards.UpdateInShards, "_add_slot", record)
+    monkeypatch.setattr(WeightUpdate, "_add_slot", record)
     model = classifier()
     with sharded():
         fit(model)
@@ -320,7 +320,7 @@ def test_only_large_weights_of_the_block_are_made_on_the_host(monkeypatch):
             keras.Variable(tf.ones, shape=shape, trainable=trainable)
             for shape, trainable in zip(shapes, trained, strict=True)
         ]
-        divides = list(map(strategy._update.divides, made))
+        divides = list(map(strategy._update.layouts.divide_new, made))
         assert divides == [False, True, False]
         assert [bool(_layout_of(v)) for v in made] == divides
 
