@@ -141,9 +141,12 @@ def test_whether_a_call_runs_in_another_thread(job):
         mine.end()
         return [*said, mine.runs_in_another_thread()]
 
-    assert in_threads(
-        lambda: run(calls, own, others), lambda: run(others, other, calls)
-    ) == [[False, True, False]] * 2
+    assert (
+        in_threads(
+            lambda: run(calls, own, others), lambda: run(others, other, calls)
+        )
+        == [[False, True, False]] * 2
+    )
 
 
 def test_a_step_is_repeated_on_all_ranks_or_on_none(job):
