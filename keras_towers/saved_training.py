@@ -208,7 +208,7 @@ class SavedTraining:
         self.metrics, self._hook_states = [], SavedStates([], [])
         self._found, refusal = None, ""
         if self._writes:
-            self._settings = ModelSettings.of(model, peers.size)
+            self._settings = plain_settings.settings_of(model, peers.size)
             try:
                 refusal = self._open(failed)
                 commits.check_last(self._call.path, self._place)

@@ -8,7 +8,8 @@ trains. Names that end in ``_S`` are in seconds.
 #: Folder for built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
 ENV_CACHE = "KERAS_TOWERS_CACHE"
-#: As `--device-memory`, such as 24GiB. 0: no check. Default: the memory of GPUs.
+#: As `--device-memory`, such as 24GiB. 0: no check. Default: the memory of
+#: GPUs.
 ENV_DEVICE_MEMORY = "KERAS_TOWERS_DEVICE_MEMORY"
 #: Seed for all processes of a job. `keras-towers run` sets it. Default: no
 #: seed.

@@ -28,28 +28,28 @@ class ModelSettings:
     """The settings of a model, as plain data that a backup keeps.
 
     Attributes:
-        version: that of Keras.
+        keras: the version of Keras.
         model: as ``of_model`` describes it.
         ranks: the number of ranks that train it.
     """
 
-    version: str
+    keras: str
     model: dict[str, str]
     ranks: int
-
-    @classmethod
-    def of(cls, model: keras.Model, ranks: int) -> ModelSettings:
-        """Return the settings of a model that ranks train."""
-        return cls(keras.__version__, of_model(model), ranks)
 
     def differing(self, other: ModelSettings) -> dict[str, list[object]]:
         """Return those of the model that differ, with both values."""
         both = [self.model, other.model]
-        if self.version != other.version:
+        if self.keras != other.keras:
             # Each version may have settings that the other one has not.
             known = self.model.keys() & other.model.keys()
             both = [{name: each[name] for name in known} for each in both]
         return rank_checks.differing_settings(both)
+
+
+def settings_of(model: keras.Model, ranks: int) -> ModelSettings:
+    """Return the settings of a model that ranks train."""
+    return ModelSettings(keras.__version__, of_model(model), ranks)
 
 
 def of_model(model: keras.Model) -> dict[str, str]:

@@ -14,6 +14,7 @@ not even know over Gloo which ranks are late.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import math
 import os
@@ -361,8 +362,17 @@ def start_watch(rank: int, size: int) -> None:
     activity.mark("")
     _watch = StallWatch(rank, size, store, warning_s, shutdown_s, _rank0_name)
     _watch.start()
-    # TensorFlow must not be called while it is torn down.
-    atexit.register(_watch.stop)
+    _stop_at_exit()
+
+
+@functools.cache
+def _stop_at_exit() -> None:
+    """Let TensorFlow not be called while it is torn down.
+
+    It is registered once, for a watch that starts later, too: what ranks still
+    do together at the end of the script, registered since, is watched.
+    """
+    atexit.register(stop_watch)
 
 
 def stop_watch() -> None:
@@ -370,7 +380,6 @@ def stop_watch() -> None:
     global _watch
     if _watch is not None:
         _watch.stop()
-        atexit.unregister(_watch.stop)
     _watch = None
 
 

@@ -10,12 +10,12 @@ from tests.docs.pages import ROOT
 pytestmark = pytest.mark.core
 
 PAGE = ROOT / "docs" / "errors.md"
-HEAD = """## Environment variables
-
-Those with an option are explained [with it](cli.md#keras-towers-run). Some time limits are
-[options of a strategy](api.md).
-
-"""
+HEAD = (
+    "## Environment variables\n\n"
+    "Those with an option are explained [with it]"
+    "(cli.md#keras-towers-run). Some time limits are\n"
+    "[options of a strategy](api.md).\n\n"
+)
 _SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)
 _NAME = re.compile(r"^[A-Z_]+ =", re.MULTILINE)
 # A module's own constant, or default, for what should be a setting. Thresholds

@@ -129,6 +129,26 @@ def test_a_failure_aborts_the_calls_of_all_and_names_the_first(job):
     ) == [None, Failure(2, 2, "another"), Failure(2, 2, "another")]
 
 
+def test_whether_a_call_runs_in_another_thread(job):
+    (calls, own), (others, other) = job(2)
+    both_run = threading.Barrier(2)
+
+    def run(mine, ranks, not_mine):
+        assert mine.begin(ranks) is None
+        both_run.wait(20)
+        said = [c.runs_in_another_thread() for c in (mine, not_mine)]
+        both_run.wait(20)
+        mine.end()
+        return [*said, mine.runs_in_another_thread()]
+
+    assert (
+        in_threads(
+            lambda: run(calls, own, others), lambda: run(others, other, calls)
+        )
+        == [[False, True, False]] * 2
+    )
+
+
 def test_a_step_is_repeated_on_all_ranks_or_on_none(job):
     ranks = job(2)
     (calls, own), (others, other) = ranks

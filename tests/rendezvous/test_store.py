@@ -1,5 +1,6 @@
 """Which requests the store's server answers."""
 
+import stat
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -350,3 +351,10 @@ def test_a_forged_answer_is_not_believed():
         )
         with pytest.raises(OSError, match="signature is wrong"):
             client.get("plan")
+
+
+def test_a_folder_that_holds_a_store_is_private(tmp_path):
+    kept = store.FileStore(tmp_path / "job")
+    kept.put("where", 1)
+    assert kept.get("where") == 1
+    assert stat.filemode((tmp_path / "job").stat().st_mode) == "drwx------"

@@ -16,6 +16,7 @@ from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.store import OUTSIDE, Endpoint, StoreClient
 from tests.kit.leaving import Boom
 from tests.kit.processes import wait_until
+from tests.kit.scripts import run_python
 
 PREPARES = "the preparation of step 1"
 LATE = {"rank 1": "is still in step 2"}
@@ -303,6 +304,33 @@ def test_when_a_watch_warns_and_ends_the_job(monkeypatch, variables, limits):
     with pytest.raises(AttributeError):
         watch_lib.start_watch(1, 2)
     assert made == [(1, 2, store, *limits, "")]
+
+
+_AT_EXIT = """
+import atexit
+from keras_towers.rendezvous import watch
+
+class Watch:
+    def __init__(self, rank, size, *_):
+        self.rank, self.size = rank, size
+
+    def start(self):
+        print(f"{self.rank} starts")
+
+    def stop(self):
+        print(f"{self.rank} stops")
+
+watch.StallWatch, watch.store_lib.store_of_job = Watch, lambda: "a store"
+watch.start_watch(1, 2)
+atexit.register(print, "ranks meet")
+watch.start_watch(0, 2)
+"""
+
+
+def test_what_ranks_do_at_the_end_of_the_script_is_watched():
+    end = run_python("-c", _AT_EXIT)
+    said = ["1 starts", "1 stops", "0 starts", "ranks meet", "0 stops"]
+    assert end.stdout.splitlines() == said, end.stderr
 
 
 def test_thirty_silent_processes_are_found_as_fast_as_one():

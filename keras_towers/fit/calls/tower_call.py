@@ -390,12 +390,14 @@ class TowerCall:
                 self.model, batch, self.kind
             )
         # A call that is alone has what ranks have placed together.
-        if not self.is_alone and self.build_error is None:
+        if not self.is_alone:
             self._step.memory.check_variables(
                 self.model,
                 self.kind,
                 self.places.ranks.job,
-                self.adoption.is_prepared(self.model, self.kind),
+                # Ranks compare their devices, built on all of them or not.
+                self.build_error is not None
+                or self.adoption.is_prepared(self.model, self.kind),
                 batch,
                 self.examples.get(self.kind),
             )

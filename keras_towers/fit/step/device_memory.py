@@ -127,7 +127,8 @@ class MemoryCheck:
             model: the model, before its variables are placed.
             kind: the method of Keras that needs it.
             peers: the ranks that call it.
-            is_placed: whether they have been placed for it before.
+            is_placed: whether they have been placed for it before, or cannot
+                be yet, since this rank could not build the model.
             batch: the specs of a batch, or one; None: unknown.
             examples: the number of examples of a batch; None: unknown.
 

@@ -355,9 +355,11 @@ def _serve_at_exit(access: JointAccess) -> None:
         access._is_at_exit = True
         # Another rank may have ended with one, or the engine be shut down.
         with contextlib.suppress(Exception):
-            access.serve(
-                "is at the end of the script", gather=rank_checks.gather
-            )
+            # BytePS would wait for them for ever.
+            if not watch.gone_ranks():
+                access.serve(
+                    "is at the end of the script", gather=rank_checks.gather
+                )
 
 
 def access_of(model: keras.Model) -> JointAccess | None:

@@ -11,6 +11,7 @@ from keras_towers import TowerError
 from keras_towers import horovod as hvd
 from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from keras_towers.fit import call_agreement
 from tests.kit.compare import assert_all_close, assert_close
 
 pytestmark = pytest.mark.alternate
@@ -268,6 +269,22 @@ def test_an_elastic_script_goes_on_from_the_last_commit(starts_again):
     # The last commit before the loss is after batch 7.
     assert places == [*range(1, 9), *range(8, 13)]
     assert (state.epoch, state.batch) == (3, 0)
+
+
+def test_a_sync_sends_what_differs_from_rank_0(monkeypatch):
+    sent = []
+
+    def gather(peers, own, does):
+        described, digests, failure = own
+        return [own, (described, [*digests[:-1], "another"], failure)]
+
+    monkeypatch.setattr(call_agreement.rank_checks, "gather", gather)
+    monkeypatch.setattr(
+        call_agreement, "broadcast", lambda _, values: sent.extend(values)
+    )
+    made = trained(SGD(0.1))
+    hvd.elastic.KerasState(made).sync()
+    assert [v is made.optimizer.learning_rate.value for v in sent] == [True]
 
 
 def train_elastically(places):

@@ -1,6 +1,7 @@
 """Ranks, here threads, read and write what each has rows of."""
 
 import functools
+import sys
 import weakref
 
 import numpy as np
@@ -13,6 +14,7 @@ from keras_towers.fit.weights.joint_access import JointAccess, KnownVariables
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
 from keras_towers.partition.layouts import InShards, MeshLayout
 from keras_towers.rendezvous import rank_checks
+from keras_towers.rendezvous.liveness import TaskState
 from tests.reduction.ranks import on_ranks
 
 WHOLES = {
@@ -127,6 +129,25 @@ def test_a_variable_that_another_rank_lacks_is_refused():
             )
 
     of_ranks(work)
+
+
+@pytest.mark.parametrize(
+    ("gone", "waits"), [({}, True), ({"rank 1": TaskState.ENDED}, False)]
+)
+def test_who_waits_for_the_others_at_the_end_of_the_script(
+    monkeypatch, gone, waits
+):
+    monkeypatch.setattr(joint_access.watch, "gone_ranks", lambda: gone)
+    # pytest has set it if a test before has failed.
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    served = []
+
+    class Access:
+        def serve(self, why, gather):
+            served.append(why)
+
+    joint_access._serve_at_exit(Access())
+    assert bool(served) == waits
 
 
 def test_a_failure_reaches_those_who_wait():

@@ -201,9 +201,8 @@ class TensorFlowKerasState(VariablesState):
         seeds = {id(seed) for seed in self._own_seeds()}
         variables = [v for v in self._variables() if id(v) not in seeds]
         transport = self._transport
-        if not call_agreement.compare_variables(transport, variables):
-            values = list(map(tf_variable, variables))
-            call_agreement.broadcast(transport, values)
+        differ = call_agreement.compare_variables(transport, variables)
+        call_agreement.broadcast(transport, list(map(tf_variable, differ)))
 
     def _to_commit(self) -> dict[str, object]:
         own = [tf_variable(seed).numpy().tolist() for seed in self._own_seeds()]
