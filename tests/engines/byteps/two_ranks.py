@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import byteps as bps
+from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from tests.kit.compare import assert_close
@@ -54,6 +55,22 @@ def a_constant_is_summed_at_every_call():
 
     for _ in range(4):
         np.testing.assert_array_equal(constant(), [2.0, 4.0])
+
+
+@check
+def large_vectors_of_a_length_take_turns_with_two_names():
+    transport, known = BytePSTransport(), {*byteps_transport._rounds}
+
+    @tf.function
+    def sums(x):
+        return [
+            transport.all_reduce([x + i], f"large.{i}")[0] for i in range(5)
+        ]
+
+    for step in range(3):
+        for i, total in enumerate(sums(tf.fill([2**16], float(step)))):
+            np.testing.assert_array_equal(total, [2 * (step + i)] * 2**16)
+    assert len({*byteps_transport._rounds} - known) == 2
 
 
 @check
