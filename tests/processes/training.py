@@ -558,7 +558,7 @@ def ranks_that_drift_are_equal_at_the_end_of_an_epoch():
                 yield x, y
                 # Less than what ranks compare of the first step.
                 if s.RANK == 1:
-                    weight.assign(weight + 1e-5)
+                    weight.assign(weight + 1e-6)
 
         with s.Strategy(sync_every_epoch=sync):
             s.fit(mine, drifting(), None)
