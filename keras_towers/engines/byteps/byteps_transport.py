@@ -39,7 +39,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 import tensorflow as tf
 
