@@ -114,14 +114,14 @@ def explain(
           sum over towers  partial float32[5, 3]  60 bytes, gradient of ...
           update                                  SGD: 2 weights
     """
-    strategy = checked_strategy("explain", model, x, strategy)
+    towers = checked_strategy("explain", model, x, strategy)
     if model_state.runs_eagerly(model):
         raise TowerError(
             f"explain got model {model.name!r}, which runs eagerly, so towers "
             "do not divide its steps: leave out "
             f"{model_state.eager_cause(model)}."
         )
-    runner = _runner_of(strategy)
+    runner = _runner_of(towers)
     arrays = (x, y, sample_weight, batch_size)
     reader = compat.TFEpochIterator(Undistributed, *arrays)
     dataset = reader._distributed_dataset
@@ -130,12 +130,12 @@ def explain(
         restored_values(model),
         model_binding.ignoring_default_strategy(model),
         # The description says it.
-        patches.shadowed(strategy, {"_announce": lambda: None}),
-        strategy,
+        patches.shadowed(towers, {"_announce": lambda: None}),
+        towers,
     ):
         traced, program = runner.plan(model, dataset.element_spec, size)
         lines = describe_program(traced, program, runner.places("fit"), size)
-    return Explanation(strategy.describe(), lines)
+    return Explanation(towers.describe(), lines)
 
 
 def _runner_of(strategy: BaseStrategy) -> TowerRunner:

@@ -105,16 +105,16 @@ def verify(
     """
     if (devices.as_whole_number(steps) or 0) < 1:
         raise TowerError(f"steps={steps!r}: give a whole number, 1 or more.")
-    strategy = checked_strategy("verify", model, x, strategy)
+    towers = checked_strategy("verify", model, x, strategy)
     arrays = (x, y, sample_weight, batch_size)
     data = _first_batches(compat.TFEpochIterator(Undistributed, *arrays), steps)
     alone = _run_fit(model, data)
     rounded = _run_fit(model, data, before_step=_change_last_bits)
-    divided = _run_fit(model, data, strategy)
+    divided = _run_fit(model, data, towers)
     missing = sorted(name for name, _ in alone.keys() - divided.keys())
     if missing:
         raise TowerError(
-            f"{type(strategy).__name__} does not compute {missing[0]}: give a "
+            f"{type(towers).__name__} does not compute {missing[0]}: give a "
             "strategy that trains."
         )
     unit = _last_place(model)
@@ -129,7 +129,7 @@ def verify(
         difference=differences[worst],
         rounding=rounding[worst],
         steps=int(data.cardinality()),
-        description=strategy.describe(),
+        description=towers.describe(),
     )
 
 

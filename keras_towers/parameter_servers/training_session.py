@@ -76,7 +76,8 @@ class Session:
         self.rank: int = peers.rank
         # As a constant, it would make the steps of workers differ.
         with tf.init_scope(), tf.device(compat.HOST):
-            self.number = tf.Variable(self.rank, trainable=False)
+            rank = tf.constant(self.rank)
+            self.number = tf.Variable(rank, trainable=False)
         self.name: str = f"{peers.prefix}/model_{number}"
         self.server: str = self.connection.devices[0]
         self.splits_batches = splits_batches
