@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -60,12 +61,14 @@ class ConstantText(NamedTuple):
         approximate: of real numbers: integers that differ by at most one
             between ranks whose numbers differ by rounding only.
         text: its first values, and the line of code that has added it.
+        used_at: the index of the operation that first uses it.
     """
 
     place: int
     digest: int
     approximate: Sequence[int]
     text: str
+    used_at: int = 0
 
 
 class Operations(Protocol):
@@ -292,9 +295,11 @@ class StepAgreement:
         constants = [_by_place(of_rank) for _, of_rank in gathered]
         if any(of_rank != listed[0] for of_rank in listed):
             # Such as an axis, on which later operations depend.
-            causes = _differing(
-                constants, set.intersection(*map(set, constants))
-            )
+            before = [
+                _by_place(of_rank, _first_difference(own, listed))
+                for own, of_rank in gathered
+            ]
+            causes = _differing(before, set.intersection(*map(set, before)))
             if any(causes):
                 unknown = [()] * len(listed)
                 return TowerError(rank_checks.describe_steps(unknown, causes))
@@ -380,11 +385,32 @@ def outside_of_loops(exchange: Callable[[], _Result]) -> Callable[[], _Result]:
     )
 
 
-def _by_place(described: Iterable[Sequence]) -> dict[int, list[ConstantText]]:
-    """Return the constants of a rank by their places, in its order."""
+def _first_difference(own: list[int], listed: Iterable[list[int]]) -> int:
+    """Return the index of the first checksum that not all lists have there."""
+    return min(
+        (
+            index
+            for other in listed
+            for index, (a, b) in enumerate(itertools.zip_longest(own, other))
+            if a != b
+        ),
+        default=len(own),
+    )
+
+
+def _by_place(
+    described: Iterable[Sequence], end: float = math.inf
+) -> dict[int, list[ConstantText]]:
+    """Return the constants of a rank by their places, in its order.
+
+    Args:
+        described: the constants.
+        end: the index of the last operation whose constants count.
+    """
     found: dict[int, list[ConstantText]] = {}
     for constant in itertools.starmap(ConstantText, described):
-        found.setdefault(constant.place, []).append(constant)
+        if constant.used_at <= end:
+            found.setdefault(constant.place, []).append(constant)
     return found
 
 

@@ -50,15 +50,19 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
         sums += (1 + place / 2**64) * own
         digest += zlib.crc32(place.to_bytes(8, "little") + exact)
         found.append(
-            (place, zlib.crc32(exact), _rounded(own), _show(value), inside.op)
+            (place, zlib.crc32(exact), _rounded(own), _show(value), inside)
         )
 
     def describe() -> list[ConstantText]:
         return [
             ConstantText(
-                place, exact, approximate, f"{shown} of {line_of(operation)}"
+                place,
+                exact,
+                approximate,
+                f"{shown} of {line_of(inside.op)}",
+                operations.first_uses.get(id(inside), 0),
             )
-            for place, exact, approximate, shown, operation in found
+            for place, exact, approximate, shown, inside in found
         ]
 
     return Constants(digest % 2**32, _rounded(sums), describe)

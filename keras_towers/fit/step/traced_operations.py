@@ -56,6 +56,8 @@ class TracedOperations:
         checksum: 32 bits, equal on all ranks that have traced the same step.
         places: of constants and captured tensors, by their ids: a number that
             tells where the step uses them.
+        first_uses: of the same: the index of the operation that first uses
+            what is computed of constants alone.
     """
 
     def __init__(self, traced: Trace, model: keras.Model):
@@ -65,6 +67,7 @@ class TracedOperations:
         self._listed: list[tuple[int, tf.Operation]] = []
         self._content: dict[int, bytes] = {}
         self.places: collections.Counter[int] = collections.Counter()
+        self.first_uses: dict[int, int] = {}
         self._captured = {
             id(inside)
             for inside, _ in traced.needed_captures
@@ -138,6 +141,8 @@ class TracedOperations:
             else:
                 for constant, place in used.items():
                     self.places[constant] += number + _PLACES * place
+                    index = len(self._listed) - 1
+                    self.first_uses.setdefault(constant, index)
         returned = [values.get(id(tensor), b"") for tensor in results]
         self._content[id(graph)] = _digest(*returned)
 
