@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import REPLICATED, Value
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Phase, Tensor, phase_of
 from keras_towers.partition.resources import Resources
 
 NUMBER = tf.TensorShape([])
@@ -23,14 +23,14 @@ def mirrored():
 
 
 def read(resources, variable):
-    return resources.record_use("ReadVariableOp", [variable], reads=True)
+    phase = phase_of("ReadVariableOp", [variable])
+    return resources.record_use(phase, [variable], reads=True)
 
 
 def write(resources, variable, level=0):
     value = Tensor(tf.float32, NUMBER, variable.on_towers, level)
-    return resources.record_use(
-        "AssignVariableOp", [variable, value], reads=False
-    )
+    phase = phase_of("AssignVariableOp", [variable, value])
+    return resources.record_use(phase, [variable, value], reads=False)
 
 
 def test_towers_read_in_the_next_level_what_they_write_at_the_end_of_one(
@@ -52,16 +52,20 @@ def test_towers_read_at_once_what_is_written_once(mirrored):
 
 def test_a_write_waits_for_reads(mirrored):
     resources, common, local = mirrored
-    level = resources.record_use(
-        "ReadVariableOp", [handle(True, 4)], reads=True
-    )
-    assert level == 0
+    assert read(resources, handle(True, 4)) == 0
     resources.record_use(
-        "ReadVariableOp", [local, Tensor(tf.int32, NUMBER, True, 4)], True
+        Phase.READ, [local, Tensor(tf.int32, NUMBER, True, 4)], True
     )
     # Towers have read it by then, but what is computed once comes first.
     assert write(resources, local) == 4
-    assert resources.earliest_level("AssignVariableOp", [common], False) == 5
+    assert resources.earliest_level(Phase.ONCE, [common], False) == 5
+
+
+def test_updates_read_what_they_have_written_in_the_same_level(mirrored):
+    resources, _, local = mirrored
+    write(resources, local, level=2)
+    assert resources.record_use(Phase.UPDATE, [local], reads=True) == 2
+    assert read(resources, local) == 3
 
 
 def test_what_is_written_is_not_known_any_more(mirrored):

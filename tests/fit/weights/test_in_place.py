@@ -20,7 +20,7 @@ def places_of(variables):
         variable.path: [
             np.asarray(memoryview(copy.read_value())).ctypes.data
             for part in parts_of(variable)
-            for copy in part
+            for copy in part.copies
         ]
         for variable in variables
     }
