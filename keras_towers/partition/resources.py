@@ -215,15 +215,9 @@ class VariableContents:
         if self._around is not None:
             self.resources.contents[common] = content
             return
-        rows = self.resources.rows.get(common)
-        if rows is not None:
-            handle = self.resources.copies[common]
-            value = self._converter.shard(content, rows)
+        handle, value = self._operands(handle, content)
+        if (rows := self.resources.rows.get(common)) is not None:
             content = Value(rows, value, shape=content.shape)
-        elif handle.on_towers:
-            value = self._converter.replicate(content)
-        else:
-            value = self._converter.assemble(content)
         self.add_in_order(
             "AssignVariableOp",
             [handle, value],
@@ -247,24 +241,32 @@ class VariableContents:
         handle = self._converter.replicate(variable)
         if self._around is not None or handle.handle is None:
             return False
-        common = self.resources.common_handle(handle)
-        copies = self.resources.copies.get(common)
-        if copies is not None and not self._builder.of_update:
+        is_shared = self.resources.common_handle(handle) not in (
+            self.resources.copies
+        )
+        if not is_shared and not self._builder.of_update:
             return False
-        rows = self.resources.rows.get(common)
-        if rows is not None:
-            value = self._converter.shard(term, rows)
-        elif copies is not None:
-            value = self._converter.replicate(term)
-        else:
-            value = self._converter.assemble(term)
+        handle, value = self._operands(handle, term)
         self.add_in_order(
-            type_,
-            [copies or handle, value],
-            {"dtype": value.dtype},
-            reads=False,
+            type_, [handle, value], {"dtype": value.dtype}, reads=False
         )
         return True
+
+    def _operands(
+        self, handle: Tensor, content: Value
+    ) -> tuple[Tensor, Tensor]:
+        """Return a handle and a value as an operation that writes takes them.
+
+        Those of rows, of copies, or of what towers share.
+        """
+        common = self.resources.common_handle(handle)
+        rows = self.resources.rows.get(common)
+        if rows is not None:
+            local = self.resources.copies[common]
+            return local, self._converter.shard(content, rows)
+        if handle.on_towers:
+            return handle, self._converter.replicate(content)
+        return handle, self._converter.assemble(content)
 
     def rows_of(self, variable: Value) -> Sharded | None:
         """Return the layout of a variable in shards; None: it is not."""
