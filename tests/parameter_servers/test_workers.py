@@ -199,7 +199,7 @@ def test_lost_workers_end_a_fit_unless_they_can_be_spared(job, caplog):
     until_told(caplog, "worker 2 at 127.0.0.1", *looks)
     # A process that has ended may be restarted; a hanging one is lost.
     it.kill(3)
-    said = "has ended: if worker 0 needs it"
+    said = "has ended: if worker 0 needs this worker"
     until_told(caplog, said, *looks)
     it.hang(1)
     meanwhile(1, looks[2])
