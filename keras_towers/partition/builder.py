@@ -18,6 +18,7 @@ from keras_towers.partition.program import (
     Operation,
     Phase,
     Tensor,
+    depends_on_batch,
     level_after,
     phase_of,
 )
@@ -222,7 +223,7 @@ class Builder:
         on_towers = on_towers or "towers" not in over
         of_batch = kind == "before"
         if kind == "scatter" and rows is not None:
-            of_batch = _depends_on_batch(rows)
+            of_batch = depends_on_batch(rows)
         result = Tensor(
             tensor.dtype,
             shape,
@@ -313,7 +314,7 @@ class Builder:
         level = level_after(inputs, self.phase_of(type_, inputs), least)
         on_towers = any(tensor.on_towers for tensor in inputs)
         on_columns = any(tensor.on_columns for tensor in inputs)
-        of_batch = _depends_on_batch(inputs)
+        of_batch = depends_on_batch(inputs)
         results: list[Tensor] = []
         operation = Operation(
             type_,
@@ -443,11 +444,6 @@ def static(
     if isinstance(shape, tf.TensorShape):
         return shape
     return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
-
-
-def _depends_on_batch(tensors: Iterable[Tensor]) -> bool:
-    """Whether towers compute tensors from rows of the batch."""
-    return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
 
 
 def _attribute(value: Any) -> Any:

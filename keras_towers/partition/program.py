@@ -81,6 +81,11 @@ class Phase(enum.IntEnum):
     UPDATE = 3
 
 
+def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
+    """Whether towers compute tensors from rows of the batch."""
+    return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
+
+
 def phase_of(
     type_: str, inputs: Sequence[Tensor], of_update: bool = False
 ) -> Phase:
@@ -93,7 +98,8 @@ def phase_of(
     """
     if not any(tensor.on_towers for tensor in inputs):
         return Phase.ONCE
-    if of_update:
+    # Of a batch, each micro-batch has rows of its own.
+    if of_update and not depends_on_batch(inputs):
         return Phase.UPDATE
     if all(tensor.handle is None for tensor in inputs):
         return Phase.TOWERS

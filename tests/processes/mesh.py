@@ -77,6 +77,29 @@ def shards_within_each_process():
 
 
 @check
+def a_table_in_shards_within_each_process():
+    """Its towers look up the examples of all ranks, and take their own."""
+
+    def build_table():
+        keras.utils.set_random_seed(1)
+        table = layers.Embedding(64, 4)
+        model = keras.Sequential(
+            [keras.Input((2,)), table, layers.Flatten(), layers.Dense(3)]
+        )
+        model.compile("adam", "mse")
+        return model
+
+    def look_up(model):
+        x = tf.random.stateless_uniform((s.SHORT, 2), (1, 2), 0, 64, tf.int32)
+        return s.fit(model, x.numpy(), s.Y[: s.SHORT], batch_size=10)
+
+    case = Case(build_table, look_up, in_graph=True)
+    options = {"towers": 2, "weights": "sharded", "shard_over": "process"}
+    exact.assert_one_device(case, **options)
+    exact.assert_one_device(case, micro_batches=2, **options)
+
+
+@check
 def slots_in_shards_within_each_process():
     assert_one_device(towers=2, updates="sharded", shard_over="process")
 

@@ -98,6 +98,16 @@ class Members:
     rows: Sequence[Sequence[Any]] = ()
     takers: Sequence[Any] = ()
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether they take rows of examples, and other ranks the others."""
+        exchange = self.exchange
+        return (
+            exchange.kind == "scatter"
+            and exchange.over == ("towers",)
+            and exchange.result.of_batch
+        )
+
 
 def exchange_tensors(
     members: Sequence[Members],
@@ -299,6 +309,8 @@ def _exchange_together(
 def _of_devices(members: Members, axis: int) -> list[Any]:
     """Return a tensor of each device, which may have several."""
     parts = len(members.values) // len(members.devices)
+    if members.takes_part:
+        return _rows_of_process(members, axis)
     if parts == 1:
         return list(members.values)
     wholes = []
@@ -307,6 +319,20 @@ def _of_devices(members: Members, axis: int) -> list[Any]:
             own = members.values[k * parts :][:parts]
             wholes.append(tf.concat(own, axis))
     return wholes
+
+
+def _rows_of_process(members: Members, axis: int) -> list[Any]:
+    """Return what the devices have of the rows that they take together."""
+    first, _ = members.rows[0]
+    number = tf.add_n([count for _, count in members.rows])
+    results = []
+    for device, value in zip(members.devices, members.values, strict=True):
+        begin: list[Any] = [0] * value.shape.rank
+        size: list[Any] = [-1] * value.shape.rank
+        begin[axis], size[axis] = first, number
+        with tf.device(device):
+            results.append(tf.slice(value, begin, size))
+    return results
 
 
 def _rows_had(members: Members) -> Rows:

@@ -34,6 +34,7 @@ from keras_towers.partition.program import (
     Phase,
     Program,
     Tensor,
+    depends_on_batch,
     needed_operations,
 )
 from keras_towers.partition.resources import type_of_content
@@ -399,5 +400,5 @@ def section_of(operation: Operation, micro_batches: int = 1) -> Section:
     if micro_batches > 1 and phase == Phase.TOWERS:
         # What micro-batches share, a tower computes once.
         tensors = (*operation.inputs, *operation.outputs)
-        of_parts = any(t.on_towers and t.of_batch for t in tensors)
+        of_parts = depends_on_batch(tensors)
     return Section(operation.level, phase, operation.on_columns, of_parts)

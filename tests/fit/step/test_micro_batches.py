@@ -5,6 +5,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
+from keras_towers.fit.weights import shards
 from tests.kit.compare import assert_all_close, assert_exact, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import adam, compiled, fit, stacked
@@ -63,6 +64,17 @@ def test_batch_norm_dropout_and_clipping_see_the_whole_batch(towers, parts):
 def test_gradients_that_are_rows(build, updates):
     strategy = kt.TowerStrategy(2, micro_batches=3, updates=updates)
     assert_exact(compiled(build, clipped), trained, strategy)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"updates": "each"}, {"updates": "sharded"}, {"weights": "sharded"}],
+)
+def test_an_optimizer_computes_with_the_rows_of_all_parts(options, monkeypatch):
+    """Before they are exchanged, which clipping would not allow."""
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+    strategy = kt.TowerStrategy(2, micro_batches=3, **options)
+    assert_exact(compiled(m.with_embedding, adam), trained, strategy)
 
 
 class Counter(keras.layers.Layer):
