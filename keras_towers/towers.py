@@ -214,7 +214,7 @@ class _TowerResults:
             raise TowerError(
                 f"tower {index} creates other variables than tower 0: it "
                 f"creates {own or 'nothing'} where tower 0 creates "
-                f"{of_tower_0 or 'nothing'}. Either every tower has to create "
+                f"{of_tower_0 or 'nothing'}. Either every tower must create "
                 "the same variables, in the same order, with the same names, "
                 "shapes and dtypes, or only tower 0 may create any."
             )

@@ -229,7 +229,7 @@ def verify(
             built = (built, *examples)
         if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
             raise TowerError(
-                f"{target} has to return a compiled keras.Model, alone or as "
+                f"{target} must return a compiled keras.Model, alone or as "
                 "(model, x), (model, x, y), (model, x, y, sample_weight) or "
                 f"(model, dataset), but returned {built!r:.200}."
             )

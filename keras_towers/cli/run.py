@@ -526,7 +526,7 @@ def _check_restarts(given: RunOptions, plan: LaunchPlan) -> None:
         )
     if restarts and plan.joined:
         raise TowerError(
-            f"--restarts is not for {plan.joined}: it has to start all "
+            f"--restarts is not for {plan.joined}: it must start all "
             "processes again itself"
         )
     needless = given.standby or given.commits

@@ -35,7 +35,7 @@ SAME_STEP: str = (
 )
 _SHOWN_CONSTANTS = 3
 _SAME_MODEL = (
-    "Every rank has to run the same model, and to compute the same loss for "
+    "Every rank must run the same model, and to compute the same loss for "
     "the same variables."
 )
 # Any other difference only causes a warning.
@@ -93,7 +93,7 @@ def different_things(points: Mapping[str, str]) -> str:
     """Say that ranks do different things: what each does, by its name."""
     return (
         f"the ranks do different things: {describe_each(points)}. Every rank "
-        "has to call the same methods in the same order, and to compile its "
+        "must call the same methods in the same order, and to compile its "
         "model at the same place."
     )
 

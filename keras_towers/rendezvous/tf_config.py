@@ -240,6 +240,6 @@ def _task(task: object, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
 
 def _refuse(what: str) -> NoReturn:
     raise TowerError(
-        f"{VARIABLE} {what}. It has to name the tasks of the job, and which "
+        f"{VARIABLE} {what}. It must name the tasks of the job, and which "
         f"of them this process is, for example {EXAMPLE}"
     )

@@ -74,14 +74,14 @@ class _StrategyClass(type):
                 form = signature.replace(parameters=untyped)
                 raise TowerError(
                     f"{cls.__name__} does not take these arguments: {error}. "
-                    f"It is {cls.__name__}{form}, and you have to name its "
+                    f"It is {cls.__name__}{form}, and you must name its "
                     "options."
                 ) from None
             strategy = super().__call__(*arguments, **options)
             if "_config" not in vars(strategy):
                 raise TowerError(
                     f"{cls.__module__}.{cls.__name__} is not complete: its "
-                    "constructor has to call super().__init__()."
+                    "constructor must call super().__init__()."
                 )
             return strategy
 

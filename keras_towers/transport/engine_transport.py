@@ -77,7 +77,7 @@ class EngineTransport(Extensible, Transport):
     def _known_place(self) -> Ranked:
         if self._place is None:
             raise TowerError(
-                f"{type(self).__name__} has no rank: its constructor has to "
+                f"{type(self).__name__} has no rank: its constructor must "
                 "call super().__init__(keras_towers.extending.join_job(name))."
             )
         return self._place
@@ -441,7 +441,7 @@ class EngineTransport(Extensible, Transport):
             if found.dtype != spec.dtype or not fits:
                 raise TowerError(
                     f"{what} of {type(self).__name__} returned a tensor of "
-                    f"{found.dtype.name} and shape {found.shape}: it has to "
+                    f"{found.dtype.name} and shape {found.shape}: it must "
                     f"return {spec.dtype.name} and shape {spec.shape}."
                 )
 

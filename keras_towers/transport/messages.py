@@ -165,7 +165,7 @@ def header(tensor: tf.Tensor, key: str) -> tf.Tensor:
     if not dimensions or dimensions > _MOST_DIMENSIONS:
         raise TowerError(
             f"the collective {key!r} got a tensor of shape {tensor.shape}: the "
-            "number of dimensions has to be known, and 1 to "
+            "number of dimensions must be known, and 1 to "
             f"{_MOST_DIMENSIONS}."
         )
     kind = tf.constant([tensor.dtype.as_datatype_enum, dimensions])
