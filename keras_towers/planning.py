@@ -363,7 +363,7 @@ def _spec(leaf: Any) -> Any:
     if not has_rows(leaf):
         raise TowerError(
             "it must return arrays, tensors or specs of examples, or one "
-            f"tf.data.Dataset, but among them is {given!r:.80}"
+            f"tf.data.Dataset, but one of them is {given!r:.80}"
         )
     dtype = tf.as_dtype(leaf.dtype)
     # Keras passes arrays in its own precision.

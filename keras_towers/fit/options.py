@@ -288,8 +288,8 @@ class StrategyOptions:
             )
         if not self.average:
             raise TowerError(
-                f"sync_every={steps} contradicts average=False: a sum needs "
-                "the gradients of all ranks, and each rank has only its own. "
+                f"sync_every={steps} contradicts average=False: with "
+                "sync_every, no rank has the sum of all gradients. "
                 "Leave one of them out."
             )
 

@@ -195,9 +195,8 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         raise SystemExit(0)
     if not cluster.trains:
         raise TowerError(
-            f"{strategy} has no use for the task {cluster}: leave it out "
-            "of TF_CONFIG, and evaluate the chief's checkpoints in a script of "
-            "its own"
+            f"{strategy} does not use the task {cluster}: leave it out of "
+            "TF_CONFIG, and evaluate the chief's checkpoints in another script"
         )
     if _connection is None:
         _connection = Connection(cluster)
@@ -205,7 +204,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     elif _connection.cluster != cluster:
         raise TowerError(
             f"this process is already {_connection.cluster} of another job: "
-            f"start a process of its own for {cluster}"
+            f"start another process for {cluster}"
         )
     return _connection
 

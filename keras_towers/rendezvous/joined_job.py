@@ -64,7 +64,9 @@ class JoinedJob:
 
     def _opened(self) -> Any:
         if self._store is None:
-            raise TowerError("a job of one process has no store to share.")
+            raise TowerError(
+                "put and get work only between processes, and this job has one."
+            )
         return self._store
 
     def _name_of(self, key: str) -> str:

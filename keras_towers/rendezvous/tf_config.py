@@ -144,7 +144,10 @@ def make_task() -> None:
     """
     server, rank = store.store_of_job(), launchers.detect()
     if server is None or rank is None or rank.size is None:
-        raise TowerError("only ranks of `keras-towers run` become tasks.")
+        raise TowerError(
+            f"{VARIABLE} is not set: set it, or start the script with "
+            "`keras-towers run`."
+        )
     address = reserve_port(source_address(server.host), _held)
     server.put(f"{_TASK}{rank.rank}", address)
     addresses = [

@@ -130,8 +130,9 @@ class Averages:
             how = "twice" if twice else "in a condition or a loop"
             how = "not at all" if missing else how
             raise TowerError(
-                f"a step calls one of the model's optimizers {how}: replicas "
-                "average one gradient of each optimizer in every step."
+                f"a step calls one of the model's optimizers {how}: call each "
+                "optimizer once in every step, since replicas average one "
+                "gradient of each."
             )
         self._refuse_later_reads(graph)
         with tf.control_dependencies(self._pushes):

@@ -135,8 +135,8 @@ def _check_addresses(host: str, node_host: str | None) -> None:
         )
     if address.startswith("127.") != root.startswith("127."):
         raise _wrong(
-            f"{NODE_HOST}={node_host} and {ROOT_URI}={host}: either both or "
-            "neither must be loopback addresses"
+            f"{NODE_HOST}={node_host} and {ROOT_URI}={host}: give two loopback "
+            "addresses, or none"
         )
 
 
@@ -162,8 +162,7 @@ def _number(
     text = environment.get(name, default)
     if not text.isdecimal() or not least <= int(text) < end:
         raise _wrong(
-            f"{name}={text!r} must be a whole number from {least} to "
-            f"{end - 1}"
+            f"{name}={text!r} must be a whole number from {least} to {end - 1}"
         )
     return int(text)
 

@@ -79,9 +79,9 @@ def check_compression(compression: object, module: str) -> None:
         for method in ("compress", "decompress")
     ):
         raise TowerError(
-            f"compression={compression!r} is not allowed, since it cannot "
-            f"compress and decompress: give {module}.Compression.none or "
-            f"{module}.Compression.fp16."
+            f"compression={compression!r} is not allowed, since it has no "
+            f"methods compress and decompress: give {module}.Compression.none "
+            f"or {module}.Compression.fp16."
         )
 
 
