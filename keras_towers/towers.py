@@ -101,8 +101,8 @@ def run_on_each_tower(
 
     Use this in custom training loops. It works eagerly and inside a
     ``tf.function``, with any TensorFlow strategy that traces its replicas one
-    by one. Without a strategy, the function runs once. All towers have to
-    create the same program, so this compares:
+    by one. Without a strategy, the function runs once. All towers must create
+    the same program, so this compares:
 
     * the variables that ``fn`` creates: all towers create the same ones, or
       only the first creates them and the others reuse them, as with layers;

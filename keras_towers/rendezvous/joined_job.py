@@ -82,12 +82,12 @@ def join_job(engine: str) -> JoinedJob:
     """Join the job that a launcher has started this process for.
 
     This recognizes ``keras-towers run``, Slurm, ``torchrun`` and other
-    launchers. If no launcher has started the process, it is a job of its own.
+    launchers. A process that no launcher has started is a job of one rank.
     Ranks compare their versions. From now on, errors name ranks that are late
     or gone.
 
     Args:
-        engine: what will connect the ranks, for messages.
+        engine: the name of the engine that will connect the ranks.
 
     Raises:
         TowerError: the variables of a launcher contradict one another, or ranks

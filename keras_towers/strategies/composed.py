@@ -27,8 +27,8 @@ class ComposedStrategy(BaseStrategy):
         towers: as for ``TowerStrategy``. None: all devices; with ``transport``,
             one.
         transport: connects this process to the others; None: it trains alone.
-        placement: which device holds a trained weight; None: as ``updates`` and
-            ``weights`` say.
+        placement: a function that chooses the device of a trained weight; None:
+            as ``updates`` and ``weights`` say.
         **options: the options of ``HorovodStrategy``, among them ``mode``, a
             reduction, and ``compression``, a communication hook;
             ``StrategyOptions`` describes them in detail.

@@ -26,11 +26,11 @@ class Compression(Protocol):
     """How a gradient is sent, such as ``hvd.Compression.fp16``."""
 
     def compress(self, tensor: tf.Tensor, /) -> tuple[tf.Tensor, object]:
-        """Return what is sent, and what ``decompress`` needs besides."""
+        """Return the compressed tensor, and a context for ``decompress``."""
         ...
 
     def decompress(self, tensor: tf.Tensor, ctx: object, /) -> tf.Tensor:
-        """Return the tensor that was compressed."""
+        """Return the tensor that ``compress`` got."""
         ...
 
 
