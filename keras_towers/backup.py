@@ -82,9 +82,9 @@ class Backup(ResumesFit):
     regularizers, constraints and dtypes), optimizers, losses and metrics.
     Names, seeds, the first values of weights, and the metrics at an epoch's end
     may differ. If the number of ranks has changed, the learning rate may
-    differ, too: training then uses the backup's rate, and logs it. ``fit`` does not
-    compare the data, its own arguments, Python code, the connections of layers,
-    or settings that no ``get_config()`` returns.
+    differ, too: training then uses the backup's rate, and logs it. ``fit`` does
+    not compare the data, its own arguments, Python code, the connections of
+    layers, or settings that no ``get_config()`` returns.
 
     A backup is a TensorFlow checkpoint. ``tf.train.load_checkpoint`` reads it,
     and ``kt.load_backup`` loads its weights into a model. Even if a process is

@@ -279,9 +279,8 @@ def _options(
 ) -> None:
     """Train a Keras 3 model on many devices with one line around fit.
 
-    python -m keras_towers has the same commands. If another launcher starts a
-    script written for Horovod or BytePS, it also runs that script in its own
-    process:
+    python -m keras_towers has the same commands. It also runs a script written
+    for Horovod or BytePS as one process of another launcher's job:
 
     srun python -m keras_towers train.py --epochs 5
 

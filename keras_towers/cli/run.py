@@ -155,9 +155,8 @@ def run(**options: Any) -> None:
         ps: Number of parameter servers to start on this machine.
         workers: Number of processes that train, connected by TensorFlow or,
             with --ps, by parameter servers.
-        strategy: Run the unmodified script inside this strategy, such as
-            horovod. Options follow the name, as in
-            horovod:weights=sharded:shard_over=process.
+        strategy: Run the unmodified script inside this strategy. Options follow
+            the name, as in horovod:weights=sharded:shard_over=process.
         no_strategy: Require no strategy: each process trains a separate model,
             unless the script itself connects them.
         towers: Towers per process, with --strategy or --ps. Without GPUs, this
@@ -165,21 +164,22 @@ def run(**options: Any) -> None:
         servers: Number of BytePS servers to start. Default: 1 with --strategy
             byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
-        device_memory: Memory of each device, such as 24GiB, which fit checks
-            before the first step. 0: no check. Default: the memory of GPUs.
+        device_memory: Memory of each device, such as 24GiB. Before the first
+            step, fit checks that the model needs no more. 0: no check. Default:
+            the memory of GPUs.
         module: Take SCRIPT as the name of a module, as python -m does.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
             for. 0: never.
         stall_shutdown: Seconds until a stalled job ends. 0: never.
-        grace: Seconds between SIGTERM and SIGKILL, in which a script can save a
-            kt.Backup, for example.
+        grace: Seconds between SIGTERM and SIGKILL, for example to save a
+            kt.Backup.
         restarts: How often to start all processes again if one is killed, ends
             with exit code 75, or is on a host that does not answer. With
             kt.Backup, fit resumes.
-        standby: To restart faster, keep a second process for each rank, which
-            has imported TensorFlow. Export the variables that TensorFlow reads
-            when it is imported.
+        standby: To restart faster, keep a second process for each rank, with
+            TensorFlow imported. Export the variables that TensorFlow reads on
+            import.
         network_interface: Network interface for the rendezvous. Default: the
             one with a route to the hosts.
         min_np: Elastic jobs: minimum number of ranks.
