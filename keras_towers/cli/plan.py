@@ -79,10 +79,11 @@ def plan(
             devices. Adds a column.
         hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64, where three dots
             stand for repeated doubling.
-        link_between: Rate of a host's link in each direction, such as 100Gbit.
-            You can add a latency, as in 100Gbit,30us.
-        link_within: The same between the devices of a host, such as 300GB/s or
-            300GB/s,5us.
+        link_between: Rate of a host's link, which its devices share, in each
+            direction, such as 100Gbit. You can add a latency, as in
+            100Gbit,30us, which is the default.
+        link_within: Rate of each device to others of its host, such as 300GB/s
+            or, with the default latency, 300GB/s,5us.
         step_ms: Milliseconds of a step on one device alone, with its share of
             the batch. Default: show only the times of exchanges.
         plot: Also draw the examples per second into this file (.png, .svg,
