@@ -65,7 +65,8 @@ class JoinedJob:
     def _opened(self) -> Any:
         if self._store is None:
             raise TowerError(
-                "put and get work only between processes, and this job has one."
+                "a job of one process cannot put or get values: call these "
+                "only if size is more than 1."
             )
         return self._store
 
