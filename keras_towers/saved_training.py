@@ -250,7 +250,7 @@ class SavedTraining:
         if blind:
             raise TowerError(
                 f"rank {', '.join(map(str, blind))} does not see the folder "
-                f"{self.folder} of rank 0, where each rank has to write its "
+                f"{self.folder} of rank 0, where each rank must write its "
                 "rows of variables in shards: give Backup, or --commits for "
                 "kt.elastic, a folder that all ranks share."
             )

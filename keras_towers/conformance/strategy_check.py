@@ -33,13 +33,13 @@ def check_strategy(
     last bit. After the block, the model must be an ordinary one, with its own
     variables.
 
-    In a job of several processes, all of them call this.
+    In a job of several processes, all of them must call this.
 
     Args:
         make_strategy: makes the strategy, such as its class.
         cases: names in ``keras_towers.extending.CASES``.
         tolerance: the largest difference allowed, absolute and relative; None:
-            rounding. A strategy that compresses gradients needs another.
+            rounding. A strategy that compresses gradients needs more.
 
     Raises:
         AssertionError: training differs from one device. The error names the

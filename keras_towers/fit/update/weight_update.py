@@ -201,7 +201,7 @@ class WeightUpdate:
         ):
             raise TowerError(
                 f"the placement {name_of(place)} puts {variable.path} on "
-                f"{chosen!r}: it has to return one of {', '.join(known)}."
+                f"{chosen!r}: it must return one of {', '.join(known)}."
             )
         return chosen
 
