@@ -18,7 +18,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 ``device_memory``
   Whether a model fits into the memory of its devices, before its first step.
 ``divided_batch``
-  A global batch as the towers of a program get it.
+  A batch as the towers of a program get it, and what else its inputs get.
 ``exchange_kinds``
   Exchanges among the towers of a process, and then among processes.
 ``global_step``
@@ -33,8 +33,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   What a step needs on each device; steps that are planned, and never run.
 ``program_exchanges``
   What towers, their columns and processes exchange in a program.
-``program_inputs``
-  What the inputs of a program get that no batch has: variables, and shares.
 ``stacked_lists``
   Lists of tensors that functions take or return which XLA compiles.
 ``step_costs``

@@ -30,9 +30,12 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.same_data import rounded_fingerprint
 from keras_towers.fit.places import ALONE, Ranks
 from keras_towers.fit.step.device_memory import MemoryCheck
-from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
+from keras_towers.fit.step.divided_batch import (
+    DividedBatch,
+    capture,
+    shares_batches,
+)
 from keras_towers.fit.step.exchange_kinds import GradientExchange
-from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.step_layout import (
     StepLayout,
     StepSettings,

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import keras
-import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.places import Places, Ranks
-from keras_towers.fit.step.placed_tensors import PlacedTensors
-from keras_towers.fit.step.program_inputs import add_variables
+from keras_towers.fit.step.divided_batch import DividedBatch
 from keras_towers.fit.step.step_reports import log_no_xla, log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import trace
@@ -25,7 +22,6 @@ from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.program import Inputs
 
 _COMPILED = LayoutOptions(xla=True)
 
@@ -56,12 +52,10 @@ def run_compiled(
     program = partition_graph(
         traced.graph, layouts, traced.wanted, options=_COMPILED
     )
-    leaves = tf.nest.flatten(batch, expand_composites=True)
-    tensors = [leaf for leaf in leaves if leaf is not None]
     places = Places(Ranks(), [[active.device]])
-    inputs = _inputs_of(program.inputs, tensors, places)
-    add_variables(inputs, program.inputs, traced.captures, {})
-
+    inputs = DividedBatch.undivided(batch).inputs_of(
+        program, traced.captures, {}, places
+    )
     order = StepOrder(places.ranks.step)
     ready = TowerProgram(program, "xla", places, order)
     results = ready.add_to_graph(inputs)
@@ -69,24 +63,3 @@ def run_compiled(
         active.apply(traced.call_with(name, gradients))
     log_not_compiled(model, True, ready.xla)
     return traced.output_with(results)
-
-
-def _inputs_of(
-    inputs: Inputs, tensors: Sequence[tf.Tensor], places: Places
-) -> PlacedTensors:
-    """Return what a program gets of which no input is divided.
-
-    Args:
-        inputs: the inputs of the program.
-        tensors: the first of them.
-        places: where it computes.
-    """
-    placed = PlacedTensors(places)
-    with tf.device(compat.HOST):
-        placed.shared[inputs.total] = tf.constant(0, tf.int64)
-        for scope in placed.scopes(towers=True):
-            scope[inputs.start] = tf.constant(0, tf.int64)
-            scope[inputs.is_first] = tf.constant(scope.tower == 0)
-    for tensor, value in zip(inputs.of_graph, tensors, strict=False):
-        placed.shared[tensor] = value
-    return placed

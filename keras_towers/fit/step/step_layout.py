@@ -16,9 +16,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step import step_reports
-from keras_towers.fit.step.divided_batch import DividedBatch
+from keras_towers.fit.step.divided_batch import DividedBatch, capture
 from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import TowerHandles
