@@ -308,9 +308,7 @@ class WeightUpdate:
 
     def apply_in_trace(self, call: ApplyCall) -> None:
         """Trace an update with the step."""
-        with as_one_device(call.optimizer, call.variables):
-            variables = [copy_on_tower(v) for v in call.variables]
-            call.original(call.grads, variables)
+        self._apply_on_tower(call, call.grads)
 
     def push(self, call: ApplyCall) -> None:
         """Pass gradients on that are results of a step."""
