@@ -33,11 +33,9 @@ from keras_towers.fit.step.planned_step import (
     lay_out_planned,
     planning,
 )
-from keras_towers.fit.step.step_layout import StepSettings
-from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.step.step_layout import StepLayout
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.partition.lifetimes import bytes_of_all
-from keras_towers.partition.program import Program
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
@@ -155,37 +153,27 @@ class MemoryCheck:
         if needs.held > limit.size * (1 - _MARGIN):
             _warn(planner, needs, limit)
 
-    def check_step(
-        self,
-        traced: Trace,
-        program: Program,
-        spec: Structure,
-        settings: StepSettings,
-    ) -> None:
+    def check_step(self, layout: StepLayout) -> None:
         """Refuse a step that does not fit beside the variables.
 
         Ranks that share a step decide alike.
 
-        Args:
-            traced: the step.
-            program: the step, laid out.
-            spec: the specs of its batch.
-            settings: what it is traced for.
-
         Raises:
             DoesNotFit: it does not fit.
         """
-        limit, model, config = self._limit, settings.model, self._config
+        limit, config, settings = self._limit, self._config, layout.settings
         if limit is None or config.options.micro_batches == "auto":
             # What runs out of memory is tried again, in smaller parts.
             return
+        model, program = settings.model, layout.program
+        spec = layout.divided.spec
         examples = _known_examples(spec, settings.examples)
         if examples is None:
             return
         places, ranks = settings.places, settings.places.ranks.batch.size
         cells = ranks * config.num_towers * places.parts
         rows = -(-examples // cells)
-        step = LaidOutStep(config, model, traced, program)
+        step = LaidOutStep(config, model, layout.traced, program)
         held = self._held.get(model) or Needs(*step.held(ranks), None, None)
         most = held.held + places.parts * bytes_of_all(program, cells, rows)
         if most <= limit.size * (1 - _MARGIN):

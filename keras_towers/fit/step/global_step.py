@@ -103,13 +103,11 @@ class GlobalStep:
             # What each tower computes of that, and what towers exchange.
             layout = lay_out(self.update, traced, divided, settings)
             # Whether a device has the memory for that.
-            self.memory.check_step(
-                traced, layout.program, divided.spec, settings
-            )
+            self.memory.check_step(layout)
             # All ranks make the same exchanges, or all of them fail.
-            self._compare_with_ranks(traced, layout, divided, settings)
+            self._compare_with_ranks(layout)
             # Level by level: what towers compute, and exchanges.
-            result = self._compute(traced, layout, divided, settings)
+            result = self._compute(layout)
         # The next step may begin.
         result = self.order.end_step(result)
         has_gathered = layout.program.replaced_sums > 0
@@ -166,14 +164,9 @@ class GlobalStep:
                 update=self.update,
             )
 
-    def _compare_with_ranks(
-        self,
-        traced: Trace,
-        layout: StepLayout,
-        divided: DividedBatch,
-        settings: StepSettings,
-    ) -> None:
+    def _compare_with_ranks(self, layout: StepLayout) -> None:
         """Compare the step with those of other ranks; share its variables."""
+        traced, settings = layout.traced, layout.settings
         model, ranks = settings.model, settings.places.ranks
         shares_step = ranks.step.size > 1
         if ranks.job.size == 1 or not (shares_step or settings.trains):
@@ -193,8 +186,8 @@ class GlobalStep:
             [*exchanges, *variables],
             operations,
             constants_of(traced, operations),
-            divided.spec,
-            divided.fingerprint,
+            layout.divided.spec,
+            layout.divided.fingerprint,
         )
         if not shares_step:
             self.update.note_own_step(compared)
@@ -205,18 +198,12 @@ class GlobalStep:
         others = [copies_of(handle) or [handle] for handle in outside]
         self.order.compare(compared, others, self.config.devices)
 
-    def _compute(
-        self,
-        traced: Trace,
-        layout: StepLayout,
-        divided: DividedBatch,
-        settings: StepSettings,
-    ) -> Structure:
+    def _compute(self, layout: StepLayout) -> Structure:
         """Add what towers compute and exchange, and the optimizers' updates."""
-        config = self.config
+        config, traced, settings = self.config, layout.traced, layout.settings
         has_copies = bool(layout.on_towers) and self.update.variables.mirrors
         places = devices_for(config, settings.places, has_copies)
-        inputs = divided.inputs_of(
+        inputs = layout.divided.inputs_of(
             layout.program,
             traced.captures,
             layout.on_towers,
@@ -239,20 +226,14 @@ class GlobalStep:
                     around = rounds.around_update(optimizer, self.order)
                     stack.enter_context(around)
             results = towers.add_to_graph(inputs)
-        self._push(traced, layout, divided, settings, results)
+        self._push(layout, results)
         log_not_compiled(settings.model, settings.trains, towers.xla)
         return traced.output_with(results)
 
-    def _push(
-        self,
-        traced: Trace,
-        layout: StepLayout,
-        divided: DividedBatch,
-        settings: StepSettings,
-        results: Sequence[object],
-    ) -> None:
+    def _push(self, layout: StepLayout, results: Sequence[object]) -> None:
         """Pass gradients on that are results of the step."""
-        local_step, number = layout.local_step, settings.places.ranks.batch.size
+        traced, local_step = layout.traced, layout.local_step
+        number = layout.settings.places.ranks.batch.size
         sums = traced.gradients_in(results)
         for name, ends in traced.gradients_in(layout.program.results).items():
             call = traced.call_with(name, sums[name])
@@ -265,7 +246,9 @@ class GlobalStep:
             for gradient in call.grads:
                 components = [next(left) for _ in components_of(gradient)]
                 if name not in local_step.parts:
-                    grads += _scale_or_zero(divided.share * number, [gradient])
+                    grads += _scale_or_zero(
+                        layout.divided.share * number, [gradient]
+                    )
                 elif local_step.shared.issuperset(components):
                     grads.append(gradient)
                 else:
