@@ -55,8 +55,8 @@ SHOWN_BY = {
         partition/moments partition/registry
         partition/rules/batched partition/rules/draws
         partition/rules/elementwise partition/rules/indexing
-        partition/rules/reductions partition/rules/rounds
-        partition/rules/shapes partition/rules/slices partition/spans
+        partition/rules/reductions partition/rules/shapes
+        partition/rules/slices partition/spans
     """,
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
