@@ -31,8 +31,8 @@ SHOWN_BY = {
         fit/step/divided_batch
     """,
     "fit/step/test_global_step.py": """
-        fit/contract fit/step/program_exchanges fit/step/step_layout
-        fit/step/tower_functions fit/step/trace
+        fit/contract fit/step/step_layout fit/step/tower_functions
+        fit/step/trace
     """,
     "fit/step/test_step_costs.py": "fit/step/step_reports",
     "fit/test_step_order.py": "fit/step_agreement",

@@ -11,7 +11,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 5. ``fit/step_agreement.py``: the ranks compare their steps.
 6. ``tower_program.py``: level by level, towers call functions
    (``tower_functions.py``) and exchange what these return, gradients too
-   (``program_exchanges.py``, ``exchange_kinds.py``).
+   (``exchange_kinds.py``).
 
 ``adaptive_function``
   Keras's step functions: which inputs have rows, how many parts fit.
@@ -31,8 +31,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The tensors of a step, each with a value at every place where it differs.
 ``planned_step``
   What a step needs on each device; steps that are planned, and never run.
-``program_exchanges``
-  What towers, their columns and processes exchange in a program.
 ``stacked_lists``
   Lists of tensors that functions take or return which XLA compiles.
 ``step_costs``
@@ -44,7 +42,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 ``tower_functions``
   The functions that towers call, and what XLA compiles with them.
 ``tower_program``
-  A program as the towers run it: a function per level.
+  A program as the towers run it: a function per level, and exchanges.
 ``tower_statistics``
   BatchNormalization with the statistics of each tower's rows.
 ``trace``

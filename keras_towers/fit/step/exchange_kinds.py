@@ -205,12 +205,7 @@ def _of_one(members: Members) -> list[Any]:
 
 
 def _on_one_device(members: Members) -> Any:
-    """Return what the first member gets of all, or what is no exchange.
-
-    Args:
-        members: the members.
-        goes_on: whether ranks go on to exchange the result.
-    """
+    """Return what the first member gets of all, or what is no exchange."""
     values = list(members.values)
     if not values:
         return None
