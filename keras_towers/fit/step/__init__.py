@@ -25,8 +25,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The order of a step on all towers, from a batch to new weights.
 ``graph_function``
   A traced function, called as one operation or inlined into its caller.
-``own_batch_step``
-  A step that XLA compiles for a tower with a batch of its own.
 ``placed_tensors``
   The tensors of a step, each with a value at every place where it differs.
 ``planned_step``

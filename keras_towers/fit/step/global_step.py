@@ -4,6 +4,9 @@ Keras's loop calls the train function (``AdaptiveFunction``), which passes it on
 to Keras's own ``tf.function``. While TensorFlow traces that, Keras runs the
 model's ``train_step`` through a ``StrategyProxy``, and ``TowerCall.run_step``
 comes here. ``GlobalStep._add_to_graph`` has one line for each stage.
+
+A tower that XLA compiles for its own batch has a step with fewer of them
+(``run_for_own_batch``).
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ from keras_towers._notices import first_time
 from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit import step_clock
 from keras_towers.fit.context import thread_state
+from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.same_data import rounded_fingerprint
-from keras_towers.fit.places import ALONE, Ranks
+from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.fit.step.device_memory import MemoryCheck
 from keras_towers.fit.step.divided_batch import (
     DividedBatch,
@@ -44,7 +48,7 @@ from keras_towers.fit.step.step_layout import (
     devices_for,
     lay_out,
 )
-from keras_towers.fit.step.step_reports import log_not_compiled
+from keras_towers.fit.step.step_reports import log_no_xla, log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, components_of, trace
 from keras_towers.fit.step.traced_constants import constants_of
@@ -55,6 +59,9 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.partition import partition_graph
+from keras_towers.partition.conversions import LayoutOptions
+from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Program
 from keras_towers.reduction.gradients import Gradient, on_values, scaled
 from keras_towers.rendezvous import activity, rank_checks
@@ -65,6 +72,8 @@ logger = logging.getLogger("keras_towers")
 # The collection of a graph for steps that it may have again, as functions:
 # Keras unrolls the steps of an execution of ``predict``.
 _REPEATED = "keras_towers_steps"
+
+_COMPILED = LayoutOptions(xla=True)
 
 
 class GlobalStep:
@@ -369,6 +378,52 @@ class GlobalStep:
     @functools.cached_property
     def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
         return tf.function(self.order.agreement.all_end, autograph=False)
+
+
+def run_for_own_batch(
+    step: Step,
+    batch: Structure,
+    model: keras.Model,
+    active: ActiveStep,
+    build: Callable[[keras.Optimizer, Sequence[Variable]], None],
+) -> Structure:
+    """Add a step of a tower with its own batch, which XLA compiles.
+
+    It is the step of one device. What towers do with gradients, such as waiting
+    for one another, XLA cannot compile; it compiles all before it. So a step
+    that reads a weight after its update is not compiled.
+
+    Args:
+        step: a function of a batch.
+        batch: the batch.
+        model: the model.
+        active: the step, whose ``apply`` handles calls of optimizers.
+        build: builds an optimizer for weights, unless it is built.
+
+    Returns:
+        What the step returns.
+    """
+    traced = trace(step, batch, "fit", build, xla=True, active=active)
+    late = [name for c in traced.updates.values() for name in c.read_later]
+    if late:
+        weights = ", ".join(late)
+        log_no_xla(model, f"the step reads {weights} after an update of it")
+        return step(batch)
+    layouts = [REPLICATED for _ in traced.graph.inputs]
+    program = partition_graph(
+        traced.graph, layouts, traced.wanted, options=_COMPILED
+    )
+    places = Places(Ranks(), [[active.device]])
+    inputs = DividedBatch.undivided(batch).inputs_of(
+        program, traced.captures, {}, places
+    )
+    order = StepOrder(places.ranks.step)
+    ready = TowerProgram(program, "xla", places, order)
+    results = ready.add_to_graph(inputs)
+    for name, gradients in traced.gradients_in(results).items():
+        active.apply(traced.call_with(name, gradients))
+    log_not_compiled(model, True, ready.xla)
+    return traced.output_with(results)
 
 
 def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
