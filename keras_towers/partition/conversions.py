@@ -397,17 +397,12 @@ class Converter:
             return self.builder.constant(entries, like.dtype)
         sizes: list[Tensor] = []
         for index, entry in enumerate(entries):
-            size = (
-                entry
-                if isinstance(entry, Tensor)
-                else None
-                if entry is None
-                else self.units.global_size(entry)
-            )
+            size = entry
+            if size is not None and not isinstance(size, Tensor):
+                size = self.units.global_size(size)
             if size is None:
-                size = self.builder.cast(
-                    self.builder.vector_entry(like, index), SIZE_DTYPE
-                )
+                size = self.builder.vector_entry(like, index)
+                size = self.builder.cast(size, SIZE_DTYPE)
             sizes.append(size)
         return self.builder.size_vector(sizes, like.dtype)
 

@@ -433,9 +433,7 @@ def _acts(
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
     """All variables of a model that callbacks may write."""
-    state = state_lib.collect(model)
-    of_optimizers = state.optimizer_variables
-    return [*state.seeds, *state.weights, *of_optimizers, *state.metrics]
+    return state_lib.collect(model).everything()
 
 
 def _value(variable: keras.Variable) -> _Value:
