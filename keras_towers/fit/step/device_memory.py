@@ -174,17 +174,13 @@ class MemoryCheck:
         cells = ranks * config.num_towers * places.parts
         rows = -(-examples // cells)
         step = LaidOutStep(config, model, layout.traced, program)
-        held = self._held.get(model) or Needs(*step.held(ranks), None, None)
+        held = self._held.get(model) or step.held(ranks)
         most = held.held + places.parts * bytes_of_all(program, cells, rows)
         if most <= limit.size * (1 - _MARGIN):
             # What exists at a time takes longer to find out.
             return
         lifetimes = step.lifetimes(examples, ranks, places.parts)
-        needs = dataclasses.replace(
-            step.needs(lifetimes, examples, ranks),
-            weights=held.weights,
-            optimizer=held.optimizer,
-        )
+        needs = step.needs(lifetimes, held)
         if needs.total is None or needs.total <= limit.size * (1 - _MARGIN):
             return
         planner = _Planner(config, model, settings.kind, spec, examples)
@@ -251,8 +247,7 @@ class _Planner:
         ranks = times * self.ranks
         with self._planning(options, ranks) as strategy:
             strategy._runner.plan_variables(self.model, self.kind)
-            placed = PlacedModel(strategy._config, self.model)
-            return Needs(*placed.held(ranks), None, None)
+            return PlacedModel(strategy._config, self.model).held(ranks)
 
     def needs_of(
         self, options: Mapping[str, object], times: int, parts: Sequence[int]
@@ -279,9 +274,10 @@ class _Planner:
             step = lay_out_planned(
                 strategy, self.model, batch, examples, self.kind
             )
+            held = step.held(ranks)
             for number in parts:
                 lifetimes = step.lifetimes(examples, ranks, number)
-                yield number, step.needs(lifetimes, examples, ranks)
+                yield number, step.needs(lifetimes, held)
 
     @contextlib.contextmanager
     def _planning(
