@@ -116,7 +116,8 @@ class PlacedModel:
                 mesh, value.shards, counts, strict=True
             ):
                 for device, shard in zip(devices, shards, strict=False):
-                    size, planned = byte_size(shard), shard.shape[rows.axis]
+                    planned: Any = shard.shape[rows.axis]
+                    size = byte_size(shard)
                     total[short_name(device)] += size * count // planned - size
         names = [short_name(device) for device in itertools.chain(*mesh)]
         found = [total[name] for name in names]
