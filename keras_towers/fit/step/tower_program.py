@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,6 @@ from keras_towers.fit.step.tower_functions import (
     FunctionCall,
     Section,
     TowerFunctions,
-    section_of,
 )
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.emission import emit, value_of
@@ -60,7 +58,6 @@ class TowerProgram:
         gradients: adds gradients up; None: as anything else is.
 
     Attributes:
-        functions: what towers call.
         xla: what XLA compiles, in the mode ``xla``.
     """
 
@@ -78,29 +75,8 @@ class TowerProgram:
         self._collectives: Collectives = collectives or OnTowers()
         # Where towers compute what all of their columns share.
         self._devices: list[str] = [row[0] for row in places.mesh]
-        self.xla = Stages(program, self._devices[0])
-        self._operations: dict[Section, list[Operation]] = (
-            collections.defaultdict(list)
-        )
-        for operation in program.operations:
-            if not operation.is_repeated:
-                section = section_of(operation, places.parts)
-                self._operations[section].append(operation)
-        # What is computed once, or once for each column.
-        self._once: dict[Section, list[Stage]] = {
-            section: self.xla.of(here) if mode == "xla" else [Stage([], here)]
-            for section, here in self._operations.items()
-            if section.phase == Phase.ONCE
-        }
-        self.functions = TowerFunctions(
-            program,
-            mode,
-            self._devices,
-            self.xla,
-            self._once,
-            order,
-            places.parts,
-        )
+        self._functions = TowerFunctions(program, mode, places, order)
+        self.xla: Stages = self._functions.xla
         self._summed = summed_tensors(program)
 
     def add_to_graph(self, tensors: PlacedTensors) -> list[tf.Tensor]:
@@ -139,7 +115,7 @@ class TowerProgram:
     ) -> None:
         """Add what is computed once in a level, or once for each column."""
         section = Section(level, Phase.ONCE, on_columns)
-        stages = self._once.get(section, ())
+        stages = self._functions.once.get(section, ())
         if tensors.places.ranks.step.rank != 0:
             stages = [
                 Stage(s.compiled, [o for o in s.single if not o.at_root])
@@ -147,10 +123,10 @@ class TowerProgram:
             ]
         for scope in tensors.scopes(columns=on_columns):
             with tf.device(scope.device):
-                self.functions.add_stages(
+                self._functions.add_stages(
                     stages,
                     scope,
-                    self.functions.used,
+                    self._functions.used,
                     after=self._order.gate,
                     checks=checks,
                 )
@@ -166,19 +142,19 @@ class TowerProgram:
 
         def here(phase: Phase, of_parts: bool = False) -> Sequence[Operation]:
             section = Section(level, phase, on_columns, of_parts)
-            return self._operations.get(section, ())
+            return self._functions.operations.get(section, ())
 
         towers = tensors.scopes(towers=True, columns=on_columns)
         parts = tensors.scopes(towers=True, columns=on_columns, parts=True)
         reads, writes = here(Phase.READ), here(Phase.UPDATE)
-        call = self.functions.call_of(here(Phase.TOWERS))
+        call = self._functions.call_of(here(Phase.TOWERS))
         if call:
-            call, reads, writes = self.functions.with_variables(
+            call, reads, writes = self._functions.with_variables(
                 call, reads, writes, towers
             )
         self._use_variables(reads, towers)
         computed = self._call(call, towers, tensors)
-        call = self.functions.call_of(here(Phase.TOWERS, of_parts=True))
+        call = self._functions.call_of(here(Phase.TOWERS, of_parts=True))
         computed += self._call(call, parts, tensors)
         self._use_variables(writes, towers)
         return computed
@@ -192,7 +168,7 @@ class TowerProgram:
         """
         if not operations:
             return
-        outputs = self.functions.used(operations)
+        outputs = self._functions.used(operations)
         graphs, gate = self._program.graphs, self._order.gate
         for scope in towers:
             with tf.device(scope.device):
