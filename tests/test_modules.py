@@ -90,7 +90,7 @@ SHOWN_BY = {
         conformance/cases conformance/case_models conformance/ordinary
         conformance/outcomes
     """,
-    "test_backup.py": "backup_folder saved_training",
+    "test_backup.py": "backup_folder saved_state saved_training",
     "test_extending.py": """
         _incomplete conformance/strategy_check rendezvous/joined_job
         strategies/composed
