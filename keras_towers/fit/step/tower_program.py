@@ -231,8 +231,8 @@ class Pace:
     TensorFlow runs an operation as soon as its inputs are there, and those of a
     gather are variables: without an order, all weights would be gathered when a
     step begins, and gradients would pile up behind a slow link. So what is
-    gathered for a level waits until the level before the last one is done, its
-    exchanges, too. It still goes on while the last one is computed.
+    gathered at the end of a level waits until the level before is done, its
+    exchanges, too. It still goes on while the level itself is computed.
 
     Args:
         program: the program.
@@ -242,10 +242,8 @@ class Pace:
         self._has_gathers = any(map(_gathers_weights, program.exchanges))
         self._computed: list[Any] = []
         self._exchanged: list[Any] = []
-        # What is done when the level before the last one has been exchanged,
-        # and when the last one has been computed.
+        # What is done when the last level is.
         self._ends: list[Any] = []
-        self._exchanges_before: list[Any] = []
 
     def note_computed(self, tensors: Sequence[tf.Tensor]) -> None:
         """Note what the towers compute in a level."""
@@ -265,10 +263,9 @@ class Pace:
     def end_level(self) -> None:
         """End a level."""
         if self._has_gathers:
-            done = [*self._computed, *self._exchanges_before, *self._ends]
+            done = [*self._computed, *self._exchanged, *self._ends]
             with tf.control_dependencies(done):
                 self._ends = [tf.no_op()]
-            self._exchanges_before = self._exchanged
         self._computed, self._exchanged = [], []
 
 
