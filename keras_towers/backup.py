@@ -28,11 +28,8 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.saved_training import (
-    SavedTraining,
-    shapes_of,
-    transport_to_ranks,
-)
+from keras_towers.saved_state import shapes_of, transport_to_ranks
+from keras_towers.saved_training import SavedTraining
 from keras_towers.system import handle_signals
 
 logger: logging.Logger = logging.getLogger("keras_towers")

@@ -296,7 +296,7 @@ def _plan_on(
     columns = len(config.mesh[0])
     size, towers = hosts * setting.batch_size, hosts * config.num_towers
     lifetimes = step.lifetimes(size, hosts)
-    needs = step.needs(lifetimes, size, hosts)
+    needs = step.needs(lifetimes, step.held(hosts))
     costs = costs_of(program, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
