@@ -28,11 +28,8 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.saved_training import (
-    SavedTraining,
-    shapes_of,
-    transport_to_ranks,
-)
+from keras_towers.saved_state import shapes_of, transport_to_ranks
+from keras_towers.saved_training import SavedTraining
 from keras_towers.system import handle_signals
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -69,7 +66,7 @@ class Backup(ResumesFit):
 
     If a script calls ``fit`` several times, for example for trials or folds,
     the calls can use one folder: each call numbers its own subfolder. If you
-    start the script again, it has to make the same calls in the same order. The
+    start the script again, it must make the same calls in the same order. The
     calls before the last one run again, whether they ended or failed with an
     error that the script caught. If the script repeats a call after an error,
     this counts as the next call: it begins in its first epoch, with the model
@@ -82,9 +79,9 @@ class Backup(ResumesFit):
     regularizers, constraints and dtypes), optimizers, losses and metrics.
     Names, seeds, the first values of weights, and the metrics at an epoch's end
     may differ. If the number of ranks has changed, the learning rate may
-    differ, too: training then uses the backup's, and says so. ``fit`` does not
-    compare the data, its own arguments, Python code, the connections of layers,
-    or settings that no ``get_config()`` returns.
+    differ, too: training then uses the backup's rate, and logs it. ``fit`` does
+    not compare the data, its own arguments, Python code, the connections of
+    layers, or settings that no ``get_config()`` returns.
 
     A backup is a TensorFlow checkpoint. ``tf.train.load_checkpoint`` reads it,
     and ``kt.load_backup`` loads its weights into a model. Even if a process is

@@ -173,7 +173,7 @@ def announce_drop_in(module: str) -> None:
     if first_time(engine, "drop-in") and not (rank and rank.rank):
         announce(
             f"`import {module}` gives keras_towers.{engine.name}: the module "
-            f"of {engine.title} itself does not train one model on Keras 3."
+            f"of {engine.title} itself does not work with Keras 3."
         )
 
 
@@ -186,6 +186,6 @@ def refuse_own_optimizer(optimizer: keras.Optimizer) -> None:
         raise TowerError(
             f"the optimizer {optimizer.name!r} comes from {engine.title}'s "
             "own DistributedOptimizer, which exchanges nothing on Keras 3: "
-            "each process would train a model of its own. Import keras_towers "
+            "each process would train its own model. Import keras_towers "
             f"before {names}: you then get keras_towers.{engine.name}."
         )

@@ -116,7 +116,7 @@ class _PlannedOnMesh(OnMesh):
             found, axis = found._layout_map, found.batch_dim_name
         if not isinstance(found, keras.distribution.LayoutMap):
             raise TowerError(
-                "it has to return a keras.distribution.LayoutMap or "
+                "it must return a keras.distribution.LayoutMap or "
                 f"ModelParallel, but returned {found!r:.80}"
             )
         mesh = np.ravel(found.device_mesh.devices)
@@ -296,7 +296,7 @@ def _plan_on(
     columns = len(config.mesh[0])
     size, towers = hosts * setting.batch_size, hosts * config.num_towers
     lifetimes = step.lifetimes(size, hosts)
-    needs = step.needs(lifetimes, size, hosts)
+    needs = step.needs(lifetimes, step.held(hosts))
     costs = costs_of(program, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
@@ -328,7 +328,7 @@ def _model_and_batch(
     model, *data = built if isinstance(built, tuple) else (built,)
     if not isinstance(model, keras.Model) or len(data) > 3:
         raise TowerError(
-            "it has to return a compiled keras.Model, alone or as (model, x), "
+            "it must return a compiled keras.Model, alone or as (model, x), "
             "(model, x, y), (model, x, y, sample_weight) or (model, dataset), "
             f"but returned {built!r:.80}"
         )
@@ -362,8 +362,8 @@ def _spec(leaf: Any) -> Any:
         leaf = np.asarray(leaf)
     if not has_rows(leaf):
         raise TowerError(
-            "it has to return arrays, tensors or specs of examples, or one "
-            f"tf.data.Dataset, but among them is {given!r:.80}"
+            "it must return arrays, tensors or specs of examples, or one "
+            f"tf.data.Dataset, but one of them is {given!r:.80}"
         )
     dtype = tf.as_dtype(leaf.dtype)
     # Keras passes arrays in its own precision.

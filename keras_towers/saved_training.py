@@ -1,8 +1,6 @@
 """What training goes on with: its position, and the state of its model.
 
 Each rank writes the rows of variables that it alone has, and rank 0 the rest.
-Each reads what it needs: the rows of its own towers, however many ranks there
-were when they were written.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import logging
 import os
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -25,21 +23,25 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import backup_folder
-from keras_towers._types import JsonObject, Variable
+from keras_towers._types import JsonObject
 from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import call_agreement, contract, plain_settings
-from keras_towers.fit.calls import tower_call
+from keras_towers.fit import contract, plain_settings
 from keras_towers.fit.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
-from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import RankSum, SavedStates
 from keras_towers.reduction.rank_sum import StateLayout
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.saved_state import (
+    SavedState,
+    shapes_of,
+    trained_in,
+    transport_to_ranks,
+)
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -63,15 +65,6 @@ class _Calls:
 
 
 _calls: collections.defaultdict[str, _Calls] = collections.defaultdict(_Calls)
-
-
-def transport_to_ranks() -> Transport | None:
-    """Return the transport to other ranks; None if there are none."""
-    strategy = contract.active_strategy()
-    if strategy is None:
-        return None
-    transport = strategy._config.transport
-    return transport if transport.size > 1 else None
 
 
 def _rank_sum() -> RankSum | None:
@@ -107,23 +100,6 @@ class Position:
     epochs: list[int] = dataclasses.field(default_factory=list)
     history: dict[str, list[object]] = dataclasses.field(default_factory=dict)
     begun: int = 0
-
-
-@dataclasses.dataclass
-class _Found:
-    """What a backup has, until the model has it.
-
-    Attributes:
-        name: that of its checkpoint.
-        variables: their names there, in the order of the model.
-        shapes: of each, the shape and dtype.
-        trained: for each optimizer, the numbers of the weights that it updates.
-    """
-
-    name: str
-    variables: list[str]
-    shapes: list[str]
-    trained: list[list[int]]
 
 
 @dataclasses.dataclass
@@ -176,7 +152,7 @@ class SavedTraining:
         self._has_backup = False
         self._model: Any = None
         self._settings: ModelSettings | None = None
-        self._found: _Found | None = None
+        self._found: SavedState | None = None
         self._begun: _Begun | None = None
         self._hook_states = SavedStates([], [])
 
@@ -230,7 +206,7 @@ class SavedTraining:
                 of_rank_0
             )
             self.position = Position(**position)
-            self._found, self.metrics = found and _Found(*found), metrics
+            self._found, self.metrics = found and SavedState(*found), metrics
             self._hook_states = SavedStates(layout, states.values)
         if refusal:
             raise TowerError(refusal)
@@ -250,7 +226,7 @@ class SavedTraining:
         if blind:
             raise TowerError(
                 f"rank {', '.join(map(str, blind))} does not see the folder "
-                f"{self.folder} of rank 0, where each rank has to write its "
+                f"{self.folder} of rank 0, where each rank must write its "
                 "rows of variables in shards: give Backup, or --commits for "
                 "kt.elastic, a folder that all ranks share."
             )
@@ -271,7 +247,7 @@ class SavedTraining:
         with self._call.refusing_damage():
             self.position = Position(**facts["position"])
             variables, trained = facts["variables"], facts["trained"]
-            self._found = _Found(name, variables, facts["shapes"], trained)
+            self._found = SavedState(name, variables, facts["shapes"], trained)
             self.metrics = [
                 self._read(f"{_METRICS}/{n:03d}", dtype).numpy()
                 for n, dtype in enumerate(facts["metrics"])
@@ -344,68 +320,13 @@ class SavedTraining:
         """Restore a model from the backup, and write its state from now on."""
         self._model = model
         if self._found is not None:
-            self._restore(self._found)
+            metrics = self.metrics if self.position.batch else None
+            self._found.restore(model, self._call, metrics)
+            self._has_backup = True
+            self._restore_hook()
             self._found = None
         if self._writes:
             commits.report_resumes(True)
-
-    def _restore(self, found: _Found) -> None:
-        call = tower_call.current()
-        if call is not None:
-            call.prepare()
-        self._build_optimizers(found.trained)
-        self._restore_variables(found)
-        self._restore_hook()
-
-    def _build_optimizers(self, trained_by_each: list[list[int]]) -> None:
-        """Make the slots of optimizers that a step of the model would build."""
-        strategy, weights = contract.active_strategy(), self._weights
-        # What has other optimizers or weights is refused later.
-        pairs = zip(self._optimizers, trained_by_each, strict=False)
-        for optimizer, numbers in pairs:
-            trained = [weights[n] for n in numbers if n < len(weights)]
-            if strategy is not None and trained and not optimizer.built:
-                strategy._update.make_ready(optimizer, trained)
-
-    def _restore_variables(self, found: _Found) -> None:
-        """Give each rank its rows, and all ranks what rank 0 has."""
-        model = self._model
-        variables = [*checkpoint.named_variables(model).values()]
-        saved = [*found.shapes, *shapes_of(self.metrics)]
-        metrics = (
-            state_lib.collect(model).metrics if self.position.batch else []
-        )
-        if saved != shapes_of([*variables, *metrics]):
-            raise TowerError(
-                f"{self._call.path} is the backup of another model, or of one "
-                f"that was compiled differently from {model.name!r}: use "
-                "another folder, or delete it."
-            )
-        prefix = self._call.prefix(found.name)
-        common, failure = [], ""
-        for variable, name in zip(variables, found.variables, strict=True):
-            if not is_over_ranks(variable):
-                common.append((variable._value, name))
-                continue
-            try:
-                with self._call.refusing_damage():
-                    checkpoint.read_into(prefix, name, variable)
-            except TowerError as error:
-                failure = failure or str(error)
-        transport = transport_to_ranks() or SingleProcess()
-        if len(common) < len(variables):
-            rank_checks.raise_together(
-                transport, failure, "reads its part of the backup"
-            )
-
-        def read(number: int) -> tf.Tensor:
-            value, name = common[number]
-            with self._call.refusing_damage():
-                return self._read(name, value.dtype)
-
-        values = [value for value, _ in common]
-        call_agreement.broadcast(transport, values, given=read)
-        self._has_backup = True
 
     def _restore_hook(self) -> None:
         """Give each rank its state of the communication hook. Collective."""
@@ -423,18 +344,6 @@ class SavedTraining:
     @property
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         return state_lib.collect(self._model).optimizers
-
-    @property
-    def _weights(self) -> list[keras.Variable]:
-        return state_lib.collect(self._model).weights
-
-    def _find_trained(self) -> list[list[int]]:
-        """Return the numbers of the weights that each optimizer updates."""
-        numbers = {id(w): n for n, w in enumerate(self._weights)}
-        return [
-            [numbers[id(w)] for w in trained_by(o) if id(w) in numbers]
-            for o in self._optimizers
-        ]
 
     def commit(self, asynchronous: bool = False) -> None:
         """Write a backup: each rank what it alone has, rank 0 the rest.
@@ -544,7 +453,7 @@ class SavedTraining:
             "position": dataclasses.asdict(self.position),
             "variables": [*variables],
             "shapes": shapes_of([*variables.values()]),
-            "trained": self._find_trained(),
+            "trained": trained_in(self._model),
             "metrics": [str(value.dtype) for value in self.metrics],
             "ranks": len(hook.values),
             "hook": hook.layout,
@@ -598,8 +507,3 @@ def _leaves(
     """Yield the tensors of the layout of a hook's states."""
     for states in layout:
         yield from itertools.chain(*states)
-
-
-def shapes_of(variables: Iterable[Variable | np.ndarray]) -> list[str]:
-    """Return the shape and dtype of each variable, as text."""
-    return [f"{list(v.shape)} {v.dtype}" for v in variables]

@@ -101,8 +101,8 @@ def run_on_each_tower(
 
     Use this in custom training loops. It works eagerly and inside a
     ``tf.function``, with any TensorFlow strategy that traces its replicas one
-    by one. Without a strategy, the function runs once. All towers have to
-    create the same program, so this compares:
+    by one. Without a strategy, the function runs once. All towers must create
+    the same program, so this compares:
 
     * the variables that ``fn`` creates: all towers create the same ones, or
       only the first creates them and the others reuse them, as with layers;
@@ -214,7 +214,7 @@ class _TowerResults:
             raise TowerError(
                 f"tower {index} creates other variables than tower 0: it "
                 f"creates {own or 'nothing'} where tower 0 creates "
-                f"{of_tower_0 or 'nothing'}. Either every tower has to create "
+                f"{of_tower_0 or 'nothing'}. Either every tower must create "
                 "the same variables, in the same order, with the same names, "
                 "shapes and dtypes, or only tower 0 may create any."
             )

@@ -71,7 +71,7 @@ def find_named(target: str, *takes: str) -> Callable[..., object]:
     except TypeError:
         wanted = " and ".join(takes) or "without arguments"
         raise TowerError(
-            f"{target} has to be a function {wanted}, but is {function!r:.80}"
+            f"{target} must be a function {wanted}, but is {function!r:.80}"
         ) from None
     except ValueError:  # Not all that can be called has a signature.
         pass

@@ -176,8 +176,8 @@ class NoParts(ComposedStrategy):
     [
         (NoSum, r"\.NoSum is not complete: it does not define sum\."),
         (NoGather, r"\.NoGather .* not define engine_gather\."),
-        (NoPlace, "NoPlace has no rank: its constructor has to call"),
-        (NoParts, r"\.NoParts is not complete: its constructor has to call s"),
+        (NoPlace, "NoPlace has no rank: its constructor must call"),
+        (NoParts, r"\.NoParts is not complete: its constructor must call s"),
         (int, "builtins.int is not complete: .*all_reduce.*EngineTransport"),
     ],
 )
@@ -230,9 +230,9 @@ def test_options_that_parts_contradict_are_refused(options, said):
         ),
         (
             {"placement": lambda weight: None},
-            "puts .*kernel on None: it has to return one of",
+            "puts .*kernel on None: it must return one of",
         ),
-        ({"mode": lambda grads, devices: None}, "<lambda> has to return 2 l"),
+        ({"mode": lambda grads, devices: None}, "<lambda> must return 2 l"),
         (
             {"mode": lambda grads, devices: [row[:1] for row in grads]},
             "reduction .*<lambda> returned 1 sums for . gradients",

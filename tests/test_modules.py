@@ -31,9 +31,8 @@ SHOWN_BY = {
         fit/step/divided_batch
     """,
     "fit/step/test_global_step.py": """
-        fit/contract fit/step/program_inputs
-        fit/step/step_layout fit/step/program_exchanges
-        fit/step/tower_functions fit/step/trace
+        fit/contract fit/step/step_layout fit/step/tower_functions
+        fit/step/trace
     """,
     "fit/step/test_step_costs.py": "fit/step/step_reports",
     "fit/test_step_order.py": "fit/step_agreement",
@@ -56,8 +55,8 @@ SHOWN_BY = {
         partition/moments partition/registry
         partition/rules/batched partition/rules/draws
         partition/rules/elementwise partition/rules/indexing
-        partition/rules/reductions partition/rules/rounds
-        partition/rules/shapes partition/rules/slices partition/spans
+        partition/rules/reductions partition/rules/shapes
+        partition/rules/slices partition/spans
     """,
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
@@ -91,7 +90,7 @@ SHOWN_BY = {
         conformance/cases conformance/case_models conformance/ordinary
         conformance/outcomes
     """,
-    "test_backup.py": "backup_folder saved_training",
+    "test_backup.py": "backup_folder saved_state saved_training",
     "test_extending.py": """
         _incomplete conformance/strategy_check rendezvous/joined_job
         strategies/composed

@@ -231,7 +231,7 @@ def test_more_hosts_have_the_plan_that_each_number_has_alone():
 @pytest.mark.parametrize(
     ("layouts", "said"),
     [
-        (len, "it has to return a keras.distribution.LayoutMap or"),
+        (len, "it must return a keras.distribution.LayoutMap or"),
         (
             lambda devices: layouts_of_pairs(devices[:2], (1, 2)),
             "has other devices than the function gets",

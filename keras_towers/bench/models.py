@@ -134,7 +134,7 @@ class Stored:
         model, *data = built if isinstance(built, (tuple, list)) else (built,)
         if not isinstance(model, keras.Model) or len(data) not in (0, 2):
             raise TowerError(
-                f"{source} has to return a compiled Keras model, or (model, x, "
+                f"{source} must return a compiled Keras model, or (model, x, "
                 f"y), but returned {built!r:.80}"
             )
         if not model.compiled:
@@ -208,7 +208,7 @@ def _array(leaf: ArrayLike, source: str) -> np.ndarray:
     array = np.asarray(leaf)
     if array.ndim == 0 or not len(array) or array.dtype.hasobject:
         raise TowerError(
-            f"{source} has to return arrays of examples as x and y, but among "
+            f"{source} must return arrays of examples as x and y, but among "
             f"them is {leaf!r:.80}"
         )
     return array

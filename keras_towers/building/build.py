@@ -48,7 +48,7 @@ def build_wheel(
         problems = toolchain.problems(recipe.tools())
         if problems:
             raise InstallError(
-                f"{recipe.title} has to be compiled on this machine, which "
+                f"{recipe.title} must be compiled on this machine, which "
                 "lacks:\n" + "\n".join(f"  - {problem}" for problem in problems)
             )
         with tempfile.TemporaryDirectory(

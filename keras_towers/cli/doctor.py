@@ -43,9 +43,9 @@ def doctor(
     is 1.
 
     Args:
-        self_test: Also train in two processes (one to three minutes), over
-            TensorFlow, parameter servers and Horovod, compare the losses with
-            one process, and sum over all GPUs with NCCL.
+        self_test: Also sum over all GPUs with NCCL, train in two processes
+            over TensorFlow, parameter servers and Horovod, and compare the
+            losses with one process (one to three minutes).
     """
     console = Console(highlight=False)
     with console.status("checking"):

@@ -229,7 +229,7 @@ def verify(
             built = (built, *examples)
         if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
             raise TowerError(
-                f"{target} has to return a compiled keras.Model, alone or as "
+                f"{target} must return a compiled keras.Model, alone or as "
                 "(model, x), (model, x, y), (model, x, y, sample_weight) or "
                 f"(model, dataset), but returned {built!r:.200}."
             )
@@ -279,9 +279,8 @@ def _options(
 ) -> None:
     """Train a Keras 3 model on many devices with one line around fit.
 
-    python -m keras_towers has the same commands. If another launcher starts a
-    script written for Horovod or BytePS, it also runs that script in its own
-    process:
+    python -m keras_towers has the same commands. It also runs a script written
+    for Horovod or BytePS as one process of another launcher's job:
 
     srun python -m keras_towers train.py --epochs 5
 

@@ -77,16 +77,15 @@ def plan(
         layouts: A function that gets the names of N devices. It returns a
             keras.distribution.LayoutMap or ModelParallel on a mesh of these
             devices. Adds a column.
-        hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64. Three dots keep
-            doubling the number before them.
-        link_between: Rate at which a host sends to others and, at the same
-            time, receives, such as 100Gbit. You can add a latency, as in
-            100Gbit,30us.
-        link_within: The same between the devices of a host, such as 300GB/s or
-            300GB/s,5us.
-        step_ms: Milliseconds that a step takes on one device alone, with its
-            share of the batch. Without it, the command shows only the times of
-            exchanges.
+        hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64, where three dots
+            stand for repeated doubling.
+        link_between: Rate of a host's link, which its devices share, in each
+            direction, such as 100Gbit. You can add a latency, as in
+            100Gbit,30us, which is the default.
+        link_within: Rate of each device to others of its host, such as 300GB/s
+            or, with the default latency, 300GB/s,5us.
+        step_ms: Milliseconds of a step on one device alone, with its share of
+            the batch. Default: show only the times of exchanges.
         plot: Also draw the examples per second into this file (.png, .svg,
             .pdf), with matplotlib.
         as_json: Print JSON, with all sizes in bytes.

@@ -189,8 +189,8 @@ def parse_hosts(text: str, towers: int) -> list[int]:
 def _not_hosts(text: str) -> TowerError:
     return TowerError(
         f"--hosts {text} is not allowed: give numbers of hosts in ascending "
-        "order, such as 1,2,3 or 1,2,...,64, where three dots keep doubling "
-        "the number before them up to the number after them"
+        "order, such as 1,2,3 or 1,2,...,64, where three dots double the "
+        "number before them until they reach the next"
     )
 
 

@@ -155,9 +155,8 @@ def run(**options: Any) -> None:
         ps: Number of parameter servers to start on this machine.
         workers: Number of processes that train, connected by TensorFlow or,
             with --ps, by parameter servers.
-        strategy: Run the unmodified script inside this strategy, such as
-            horovod. Options follow the name, as in
-            horovod:weights=sharded:shard_over=process.
+        strategy: Run the unmodified script inside this strategy. Options follow
+            the name, as in horovod:weights=sharded:shard_over=process.
         no_strategy: Require no strategy: each process trains a separate model,
             unless the script itself connects them.
         towers: Towers per process, with --strategy or --ps. Without GPUs, this
@@ -165,21 +164,22 @@ def run(**options: Any) -> None:
         servers: Number of BytePS servers to start. Default: 1 with --strategy
             byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
-        device_memory: Memory of each device, such as 24GiB, which fit checks
-            before the first step. 0: no check. Default: the memory of GPUs.
+        device_memory: Memory of each device, such as 24GiB. Before the first
+            step, fit checks that the model needs no more. 0: no check. Default:
+            the memory of GPUs.
         module: Take SCRIPT as the name of a module, as python -m does.
         output: Also write each rank's output to a file in this folder.
         stall_warning: Seconds until a waiting rank reports which ranks it waits
             for. 0: never.
         stall_shutdown: Seconds until a stalled job ends. 0: never.
-        grace: Seconds between SIGTERM and SIGKILL, in which a script can save a
-            kt.Backup, for example.
+        grace: Seconds between SIGTERM and SIGKILL, for example to save a
+            kt.Backup.
         restarts: How often to start all processes again if one is killed, ends
             with exit code 75, or is on a host that does not answer. With
             kt.Backup, fit resumes.
-        standby: To restart faster, keep a second process for each rank, which
-            has imported TensorFlow. Export the variables that TensorFlow reads
-            when it is imported.
+        standby: To restart faster, keep a second process for each rank, with
+            TensorFlow imported. Export the variables that TensorFlow reads on
+            import.
         network_interface: Network interface for the rendezvous. Default: the
             one with a route to the hosts.
         min_np: Elastic jobs: minimum number of ranks.
@@ -204,7 +204,8 @@ def run(**options: Any) -> None:
     strategy, named = parse(given.strategy) if given.strategy else (None, {})
     if "towers" in named:
         raise TowerError(
-            f"towers={named['towers']} is not for --strategy: give --towers"
+            "--strategy takes no option towers: give --towers "
+            f"{named['towers']}"
         )
     plan = _make_plan(given, _choose_engine(given, strategy))
     check_script(given.script, given.module)
@@ -212,7 +213,8 @@ def run(**options: Any) -> None:
     _check_restarts(given, plan)
     if plan.joined and given.output:
         raise TowerError(
-            f"--output is not for {plan.joined}, which has its own logs"
+            f"--output does not work for {plan.joined}: its launcher writes "
+            "the logs"
         )
     setup = Setup(
         strategy=strategy,
@@ -339,8 +341,8 @@ def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
         engine = Engine(strategy, strategy, strategy, strategy)
     if tasks and known and not (engine and engine.roles):
         raise TowerError(
-            f"--ps and --workers are not for the strategy {strategy}, which "
-            "connects its processes in another way: give -np N"
+            f"--ps and --workers do not work with the strategy {strategy}: "
+            "give -np N"
         )
     if engine is None:
         engine = known_engines.HOROVOD
@@ -352,7 +354,7 @@ def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
             engine = known_engines.BYTEPS
     if given.ps and not engine.serves:
         raise TowerError(
-            f"the strategy {strategy} has no use for parameter servers: leave "
+            f"the strategy {strategy} does not use parameter servers: leave "
             "out --ps"
         )
     if given.processes and tasks:
@@ -361,8 +363,9 @@ def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
         )
     if given.servers and engine is not known_engines.BYTEPS:
         raise TowerError(
-            f"--servers is for --strategy {known_engines.BYTEPS.strategy}: the "
-            f"strategy {strategy or engine.strategy} has no use for servers"
+            f"the strategy {strategy or engine.strategy} does not use servers: "
+            f"leave out --servers, or give --strategy "
+            f"{known_engines.BYTEPS.strategy}"
         )
     elsewhere = given.named(
         "hosts",
@@ -395,8 +398,8 @@ def _make_plan(given: RunOptions, engine: Engine) -> LaunchPlan:
         joined = _plan_to_join(engine, ranks)
         if joined and servers:
             raise TowerError(
-                "servers are for jobs whose processes this command starts: "
-                "give -np, and -H for other machines"
+                "servers need a job whose processes this command starts: give "
+                "-np, and -H for other machines"
             )
         if joined:
             return joined
@@ -526,12 +529,12 @@ def _check_restarts(given: RunOptions, plan: LaunchPlan) -> None:
         )
     if restarts and plan.joined:
         raise TowerError(
-            f"--restarts is not for {plan.joined}: it has to start all "
-            "processes again itself"
+            f"--restarts does not work for {plan.joined}: its launcher must "
+            "start all processes again"
         )
     needless = given.standby or given.commits
     if needless and not restarts and not plan.elastic:
         raise TowerError(
-            f"{'--standby' if given.standby else '--commits'} is for jobs "
+            f"{'--standby' if given.standby else '--commits'} needs a job "
             "that may start again: give --restarts or --min-np, too"
         )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 
-import tensorflow as tf
-
+from keras_towers._strategy import Strategy
 from keras_towers.conformance.cases import CASES, Case
 from keras_towers.conformance.outcomes import (
     Outcome,
@@ -19,7 +18,7 @@ from keras_towers.strategies.base import BaseStrategy
 
 
 def check_strategy(
-    make_strategy: Callable[[], tf.distribute.Strategy],
+    make_strategy: Callable[[], Strategy],
     cases: Iterable[str] = tuple(CASES),
     *,
     tolerance: float | None = None,
@@ -33,13 +32,13 @@ def check_strategy(
     last bit. After the block, the model must be an ordinary one, with its own
     variables.
 
-    In a job of several processes, all of them call this.
+    In a job of several processes, all of them must call this.
 
     Args:
         make_strategy: makes the strategy, such as its class.
         cases: names in ``keras_towers.extending.CASES``.
         tolerance: the largest difference allowed, absolute and relative; None:
-            rounding. A strategy that compresses gradients needs another.
+            rounding. A strategy that compresses gradients needs more.
 
     Raises:
         AssertionError: training differs from one device. The error names the

@@ -169,7 +169,7 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
     )
     return TowerError(
         f"{ended}, and does not call {kind}, but rank {config.job.rank} "
-        f"does. Every rank has to call {kind}{advice}."
+        f"does. Every rank must call {kind}{advice}."
     )
 
 
@@ -243,7 +243,7 @@ def compare_variables(
         of_ranks = [failure or "built" for failure in failures]
         raise TowerError(
             "some ranks cannot build the model, and others can: "
-            f"{rank_checks.describe_ranks(of_ranks, '; ')}. Every rank has to "
+            f"{rank_checks.describe_ranks(of_ranks, '; ')}. Every rank must "
             "build and compile the same model."
         )
     for rank, other in enumerate(ranks):
@@ -260,7 +260,7 @@ def compare_variables(
             raise TowerError(
                 f"rank {rank} does not have the variables of rank 0. Only on "
                 f"rank 0: {_listed(missing)}. Only on rank {rank}: "
-                f"{_listed(extra)}. Every rank has to build the same model in "
+                f"{_listed(extra)}. Every rank must build the same model in "
                 "the same order, and compile it the same way."
             )
     _, of_rank_0, _ = gathered[0]

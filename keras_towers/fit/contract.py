@@ -155,7 +155,7 @@ def check_equal_gradients(towers: Sequence[NamedGradients]) -> None:
             odd = sorted(set(first.names) ^ set(other.names)) or other.names
             raise TowerError(
                 f"tower {index} and tower 0 train different variables: they "
-                f"differ in {', '.join(odd)}. Every tower has to run the same "
+                f"differ in {', '.join(odd)}. Every tower must run the same "
                 "model: create variables in build(), independent of the data "
                 "and of the replica."
             )

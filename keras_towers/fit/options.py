@@ -111,8 +111,8 @@ class StrategyOptions:
             CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs an even
             number of towers), ``"towers"`` (on each in turn), ``"host"``, or
             None to choose automatically. If a mode cannot run, another replaces
-            it, and the log says why. Or a ``keras_towers.extending.Reduction``,
-            a function of your own.
+            it, and the log says why. You can also give a function of your own,
+            a ``keras_towers.extending.Reduction``.
         updates: ``"once"``: tower 0 updates the weights and distributes them.
             ``"each"``: every tower updates its own copy. ``"sharded"``: every
             tower of all processes updates its rows of each large weight, and
@@ -126,7 +126,7 @@ class StrategyOptions:
         gather_bytes: with ``weights="sharded"``: the bytes of gathered weights
             that a tower holds at a time, as a number or a text such as
             "256MiB". A smaller number needs more exchanges. A weight larger
-            than a quarter of it is gathered alone, and may not be counted.
+            than a quarter of it is gathered alone, and may exceed it.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, as for ``ModelParallelStrategy``. Every process has such a
             mesh; each row of the mesh is a tower. None: each tower is a device.
@@ -135,9 +135,9 @@ class StrategyOptions:
             each process share it, and every process has all shards, as with
             hybrid shards (HSDP). Weights are then gathered within a process,
             and processes exchange only the sums of gradients.
-        packer: a ``GradientPacker``, which packs what towers exchange into a
-            few buffers; True for one with default settings, False
-            for none. None: pack on accelerators but not on CPUs.
+        packer: a ``GradientPacker``, which packs the tensors that towers
+            exchange into a few buffers; True for one with default settings,
+            False for none. None: pack on accelerators but not on CPUs.
         compression: how processes exchange gradients. None: losslessly, as the
             strategy prefers. ``"none"``: losslessly, always by the strategy's
             engine. ``"fp16"``, ``"fp16-shards"``, ``"bf16"``,
@@ -160,8 +160,8 @@ class StrategyOptions:
         scale_gradient: divide gradients by the number of towers or workers.
             With SGD, one batch on each of them then moves the weights as far as
             one synchronous step. Optimizers that ignore the scale of gradients,
-            such as Adam, are not affected. Workers that update together apply
-            the average; with False, the sum.
+            such as Adam, are not affected. True: workers that update together
+            apply the average of their gradients. False: the sum.
         stall_timeout_s: seconds that a worker waits for slow or restarting
             workers before it fails; in one process, seconds in which no replica
             finishes a step.
@@ -288,8 +288,8 @@ class StrategyOptions:
             )
         if not self.average:
             raise TowerError(
-                f"sync_every={steps} contradicts average=False: a sum needs "
-                "the gradients of all ranks, and each rank has only its own. "
+                f"sync_every={steps} contradicts average=False: with "
+                "sync_every, no rank has the sum of all gradients. "
                 "Leave one of them out."
             )
 

@@ -59,7 +59,7 @@ class ElasticOptions:
             options += [f"-np {self.ranks}"] if self.ranks != least else []
             options += [f"--max-np {most}"] if self.max_ranks else []
             raise TowerError(
-                f"{', '.join(options[:-1])} and {options[-1]} have to be in "
+                f"{', '.join(options[:-1])} and {options[-1]} must be in "
                 "ascending order"
             )
         shortest, longest = self.cooldown_s
@@ -128,7 +128,7 @@ def discover_by_script(
         )
     entries = [*filter(str.strip, result.stdout.splitlines())]
     form = (
-        f"the host discovery script {script} has to print lines like "
+        f"the host discovery script {script} must print lines like "
         "'host:2' or 'host'"
     )
     # An empty list is no error: hosts may appear later.

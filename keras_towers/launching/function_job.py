@@ -75,7 +75,7 @@ def launch(
         stall_shutdown_s: seconds until a stalled job ends; 0: never.
 
     Returns:
-        The result of ``fn`` on rank 0. It has to be an object that can be
+        The result of ``fn`` on rank 0. It must be an object that can be
         pickled: numbers, arrays, weights, a Keras model.
 
     Raises:

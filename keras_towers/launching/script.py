@@ -93,7 +93,7 @@ def run_as_is(words: Sequence[str]) -> None:
             "To train one model in all of them, start the script by "
             f"`keras-towers run --strategy {engine.strategy}`, or write `with "
             f"kt.{engine.strategy_class}():` around fit. If each should train "
-            "a model of its own, start it by `python` alone.",
+            "its own model, start it by `python` alone.",
         )
     _run(sys.argv[0], module, contextlib.nullcontext())
 
@@ -161,7 +161,7 @@ def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
         f"To train one model in all of them, add --strategy {suggested} to "
         f"`keras-towers run`, or `with kt.{STRATEGIES[suggested].kind}():` "
         "around fit in the script. "
-        "If each should train a model of its own, give --no-strategy"
+        "If each should train its own model, give --no-strategy"
         + (", and -np in place of --ps and --workers." if has_servers else "."),
     )
 

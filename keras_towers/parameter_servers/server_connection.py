@@ -108,7 +108,7 @@ class Connection:
             dict.fromkeys(names, liveness.TaskState.LOST)
         )
         watch.end_process(
-            f"{self._name} has to end: {lost}. Start all tasks of the job "
+            f"{self._name} must end: {lost}. Start all tasks of the job "
             "again, from a backup."
         )
 
@@ -153,7 +153,7 @@ class Connection:
                 raise
             first, *_ = str(error.message).strip().splitlines() or [""]
             raise TowerError(
-                f"{self._name} has to end: {reason}. Start all tasks of the "
+                f"{self._name} must end: {reason}. Start all tasks of the "
                 f"job again, from a backup. ({type(error).__name__}: {first})"
             ) from error
 
@@ -195,9 +195,8 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         raise SystemExit(0)
     if not cluster.trains:
         raise TowerError(
-            f"{strategy} has no use for the task {cluster}: leave it out "
-            "of TF_CONFIG, and evaluate the chief's checkpoints in a script of "
-            "its own"
+            f"{strategy} does not use the task {cluster}: leave it out of "
+            "TF_CONFIG, and evaluate the chief's checkpoints in another script"
         )
     if _connection is None:
         _connection = Connection(cluster)
@@ -205,7 +204,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     elif _connection.cluster != cluster:
         raise TowerError(
             f"this process is already {_connection.cluster} of another job: "
-            f"start a process of its own for {cluster}"
+            f"start another process for {cluster}"
         )
     return _connection
 
@@ -300,7 +299,7 @@ class ServerPeers:
                 announce(f"{me} waits for {missing_tasks}")
         raise TowerError(
             f"{me} has waited {self.stall_timeout_s:g} s for "
-            f"{missing_tasks}. Every task that TF_CONFIG names has to run the "
+            f"{missing_tasks}. Every task that TF_CONFIG names must run the "
             "script, and to call the same methods in the same order; raise "
             "stall_timeout_s to wait longer."
         )

@@ -286,7 +286,7 @@ def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
     if optimizer is not model.optimizer:
         raise TowerError(
             f"the optimizer {optimizer.name!r} of model {model.name!r} is "
-            "not built yet, and all workers have to know its variables "
+            "not built yet, and all workers must know its variables "
             "before they train: call optimizer.build(variables) before fit."
         )
     with as_one_device(optimizer, model.trainable_variables):

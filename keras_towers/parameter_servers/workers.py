@@ -313,7 +313,7 @@ class Workers:
             named = (f"{self._name(r)} at {self._address(r)}" for r in lost)
             states = describe_each(dict.fromkeys(named, TaskState.LOST))
             raise TowerError(
-                f"{here} has to end: {states}. Start all tasks of the job "
+                f"{here} must end: {states}. Start all tasks of the job "
                 "again, from a backup."
             )
         raise TowerError(

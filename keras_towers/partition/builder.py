@@ -426,6 +426,11 @@ class Builder:
         known = [*shape[:axis], None, *shape[axis + 1 :]]
         return self.op("Slice", [tensor, begin, size], known)
 
+    def only_if(self, condition: Tensor, tensor: Tensor) -> Tensor:
+        """Return a tensor, and zeros where a condition does not hold."""
+        zeros = self.op("ZerosLike", [tensor], tensor.shape)
+        return self.op("SelectV2", [condition, tensor, zeros], tensor.shape)
+
     def cast(
         self, tensor: Tensor, dtype: tf.DType, is_repeated: bool = True
     ) -> Tensor:

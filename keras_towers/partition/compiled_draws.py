@@ -11,8 +11,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from keras_towers import compat
-from keras_towers.partition.effects import is_draw
-from keras_towers.partition.kernels import Kernels, called_names, rename_calls
+from keras_towers.partition.effects import called_names, is_draw
+from keras_towers.partition.kernels import Kernels, rename_calls
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -345,10 +345,7 @@ class Converter:
         is_repeated = options.micro_batches or options.replicate_shards
         if part.of_batch or not is_repeated:
             return part
-        zeros = self.builder.op("ZerosLike", [part], part.shape)
-        return self.builder.op(
-            "SelectV2", [self.is_first_part, part, zeros], part.shape
-        )
+        return self.builder.only_if(self.is_first_part, part)
 
     def _slice_own_rows(self, value: Value, layout: Sharded) -> Tensor:
         tensor, unit, axis = self.replicate(value), layout.unit, layout.axis
@@ -368,10 +365,7 @@ class Converter:
             return value.own
         if value not in self._parts:
             whole = self.replicate(value)
-            zeros = self.builder.op("ZerosLike", [whole], whole.shape)
-            self._parts[value] = self.builder.op(
-                "SelectV2", [self.is_first, whole, zeros], whole.shape
-            )
+            self._parts[value] = self.builder.only_if(self.is_first, whole)
         return self._parts[value]
 
     def to_layout(self, value: Value, layout: Layout) -> Tensor:
@@ -403,17 +397,12 @@ class Converter:
             return self.builder.constant(entries, like.dtype)
         sizes: list[Tensor] = []
         for index, entry in enumerate(entries):
-            size = (
-                entry
-                if isinstance(entry, Tensor)
-                else None
-                if entry is None
-                else self.units.global_size(entry)
-            )
+            size = entry
+            if size is not None and not isinstance(size, Tensor):
+                size = self.units.global_size(size)
             if size is None:
-                size = self.builder.cast(
-                    self.builder.vector_entry(like, index), SIZE_DTYPE
-                )
+                size = self.builder.vector_entry(like, index)
+                size = self.builder.cast(size, SIZE_DTYPE)
             sizes.append(size)
         return self.builder.size_vector(sizes, like.dtype)
 

@@ -343,8 +343,7 @@ def _drop_padding(units: Units, output: Value, divided_by: Sharded) -> Tensor:
     if layout is not None:
         return units.drop_padding(tensor, output.sizes, layout)
     some = builder.op("Greater", [divided_by.unit.count, 0], ())
-    zeros = builder.op("ZerosLike", [tensor], tensor.shape)
-    return builder.op("SelectV2", [some, tensor, zeros], tensor.shape)
+    return builder.only_if(some, tensor)
 
 
 # Operations whose outputs are finite or NaN, and operations whose outputs are

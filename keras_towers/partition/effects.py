@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.program import Attributes
 
 _READS = """
     ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp
@@ -99,14 +100,20 @@ def written(operation: tf.Operation) -> list[int]:
     ]
 
 
-def called_graphs(operation: tf.Operation) -> list[Any]:
-    """The graphs of called functions; None for one that is unknown."""
-    names = []
-    if compat.op_definition(operation.type) is None:
-        names.append(operation.type)
-    for value in operation.node_def.attr.values():
+def called_names(attributes: Attributes) -> list[str]:
+    """Return the names of the functions that a node calls."""
+    names: list[str] = []
+    for value in attributes.values():
         if value.HasField("func"):
             names.append(value.func.name)
         names += [function.name for function in value.list.func]
+    return names
+
+
+def called_graphs(operation: tf.Operation) -> list[Any]:
+    """The graphs of called functions; None for one that is unknown."""
+    names = called_names(operation.node_def.attr)
+    if compat.op_definition(operation.type) is None:
+        names.append(operation.type)
     graph = operation.graph
     return [compat.graph_of_function(graph, name) for name in names]

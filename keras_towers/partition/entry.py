@@ -95,68 +95,221 @@ def partition_graph(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    inputs = _inputs(graph, layouts, of_columns)
-    units = _units(graph, layouts, inputs, options)
-    of_gradients = itertools.chain(*gradients.values())
-    shares = _variable_shares(units, [*layouts, *of_gradients])
+    given = _GraphInputs(graph, layouts, of_columns, options)
+    given.add_shares(itertools.chain(layouts, *gradients.values()))
+    inputs = given.inputs
     marks = Marks(gradients, _terms_of(graph, gradients), updates)
-    converter = Converter(units, inputs.is_first, inputs.is_first_part, options)
+    converter = Converter(
+        given.units, inputs.is_first, inputs.is_first_part, options
+    )
     scope = Scope(converter, marks)
-    values, sizes = _values(graph, layouts, inputs, units)
-    copies = _copies(layouts, inputs.of_graph, values, scope)
+    values = given.values()
+    given.add_copies(values, scope)
     try:
         by_name = lay_out_graph(scope, graph, values)
     except CannotGather:
         # An operation without a rule takes a list of rows.
         undivided = dataclasses.replace(options, lists=False)
-        given = graph, layouts, wanted, gradients, updates, of_columns
-        return partition_graph(*given, undivided)
+        return partition_graph(
+            graph, layouts, wanted, gradients, updates, of_columns, undivided
+        )
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
-    inputs = dataclasses.replace(
-        inputs, sizes=sizes, copies=copies, shares=shares
-    )
     return _program(scope, inputs, results, by_name)
 
 
-def _inputs(
-    graph: tf.Graph,
-    layouts: Sequence[InputLayout],
-    of_columns: Sequence[ColumnInput],
-) -> Inputs:
-    """Return the inputs of a program, without those that a layout adds."""
-    tensors = [
-        _tensor(traced, layout)
-        for traced, layout in zip(graph.inputs, layouts, strict=True)
-    ]
-    for tensor in tensors[len(tensors) - len(of_columns) :]:
-        tensor.on_columns = True
-    number = tf.TensorShape(())
-    return Inputs(
-        of_graph=tensors,
-        start=Tensor(SIZE_DTYPE, number, on_towers=True),
-        total=Tensor(SIZE_DTYPE, number, on_towers=False),
-        is_first=Tensor(tf.bool, number, on_towers=True),
-        is_first_part=Tensor(tf.bool, number, on_towers=True),
-        sizes={},
-        of_columns=of_columns,
-    )
+class _GraphInputs:
+    """The inputs of a graph, and the units that their rows are counted in.
+
+    Args:
+        graph: the graph.
+        layouts: the layouts of its N inputs.
+        of_columns: as for ``partition_graph``.
+        options: the options of the layout.
+
+    Attributes:
+        inputs: those of the program.
+        units: the units.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        layouts: Sequence[InputLayout],
+        of_columns: Sequence[ColumnInput],
+        options: LayoutOptions,
+    ):
+        tensors = list(map(_tensor, graph.inputs, layouts))
+        for tensor in tensors[len(tensors) - len(of_columns) :]:
+            tensor.on_columns = True
+        self._each = list(zip(graph.inputs, tensors, layouts, strict=True))
+        self._sizes: dict[str, Tensor] = {}
+        self._copies: dict[int, Tensor] = {}
+        self._shares: dict[int, tuple[Tensor, Tensor]] = {}
+        self.inputs = Inputs(
+            of_graph=tensors,
+            start=_scalar(on_towers=True),
+            total=_scalar(on_towers=False),
+            is_first=_scalar(on_towers=True, dtype=tf.bool),
+            is_first_part=_scalar(on_towers=True, dtype=tf.bool),
+            sizes=self._sizes,
+            copies=self._copies,
+            shares=self._shares,
+            of_columns=of_columns,
+        )
+        self._builder = Builder(
+            shard_axes=("towers",) if options.replicate_shards else EVERYWHERE
+        )
+        total = self.inputs.total
+        size, count = self._examples()
+        examples = Unit(size, count, self.inputs.start, total)
+        self.units = Units(self._builder, examples)
+        self.units.sizes[symbol_name(EXAMPLES)] = total
+
+    def _examples(self) -> tuple[Dimension, Tensor]:
+        """Return the global and the local number of examples.
+
+        Without rows in the inputs, everything is computed once, and the number
+        of examples of a tower does not matter.
+        """
+        builder, count = self._builder, self.inputs.total
+        if any(isinstance(layout, AllExamples) for _, _, layout in self._each):
+            # No size is a multiple of what is not there.
+            return _NOTHING, count
+        for traced, own, layout in self._each:
+            if isinstance(layout, Sharded) and layout.unit is None:
+                size: Dimension | None = traced.shape[layout.axis]
+                if size is None:
+                    size = EXAMPLES
+                else:
+                    size = size // layout.rows_per_unit
+                return size, self._number_of_units(own, layout)
+            if isinstance(layout, RowSplits):
+                ends = builder.axis_size(own)
+                count = builder.compute_size("Sub", ends, 1)
+            elif isinstance(layout, SparseShape):
+                count = builder.vector_entry(own, 0)
+        return EXAMPLES, count
+
+    def _number_of_units(self, tensor: Tensor, layout: Sharded) -> Tensor:
+        """Return the local number of units of sharded rows."""
+        rows = self._builder.axis_size(tensor, layout.axis)
+        if layout.rows_per_unit == 1:
+            return rows
+        return self._builder.compute_size(
+            "FloorDiv", rows, layout.rows_per_unit
+        )
+
+    def add_shares(self, layouts: Iterable[InputLayout]) -> None:
+        """Add the units of variables in shards, and the shares of towers."""
+        for layout in layouts:
+            if not isinstance(layout, InShards) or layout.size in self._shares:
+                continue
+            count, start = (
+                _scalar(on_towers=True, of_batch=False) for _ in range(2)
+            )
+            self._shares[layout.size] = count, start
+            if layout.rows is not None:
+                count = self._builder.constant(layout.rows, SIZE_DTYPE)
+            self.units.of_variables[layout.size] = Unit(
+                layout.size,
+                count,
+                start,
+                self._builder.constant(layout.size, SIZE_DTYPE),
+                of_variables=True,
+                local_size=layout.rows,
+            )
+
+    def values(self) -> list[Value]:
+        """Return the values of inputs, and add the sizes in their shapes."""
+        values = [self._value(index) for index, _ in enumerate(self._each)]
+        of_columns = self.inputs.of_columns
+        first = len(values) - len(of_columns)
+        for value, of_column in zip(values[first:], of_columns, strict=True):
+            if of_column.kind == "start":
+                # Of a vector with it, the other entries are still known.
+                value.known = np.array(UNKNOWN, object)
+        self.units.sizes.update(self._sizes)
+        return values
+
+    def _value(self, index: int) -> Value:
+        """Return the value of an input, with symbols for unknown sizes."""
+        (traced, tensor, layout), units = self._each[index], self.units
+        if isinstance(layout, SparseIndices):
+            return _sparse_indices(units, tensor, layout)
+        if isinstance(layout, SparseShape):
+            return _sparse_shape(units, tensor, layout)
+        if isinstance(layout, RowSplits):
+            return _row_splits(units, tensor, layout)
+        if isinstance(layout, Sharded):
+            unit: Any = units.of_batch
+            if layout.unit is not None:
+                count = self._number_of_units(tensor, layout)
+                unit = units.data_dependent_unit(layout.unit, count)
+            layout = dataclasses.replace(layout, unit=unit)
+        shape: Any = None
+        if traced.shape.rank is not None:
+            shape = list(sizes_of(traced.shape))
+            for axis, size in enumerate(shape):
+                name = f"{index}.{axis}"
+                if isinstance(layout, Sharded) and axis == layout.axis:
+                    shape[axis] = layout.size
+                elif isinstance(layout, AllExamples) and not axis:
+                    shape[axis] = EXAMPLES if size is UNKNOWN else size
+                elif size is UNKNOWN and (
+                    tensor.on_towers or isinstance(layout, AllExamples)
+                ):
+                    shape[axis] = symbol(name)
+                    self._sizes[name] = _scalar(on_towers=False)
+            shape = tuple(shape)
+        if isinstance(layout, (InShards, Mirrored, Replicated)):
+            return Value(REPLICATED, whole=tensor, shape=shape)
+        return Value(layout, local=tensor, shape=shape)
+
+    def add_copies(self, values: Sequence[Value], scope: Scope) -> None:
+        """Add the copies or shards that towers have of inputs.
+
+        Args:
+            values: the values of the inputs.
+            scope: that of the graph.
+        """
+        resources = scope.variables.resources
+        for index, (_, common, layout) in enumerate(self._each):
+            if isinstance(layout, Mirrored):
+                copy = dataclasses.replace(
+                    common, on_towers=True, of_batch=False
+                )
+                self._copies[index] = values[index].local = copy
+                if copy.handle is not None:
+                    resources.add_copies(common, copy)
+            elif isinstance(layout, InShards):
+                handle = _handle_of_shards(common.handle, layout)
+                copy = dataclasses.replace(
+                    common, on_towers=True, handle=handle, of_batch=False
+                )
+                self._copies[index] = copy
+                rows = self.units.rows_in(layout)
+                resources.add_copies(common, copy, rows)
 
 
-def _units(
-    graph: tf.Graph,
-    layouts: Sequence[InputLayout],
-    inputs: Inputs,
-    options: LayoutOptions,
-) -> Units:
-    """Return the units of a program, which know the number of examples."""
-    builder = Builder(
-        shard_axes=("towers",) if options.replicate_shards else EVERYWHERE
-    )
-    total = inputs.total
-    size, count = _examples(builder, graph.inputs, inputs, layouts)
-    units = Units(builder, Unit(size, count, inputs.start, total))
-    units.sizes[symbol_name(EXAMPLES)] = total
-    return units
+def _scalar(
+    on_towers: bool, dtype: tf.DType = SIZE_DTYPE, of_batch: bool = True
+) -> Tensor:
+    """Return a number that a program is given."""
+    return Tensor(dtype, tf.TensorShape(()), on_towers, of_batch=of_batch)
+
+
+def _tensor(traced: tf.Tensor, layout: InputLayout) -> Tensor:
+    """Return the tensor of an input."""
+    on_towers = not isinstance(layout, (InShards, Mirrored, Replicated))
+    handle = None
+    if traced.dtype == tf.resource and is_variable(traced):
+        handle = compat.get_resource_handle_data(traced)
+    if isinstance(layout, (RowSplits, SparseIndices)):
+        layout = Sharded(0)
+    if isinstance(layout, InShards):
+        layout = REPLICATED
+    shape = local_shape(traced.shape, layout)
+    return Tensor(traced.dtype, shape, on_towers, handle=handle)
 
 
 def _program(
@@ -211,181 +364,6 @@ def _terms_of(graph: tf.Graph, gradients: Iterable[str]) -> dict[str, str]:
     # A factor may be a sum of its own.
     scales = [n for n in found if type_of(n) in _SCALES]
     return {n: found[n] for n in found.keys() - scales}
-
-
-def _tensor(traced: tf.Tensor, layout: InputLayout) -> Tensor:
-    """Return the tensor of an input."""
-    on_towers = not isinstance(layout, (InShards, Mirrored, Replicated))
-    handle = None
-    if traced.dtype == tf.resource and is_variable(traced):
-        handle = compat.get_resource_handle_data(traced)
-    if isinstance(layout, (RowSplits, SparseIndices)):
-        layout = Sharded(0)
-    if isinstance(layout, InShards):
-        layout = REPLICATED
-    shape = local_shape(traced.shape, layout)
-    return Tensor(traced.dtype, shape, on_towers, handle=handle)
-
-
-def _examples(
-    builder: Builder,
-    traced: Sequence[tf.Tensor],
-    inputs: Inputs,
-    layouts: Sequence[InputLayout],
-) -> tuple[Dimension, Tensor]:
-    """Return the global and the local number of examples.
-
-    Without rows in the inputs, everything is computed once, and the number of
-    examples of a tower does not matter.
-    """
-    count = inputs.total
-    if any(isinstance(layout, AllExamples) for layout in layouts):
-        # No size is a multiple of what is not there.
-        return _NOTHING, count
-    for tensor, own, layout in zip(
-        traced, inputs.of_graph, layouts, strict=True
-    ):
-        if isinstance(layout, Sharded) and layout.unit is None:
-            size: Dimension | None = tensor.shape[layout.axis]
-            size = EXAMPLES if size is None else size // layout.rows_per_unit
-            return size, _number_of_units(builder, own, layout)
-        if isinstance(layout, RowSplits):
-            ends = builder.axis_size(own)
-            count = builder.compute_size("Sub", ends, 1)
-        elif isinstance(layout, SparseShape):
-            count = builder.vector_entry(own, 0)
-    return EXAMPLES, count
-
-
-def _number_of_units(
-    builder: Builder, tensor: Tensor, layout: Sharded
-) -> Tensor:
-    """Return the local number of units of sharded rows."""
-    rows = builder.axis_size(tensor, layout.axis)
-    if layout.rows_per_unit == 1:
-        return rows
-    return builder.compute_size("FloorDiv", rows, layout.rows_per_unit)
-
-
-def _values(
-    graph: tf.Graph,
-    layouts: Sequence[InputLayout],
-    inputs: Inputs,
-    units: Units,
-) -> tuple[list[Value], dict[str, Tensor]]:
-    """Return the values of inputs, and the sizes that their shapes name."""
-    sizes: dict[str, Tensor] = {}
-    values = [
-        _value(index, traced, tensor, layout, units, sizes)
-        for index, (traced, tensor, layout) in enumerate(
-            zip(graph.inputs, inputs.of_graph, layouts, strict=True)
-        )
-    ]
-    first = len(values) - len(inputs.of_columns)
-    for value, of_column in zip(values[first:], inputs.of_columns, strict=True):
-        if of_column.kind == "start":
-            # Of a vector with it, the other entries are still known.
-            value.known = np.array(UNKNOWN, object)
-    units.sizes.update(sizes)
-    return values, sizes
-
-
-def _value(
-    index: int,
-    traced: tf.Tensor,
-    tensor: Tensor,
-    layout: InputLayout,
-    units: Units,
-    sizes: dict[str, Tensor],
-) -> Value:
-    """Return the value of an input, with symbols for unknown sizes."""
-    if isinstance(layout, SparseIndices):
-        return _sparse_indices(units, tensor, layout)
-    if isinstance(layout, SparseShape):
-        return _sparse_shape(units, tensor, layout)
-    if isinstance(layout, RowSplits):
-        return _row_splits(units, tensor, layout)
-    if isinstance(layout, Sharded):
-        unit: Any = units.of_batch
-        if layout.unit is not None:
-            count = _number_of_units(units.builder, tensor, layout)
-            unit = units.data_dependent_unit(layout.unit, count)
-        layout = dataclasses.replace(layout, unit=unit)
-    shape: Any = None
-    if traced.shape.rank is not None:
-        shape = list(sizes_of(traced.shape))
-        for axis, size in enumerate(shape):
-            name = f"{index}.{axis}"
-            if isinstance(layout, Sharded) and axis == layout.axis:
-                shape[axis] = layout.size
-            elif isinstance(layout, AllExamples) and not axis:
-                shape[axis] = EXAMPLES if size is UNKNOWN else size
-            elif size is UNKNOWN and (
-                tensor.on_towers or isinstance(layout, AllExamples)
-            ):
-                shape[axis] = symbol(name)
-                sizes[name] = Tensor(
-                    SIZE_DTYPE, tf.TensorShape(()), on_towers=False
-                )
-        shape = tuple(shape)
-    if isinstance(layout, (InShards, Mirrored, Replicated)):
-        return Value(REPLICATED, whole=tensor, shape=shape)
-    return Value(layout, local=tensor, shape=shape)
-
-
-def _copies(
-    layouts: Sequence[InputLayout],
-    tensors: Sequence[Tensor],
-    values: Sequence[Value],
-    scope: Scope,
-) -> dict[int, Tensor]:
-    """Return the copies or shards that towers have of inputs, by the index."""
-    copies: dict[int, Tensor] = {}
-    for index, layout in enumerate(layouts):
-        common = tensors[index]
-        if isinstance(layout, Mirrored):
-            copy = dataclasses.replace(common, on_towers=True, of_batch=False)
-            copies[index] = values[index].local = copy
-            if copy.handle is not None:
-                scope.variables.resources.add_copies(common, copy)
-        elif isinstance(layout, InShards):
-            handle = _handle_of_shards(common.handle, layout)
-            copies[index] = dataclasses.replace(
-                common, on_towers=True, handle=handle, of_batch=False
-            )
-            rows = scope.units.rows_in(layout)
-            scope.variables.resources.add_copies(common, copies[index], rows)
-    return copies
-
-
-# ---- variables in shards -----------------------------------------------------
-
-
-def _variable_shares(
-    units: Units, layouts: Iterable[InputLayout]
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """Add the units of variables in shards; return the shares of towers."""
-    shares: dict[int, tuple[Tensor, Tensor]] = {}
-    for layout in layouts:
-        if not isinstance(layout, InShards) or layout.size in shares:
-            continue
-        number = tf.TensorShape(())
-        count, start = (
-            Tensor(SIZE_DTYPE, number, on_towers=True, of_batch=False)
-            for _ in range(2)
-        )
-        shares[layout.size] = count, start
-        if layout.rows is not None:
-            count = units.builder.constant(layout.rows, SIZE_DTYPE)
-        units.of_variables[layout.size] = Unit(
-            layout.size,
-            count,
-            start,
-            units.builder.constant(layout.size, SIZE_DTYPE),
-            of_variables=True,
-            local_size=layout.rows,
-        )
-    return shares
 
 
 def _handle_of_shards(whole: Any, layout: InShards) -> Any:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.program import Attributes
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework.attr_value_pb2 import AttrValue
-
-    from keras_towers.partition.program import Function, Operation
+from keras_towers.partition.effects import called_names
+from keras_towers.partition.program import Attributes, Function, Operation
 
 
 class Kernels:
@@ -82,17 +78,6 @@ def functions_of(operation: Operation) -> list[Function]:
     for value in operation.functions.values():
         functions += value if isinstance(value, Sequence) else [value]
     return functions
-
-
-def called_names(attributes: Attributes) -> list[str]:
-    """Return the names of the functions that a node calls."""
-    values: Iterable[AttrValue] = attributes.values()
-    names: list[str] = []
-    for value in values:
-        if value.HasField("func"):
-            names.append(value.func.name)
-        names += [function.name for function in value.list.func]
-    return names
 
 
 def rename_calls(attributes: Attributes, rename: Callable[[str], str]) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.kernels import called_names, functions_of
+from keras_towers.partition.effects import called_names
+from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.program import Function, Operation, Program, Tensor
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_device
-from keras_towers.partition.effects import is_check, is_draw
+from keras_towers.partition.effects import called_names, is_check, is_draw
 from keras_towers.partition.folding import LARGEST
-from keras_towers.partition.kernels import Kernels, called_names, functions_of
+from keras_towers.partition.kernels import Kernels, functions_of
 from keras_towers.partition.program import (
     Attributes,
     Operation,

@@ -304,7 +304,7 @@ class SumsByFunction(OnTowers):
         sums: Any = self._reduction(grads, devices)
         if not isinstance(sums, (list, tuple)) or len(sums) != len(grads):
             raise TowerError(
-                f"{self._source} has to return {len(grads)} lists of sums, one "
+                f"{self._source} must return {len(grads)} lists of sums, one "
                 f"for each tower, not {sums!r}."
             )
         for own, gradients in zip(sums, grads, strict=True):

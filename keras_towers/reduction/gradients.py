@@ -125,7 +125,7 @@ def check_sums(
         source: what returned them, in a message.
     """
     advice = (
-        "It has to return a list with one sum for each gradient, with its "
+        "It must return a list with one sum for each gradient, with its "
         "shape and dtype."
     )
     if not isinstance(sums, (list, tuple)) or len(sums) != len(gradients):

@@ -141,7 +141,7 @@ class RankSum:
             and isinstance(result[1], HookState)
         ):
             raise TowerError(
-                f"sum of {self._name} has to return the sums and the next "
+                f"sum of {self._name} must return the sums and the next "
                 f"HookState, not {result!r}."
             )
         sums, after = result
@@ -176,7 +176,7 @@ class RankSum:
                 first = self._hook.init(specs)
                 if not isinstance(first, HookState):
                     raise TowerError(
-                        f"init of {self._name} has to return a HookState, not "
+                        f"init of {self._name} must return a HookState, not "
                         f"{first!r}."
                     )
                 variables = tf.nest.map_structure(

@@ -64,7 +64,10 @@ class JoinedJob:
 
     def _opened(self) -> Any:
         if self._store is None:
-            raise TowerError("a job of one process has no store to share.")
+            raise TowerError(
+                "a job of one process cannot put or get values: call these "
+                "only if size is more than 1."
+            )
         return self._store
 
     def _name_of(self, key: str) -> str:
@@ -80,12 +83,12 @@ def join_job(engine: str) -> JoinedJob:
     """Join the job that a launcher has started this process for.
 
     This recognizes ``keras-towers run``, Slurm, ``torchrun`` and other
-    launchers. If no launcher has started the process, it is a job of its own.
+    launchers. A process that no launcher has started is a job of one rank.
     Ranks compare their versions. From now on, errors name ranks that are late
     or gone.
 
     Args:
-        engine: what will connect the ranks, for messages.
+        engine: the name of the engine that will connect the ranks.
 
     Raises:
         TowerError: the variables of a launcher contradict one another, or ranks

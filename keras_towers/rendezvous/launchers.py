@@ -31,8 +31,9 @@ GROUP = "keras_towers.launchers"
 class ClusterEnvironment:
     """A process started by a launcher as one of several.
 
-    A subclass describes a launcher by class attributes; those that end in
-    ``_in`` name the variables that hold a value.
+    A subclass describes a launcher by class attributes. Those that end in
+    ``_in`` name the environment variables that hold a value. To make
+    keras_towers find the subclass, name it in an entry point.
 
     Attributes:
         rank: the rank of this process.
@@ -44,9 +45,15 @@ class ClusterEnvironment:
 
     Example:
         >>> class Flock(ClusterEnvironment):
-        ...     name = "flock"
+        ...     name = "flock"  # in messages
         ...     rank_in, size_in = "FLOCK_RANK", "FLOCK_SIZE"
-        ...     job_in = ("FLOCK_JOB",)
+        ...     address_in = "FLOCK_FIRST_HOST"  # if it is set
+        ...     job_in = ("FLOCK_JOB",)  # what differs between jobs
+
+        In the package's ``pyproject.toml``::
+
+            [project.entry-points."keras_towers.launchers"]
+            flock = "my_package:Flock"
     """
 
     name: ClassVar[str]

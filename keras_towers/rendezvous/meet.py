@@ -206,7 +206,8 @@ class Meeting:
         except OSError as error:
             raise TowerError(
                 f"rank 0 cannot listen on port {wanted.port} of "
-                f"{bound or 'this machine'}: {error.strerror}."
+                f"{bound or 'this machine'}: {error.strerror}. Set "
+                f"{ENV_RENDEZVOUS} to an address and a free port of rank 0."
             ) from None
         # Other machines may need another address than this one.
         endpoint = dataclasses.replace(

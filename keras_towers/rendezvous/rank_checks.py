@@ -35,8 +35,8 @@ SAME_STEP: str = (
 )
 _SHOWN_CONSTANTS = 3
 _SAME_MODEL = (
-    "Every rank has to run the same model, and to compute the same loss for "
-    "the same variables."
+    "Every rank must run the same model, and compute the same loss for the "
+    "same variables."
 )
 # Any other difference only causes a warning.
 _MUST_MATCH = {"keras_towers", "Horovod", "BytePS"}
@@ -93,8 +93,8 @@ def different_things(points: Mapping[str, str]) -> str:
     """Say that ranks do different things: what each does, by its name."""
     return (
         f"the ranks do different things: {describe_each(points)}. Every rank "
-        "has to call the same methods in the same order, and to compile its "
-        "model at the same place."
+        "must call the same methods in the same order, and compile its model "
+        "at the same place."
     )
 
 

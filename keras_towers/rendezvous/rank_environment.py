@@ -93,4 +93,6 @@ def seconds(name: str, default: int) -> int:
     try:
         return round(float(text)) if text else default
     except (ValueError, OverflowError):
-        raise TowerError(f"{name} is {text!r}: give seconds.") from None
+        raise TowerError(
+            f"{name} is {text!r}: give a number of seconds."
+        ) from None

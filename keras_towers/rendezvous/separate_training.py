@@ -37,7 +37,7 @@ def member_of_job(*, certainly: bool = False) -> Member | None:
 
 
 def describe(member: Member, cause: str, advice: str = "") -> str:
-    """Say that each process of a job would train a model of its own.
+    """Say that each process of a job would train its own model.
 
     Args:
         member: this process.
@@ -51,8 +51,7 @@ def describe(member: Member, cause: str, advice: str = "") -> str:
 
 def _text(fact: str, cause: str, advice: str) -> str:
     return (
-        f"{fact}, and each would train a model of its own, since {cause}. "
-        f"{advice}"
+        f"{fact}, and each would train its own model, since {cause}. {advice}"
     )
 
 

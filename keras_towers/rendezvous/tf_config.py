@@ -144,7 +144,10 @@ def make_task() -> None:
     """
     server, rank = store.store_of_job(), launchers.detect()
     if server is None or rank is None or rank.size is None:
-        raise TowerError("only ranks of `keras-towers run` become tasks.")
+        raise TowerError(
+            f"{VARIABLE} is not set: set it, or start the script with "
+            "`keras-towers run`."
+        )
     address = reserve_port(source_address(server.host), _held)
     server.put(f"{_TASK}{rank.rank}", address)
     addresses = [
@@ -240,6 +243,6 @@ def _task(task: object, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
 
 def _refuse(what: str) -> NoReturn:
     raise TowerError(
-        f"{VARIABLE} {what}. It has to name the tasks of the job, and which "
+        f"{VARIABLE} {what}. It must name the tasks of the job, and which "
         f"of them this process is, for example {EXAMPLE}"
     )

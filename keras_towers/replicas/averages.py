@@ -130,8 +130,9 @@ class Averages:
             how = "twice" if twice else "in a condition or a loop"
             how = "not at all" if missing else how
             raise TowerError(
-                f"a step calls one of the model's optimizers {how}: replicas "
-                "average one gradient of each optimizer in every step."
+                f"a step calls one of the model's optimizers {how}: call each "
+                "optimizer once in every step, since replicas average one "
+                "gradient of each."
             )
         self._refuse_later_reads(graph)
         with tf.control_dependencies(self._pushes):
@@ -219,7 +220,7 @@ class Averages:
 def refuse_without_update(why: str) -> NoReturn:
     """Refuse a step that updates nothing, or only in a condition or a loop."""
     raise TowerError(
-        "the step updates nothing: it has to call apply (or apply_gradients) "
+        "the step updates nothing: it must call apply (or apply_gradients) "
         f"of a Keras optimizer, {why}, and not in a condition or a loop."
     )
 
@@ -239,5 +240,5 @@ def _check_equal(known: Sequence[str], new: Sequence[str]) -> None:
         raise TowerError(
             "the replicas do not have gradients for the same variables, or "
             f"not of the same kind: they differ in {', '.join(odd)}. Every "
-            "replica has to compute the same loss."
+            "replica must compute the same loss."
         )

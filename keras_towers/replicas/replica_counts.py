@@ -29,8 +29,8 @@ class Quorum:
     def __post_init__(self) -> None:
         if self.aggregate < 1:
             raise TowerError(
-                f"replicas_to_aggregate={self.aggregate} is not allowed: an "
-                "update averages at least 1 gradient."
+                f"replicas_to_aggregate={self.aggregate} is not allowed: "
+                "give the number of gradients in an update, 1 or more."
             )
         if self.replicas * self.max_per_replica > MAX_GRADIENTS:
             tokens = "shared" if self.shared else "per_replica"

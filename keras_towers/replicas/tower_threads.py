@@ -23,7 +23,7 @@ from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.contract import ApplyCall, TowerFunction
-from keras_towers.fit.step.own_batch_step import run_compiled
+from keras_towers.fit.step.global_step import run_for_own_batch
 from keras_towers.fit.step_clock import StepRecorder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import native
@@ -105,7 +105,7 @@ class TowerSteps:
         assert active is not None
         active = dataclasses.replace(active, device=self._config.devices[tower])
         build = self._update.make_ready
-        return run_compiled(run, batch, self._model, active, build)
+        return run_for_own_batch(run, batch, self._model, active, build)
 
     def _apply(self, call: ApplyCall) -> None:
         """Handle a call of an optimizer in the step of a tower."""

@@ -74,14 +74,13 @@ class _StrategyClass(type):
                 form = signature.replace(parameters=untyped)
                 raise TowerError(
                     f"{cls.__name__} does not take these arguments: {error}. "
-                    f"It is {cls.__name__}{form}, and you have to name its "
-                    "options."
+                    f"Write {cls.__name__}{form}, and name the options."
                 ) from None
             strategy = super().__call__(*arguments, **options)
             if "_config" not in vars(strategy):
                 raise TowerError(
                     f"{cls.__module__}.{cls.__name__} is not complete: its "
-                    "constructor has to call super().__init__()."
+                    "constructor must call super().__init__()."
                 )
             return strategy
 
@@ -480,7 +479,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
 @functools.cache
 def _warn_if_in_job(name: str) -> None:
-    """Warn if each process of a job would train a model of its own."""
+    """Warn if each process of a job would train its own model."""
     from keras_towers.rendezvous import separate_training
 
     member = separate_training.member_of_job(certainly=True)

@@ -27,8 +27,8 @@ class ComposedStrategy(BaseStrategy):
         towers: as for ``TowerStrategy``. None: all devices; with ``transport``,
             one.
         transport: connects this process to the others; None: it trains alone.
-        placement: which device holds a trained weight; None: as ``updates`` and
-            ``weights`` say.
+        placement: a function that chooses the device of a trained weight; None:
+            as ``updates`` and ``weights`` say.
         **options: the options of ``HorovodStrategy``, among them ``mode``, a
             reduction, and ``compression``, a communication hook;
             ``StrategyOptions`` describes them in detail.
@@ -85,8 +85,8 @@ def _check_placement(placement: Placement, options: StrategyOptions) -> None:
     """Refuse what is no placement, and options that it contradicts."""
     if not callable(placement):
         raise TowerError(
-            f"placement={placement!r} is not allowed: give a function of a "
-            "weight that returns the name of a device."
+            f"placement={placement!r} is not allowed: give a function that "
+            "gets a weight and returns the name of a device."
         )
     for name in ("weights", "updates", "layouts", "mode", "packer"):
         if (value := getattr(options, name)) is not None:

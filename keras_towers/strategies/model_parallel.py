@@ -57,7 +57,7 @@ class ModelParallelStrategy(OnMesh):
             ``TowerStrategy``.
         gather_bytes: for weights that towers divide: how many bytes of gathered
             weights a device holds at a time.
-        packer: packs what they exchange, as for ``TowerStrategy``.
+        packer: packs tensors for an exchange, as for ``TowerStrategy``.
         **options: as for ``TowerStrategy``.
 
     Raises:

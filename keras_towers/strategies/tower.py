@@ -46,7 +46,7 @@ class TowerStrategy(BaseStrategy):
             for models that do not fit on one device; None: whole weights.
         gather_bytes: with ``weights="sharded"``: how many bytes of gathered
             weights a tower holds at a time, such as ``"256MiB"``.
-        packer: packs what towers exchange into a few buffers: a
+        packer: packs tensors for an exchange into a few buffers: a
             ``GradientPacker``, True, False, or None to choose.
         **options: ``StrategyOptions`` describes these options in more detail.
 

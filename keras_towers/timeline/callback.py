@@ -105,7 +105,7 @@ class Timeline(ObservesFit):
     def __init__(self, path: str | os.PathLike[str], steps: int = 1000):
         super().__init__()
         if not isinstance(path, str | os.PathLike):
-            raise TowerError(f"path={path!r} is not allowed: give a path.")
+            raise TowerError(f"path={path!r} is not allowed: give a file.")
         if not isinstance(steps, int) or steps < 1:
             raise TowerError(f"steps={steps!r} is not allowed: give 1 or more.")
         self.path: Path = Path(path)

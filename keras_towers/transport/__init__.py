@@ -34,7 +34,7 @@ from keras_towers.rendezvous.failed_calls import Abortable
 class Transport(Abortable, Protocol):
     """Connects the processes of a job.
 
-    Every method with a ``key`` is a collective: each rank has to make the same
+    Every method with a ``key`` is a collective: each rank must make the same
     call with the same key, and calls with one key must never overlap. The
     methods work eagerly and inside a ``tf.function``.
 

@@ -77,7 +77,7 @@ class EngineTransport(Extensible, Transport):
     def _known_place(self) -> Ranked:
         if self._place is None:
             raise TowerError(
-                f"{type(self).__name__} has no rank: its constructor has to "
+                f"{type(self).__name__} has no rank: its constructor must "
                 "call super().__init__(keras_towers.extending.join_job(name))."
             )
         return self._place
@@ -111,7 +111,7 @@ class EngineTransport(Extensible, Transport):
         Args:
             tensors: of float16, float32, float64, int32 or int64, of the same
                 shapes and dtypes on all ranks.
-            key: what these sums have in common on all ranks.
+            key: the name of these sums, the same on all ranks.
         """
 
     @abstractmethod
@@ -121,7 +121,7 @@ class EngineTransport(Extensible, Transport):
         Args:
             tensor: of any dtype but strings. Only the number of its rows may
                 differ between ranks, and may be 0.
-            key: what this gather has in common on all ranks.
+            key: the name of this gather, the same on all ranks.
         """
 
     def engine_gather_known(
@@ -258,13 +258,13 @@ class EngineTransport(Extensible, Transport):
     def abort(self) -> None:
         """End the operations in which this rank waits, with an error.
 
-        By default, this does nothing: other ranks end them, or nothing does.
+        By default, this does nothing: this rank waits until others join it.
         """
 
     def leave(self) -> None:
         """End the operations in which other ranks wait for this one.
 
-        By default, this does nothing: they end by themselves, or not at all.
+        By default, this does nothing: the engine itself must notice.
         """
 
     def renew(self) -> None:
@@ -441,7 +441,7 @@ class EngineTransport(Extensible, Transport):
             if found.dtype != spec.dtype or not fits:
                 raise TowerError(
                     f"{what} of {type(self).__name__} returned a tensor of "
-                    f"{found.dtype.name} and shape {found.shape}: it has to "
+                    f"{found.dtype.name} and shape {found.shape}: it must "
                     f"return {spec.dtype.name} and shape {spec.shape}."
                 )
 

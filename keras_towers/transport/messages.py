@@ -164,9 +164,8 @@ def header(tensor: tf.Tensor, key: str) -> tf.Tensor:
     dimensions = tensor.shape.rank
     if not dimensions or dimensions > _MOST_DIMENSIONS:
         raise TowerError(
-            f"the collective {key!r} got a tensor of shape {tensor.shape}: the "
-            "number of dimensions has to be known, and 1 to "
-            f"{_MOST_DIMENSIONS}."
+            f"the collective {key!r} got a tensor of shape {tensor.shape}: "
+            f"give one with 1 to {_MOST_DIMENSIONS} dimensions."
         )
     kind = tf.constant([tensor.dtype.as_datatype_enum, dimensions])
     unused = tf.zeros([_MOST_DIMENSIONS - dimensions], tf.int32)

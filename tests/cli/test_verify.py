@@ -86,7 +86,7 @@ def test_a_difference_above_the_tolerance_exits_with_1(tolerance, code):
         (["no_such_module:build"], "no_such_module"),
         (["missing"], "missing"),
         (["fails"], "ValueError: no data today"),
-        (["nothing_at_all"], "has to return"),
+        (["nothing_at_all"], "must return"),
         (["uncompiled"], "compiled"),
         (["other_shapes"], "cannot be measured: ValueError"),
         (["arrays", "--towers", "0"], "virtual_towers"),

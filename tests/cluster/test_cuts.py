@@ -138,7 +138,7 @@ def test_parameter_servers_without_another_worker(strategy, event):
             trained([chief])
         else:
             assert chief.finish().code == server.finish().code == 1
-            assert f"worker 0 has to end: {lost}" in chief.lines[-1]
+            assert f"worker 0 must end: {lost}" in chief.lines[-1]
             assert lost in server.lines[-1]
         if event == "cut":
             assert other.finish().code == AGAIN

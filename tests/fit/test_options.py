@@ -100,7 +100,11 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
             {"ps_device": "tpu"},
             "'host', 'towers'",
         ),
-        (Replicas, {"replicas_to_aggregate": 0}, "at least 1 gradient"),
+        (
+            Replicas,
+            {"replicas_to_aggregate": 0},
+            "gradients in an update, 1 or more",
+        ),
         (Replicas, {"replicas_to_aggregate": 2.0}, "=2.0 .* a whole number"),
         (Replicas, {"replicas_to_aggregate": True}, "=True .* a whole number"),
         (Replicas, {**BACKUP, "replicas_to_aggregate": 5000}, "too many"),

@@ -39,13 +39,16 @@ def refused(options):
         ("-np 1 -H no.such.invalid:1", "unknown host no.such.invalid"),
         ("-np 2 --strategy nope", "unknown strategy 'nope'; known are"),
         ("-np 2 --strategy tower", "works in one process"),
-        ("-np 2 --strategy horovod:towers=2", "for --strategy: give --towers"),
+        (
+            "-np 2 --strategy horovod:towers=2",
+            "takes no option towers: give --towers",
+        ),
         ("-np 2 --strategy horovod:a=1:a=2", "gives a twice: leave one out"),
         ("-np 2 --strategy horovod --no-strategy", "or --strategy, not both"),
         ("-np 2 --strategy horovod:comression=1", "Did you mean 'compression'"),
         ("-np 2 --strategy horovod:packer", "write packer=VALUE"),
         ("--ps 1 --workers 2 --no-strategy", "--no-strategy or --ps, not both"),
-        ("-np 2 --strategy horovod --servers 1", "has no use for servers"),
+        ("-np 2 --strategy horovod --servers 1", "does not use servers"),
         ("-np 2 --towers 2", "--towers needs --strategy"),
         ("-np 2 --seed 1", "--seed needs --strategy"),
         ("-np 2 --network-interface no0", "no network interface no0"),
@@ -54,9 +57,12 @@ def refused(options):
         ("--ps 1 -np 2", "--workers for the processes that train"),
         ("--ps 1 --workers 2 -H a:3", "run: -H cannot be given with paramet"),
         ("--ps 1 --workers 2 --min-np 2", "run: --min-np cannot be given with"),
-        ("--workers 2 --strategy horovod", "in another way: give -np"),
+        (
+            "--workers 2 --strategy horovod",
+            "do not work with the strategy horovod: give -np",
+        ),
         (f"-np 3 {SERVED}", "parameter servers: --ps 1 --workers 3"),
-        (f"--ps 1 --workers 3 {PEERS}", "no use for parameter servers"),
+        (f"--ps 1 --workers 3 {PEERS}", "does not use parameter servers"),
         (PEERS, "give the number of processes that train"),
         ("-np 2 --standby", "start again: give --restarts or --min-np"),
         # Elastic jobs.
@@ -64,10 +70,10 @@ def refused(options):
             "--min-np 2 --restarts 3",
             "To limit that, give --reset-limit 3",
         ),
-        ("--min-np 3 --max-np 2", "run: --min-np 3 and --max-np 2 have to be"),
+        ("--min-np 3 --max-np 2", "run: --min-np 3 and --max-np 2 must be"),
         (
             "--min-np 3 -np 2 --max-np 4",
-            "--min-np 3, -np 2 and --max-np 4 have to be in ascending order",
+            "--min-np 3, -np 2 and --max-np 4 must be in ascending order",
         ),
         ("-np 2 --reset-limit 0", "run: --reset-limit cannot be given with"),
         (
@@ -92,8 +98,14 @@ def test_one_line_says_why(options, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--output logs", "--output is not for rank 1 of 2 that srun started"),
-        ("--restarts 2", "--restarts is not for rank 1 of 2 that srun started"),
+        (
+            "--output logs",
+            "--output does not work for rank 1 of 2 that srun started",
+        ),
+        (
+            "--restarts 2",
+            "--restarts does not work for rank 1 of 2 that srun started",
+        ),
         ("--workers 2", "would start a cluster: start it once, without"),
         ("--min-np 2", "would start an elastic job: start it once, without"),
     ],

@@ -57,7 +57,7 @@ NO_SERVERS = 'MyStrategy .* names none: add "ps" .* `keras-towers run'
     ("roles", "started", "said"),
     [
         ({"worker": "a:1"}, False, NO_SERVERS),
-        (EVALUATOR, False, "no use for the task evaluator"),
+        (EVALUATOR, False, "does not use the task evaluator"),
         (SERVES, True, "before this process became ps 0"),
         (SERVES, False, ", .* in use"),
         (TRAINS, False, ", .* in use"),
@@ -100,7 +100,7 @@ def test_errors_of_lost_servers_name_them(cluster, servers, kind, said):
     if said:
         named = said.format(f"ps 0 at {mine.ps[0]}")
         text = str(caught.value)
-        assert text.startswith(f"worker 0 has to end: {named}")
+        assert text.startswith(f"worker 0 must end: {named}")
         assert f"from a backup. ({kind}: Socket closed)" in text
 
 

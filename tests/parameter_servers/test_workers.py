@@ -203,7 +203,7 @@ def test_lost_workers_end_a_fit_unless_they_can_be_spared(job, caplog):
     until_told(caplog, said, *looks)
     it.hang(1)
     meanwhile(1, looks[2])
-    said = r"worker 0 has to end: worker 1 at \S+ is lost: it gives no sign"
+    said = r"worker 0 must end: worker 1 at \S+ is lost: it gives no sign"
     with pytest.raises(TowerError, match=said):
         meanwhile(30, looks[0])
     # With one worker to spare it goes on.

@@ -16,8 +16,8 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import settings
 from keras_towers.fit.weights import checkpoint, shards
-from keras_towers.fit.weights.deferred_variable import DeferredVariable
 from keras_towers.fit.weights.joint_access import access_of
+from keras_towers.fit.weights.without_memory import DeferredVariable
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check

@@ -112,9 +112,7 @@ def test_the_state_of_another_hook_is_dropped(caplog):
     assert "another communication hook" in caplog.text
 
 
-NO_STATE = (
-    r"sum of .*Wrong has to return the sums and the next HookState, not \["
-)
+NO_STATE = r"sum of .*Wrong must return the sums and the next HookState, not \["
 OTHER_STATE = "state of .*Wrong needs the struct"
 
 

@@ -85,7 +85,7 @@ def test_ranks_of_a_job_become_tasks(monkeypatch):
     job.wait = lambda key: json.dumps(told[key])
     monkeypatch.setattr(tf_config.store, "store_of_job", lambda: job)
     monkeypatch.setenv(tf_config.VARIABLE, "")
-    with pytest.raises(TowerError, match="only ranks of `keras-towers run`"):
+    with pytest.raises(TowerError, match="TF_CONFIG is not set: set it, or"):
         tf_config.make_task()
     for name, value in place_ranks(["a", "b"])[1].environment.items():
         monkeypatch.setenv(name, value)

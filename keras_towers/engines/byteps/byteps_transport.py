@@ -500,7 +500,7 @@ class BytePSTransport(EngineTransport):
                     None,
                     f"{rank_checks.OTHER_STEP}, and do not sum the same "
                     f"tensors: {rank_checks.describe_ranks(listed, '; ')}. "
-                    "Every rank has to run the same model on data of the same "
+                    "Every rank must run the same model on data of the same "
                     "kind, and to call the same methods in the same order.",
                 )
         for name in new:

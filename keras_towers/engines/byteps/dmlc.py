@@ -108,7 +108,7 @@ def _job(
     role = environment.get(ROLE)
     if role not in roles:
         raise _wrong(
-            f"{ROLE} is {role!r}, but for this process it has to be "
+            f"{ROLE} is {role!r}, but for this process it must be "
             f"{' or '.join(map(repr, roles))}"
         )
     needed = *more, NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT
@@ -131,12 +131,12 @@ def _check_addresses(host: str, node_host: str | None) -> None:
     address = _resolve(NODE_HOST, node_host)
     if not is_local_address(address):
         raise _wrong(
-            f"{NODE_HOST}={node_host} has to be an address of this machine"
+            f"{NODE_HOST}={node_host} must be an address of this machine"
         )
     if address.startswith("127.") != root.startswith("127."):
         raise _wrong(
-            f"{NODE_HOST}={node_host} and {ROOT_URI}={host}: either both or "
-            "neither have to be loopback addresses"
+            f"{NODE_HOST}={node_host} and {ROOT_URI}={host}: give two loopback "
+            "addresses, or none"
         )
 
 
@@ -162,8 +162,7 @@ def _number(
     text = environment.get(name, default)
     if not text.isdecimal() or not least <= int(text) < end:
         raise _wrong(
-            f"{name}={text!r} has to be a whole number from {least} to "
-            f"{end - 1}"
+            f"{name}={text!r} must be a whole number from {least} to {end - 1}"
         )
     return int(text)
 

@@ -26,11 +26,11 @@ class Compression(Protocol):
     """How a gradient is sent, such as ``hvd.Compression.fp16``."""
 
     def compress(self, tensor: tf.Tensor, /) -> tuple[tf.Tensor, object]:
-        """Return what is sent, and what ``decompress`` needs besides."""
+        """Return the compressed tensor, and a context for ``decompress``."""
         ...
 
     def decompress(self, tensor: tf.Tensor, ctx: object, /) -> tf.Tensor:
-        """Return the tensor that was compressed."""
+        """Return the tensor that ``compress`` got."""
         ...
 
 
@@ -79,9 +79,9 @@ def check_compression(compression: object, module: str) -> None:
         for method in ("compress", "decompress")
     ):
         raise TowerError(
-            f"compression={compression!r} is not allowed, since it cannot "
-            f"compress and decompress: give {module}.Compression.none or "
-            f"{module}.Compression.fp16."
+            f"compression={compression!r} is not allowed, since it has no "
+            f"methods compress and decompress: give {module}.Compression.none "
+            f"or {module}.Compression.fp16."
         )
 
 

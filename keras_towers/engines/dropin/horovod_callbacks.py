@@ -67,8 +67,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         for variable in keras.tree.flatten(excluded):
             if not isinstance(variable, tf.Variable | keras.Variable):
                 raise TowerError(
-                    "local_variables takes a Keras or TensorFlow variable or a "
-                    "list of them."
+                    "local_variables takes a Keras or TensorFlow variable, or "
+                    f"a list of them, but got {variable!r}."
                 )
             self.register_local_var(variable)
 

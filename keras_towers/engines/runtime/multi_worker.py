@@ -61,8 +61,8 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
         sync_every: the number of steps after which ranks average their weights,
             instead of exchanging gradients in every step.
-        outer_momentum: with ``sync_every``, the momentum of that average.
-        outer_learning_rate: with ``sync_every``, its learning rate.
+        outer_momentum: with ``sync_every``, the momentum of the outer step.
+        outer_learning_rate: with ``sync_every``, the outer learning rate.
         **options: the options of ``TowerStrategy`` and the options above;
             ``StrategyOptions`` describes all of them in more detail.
 

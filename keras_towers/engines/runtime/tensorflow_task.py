@@ -152,8 +152,8 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
             logger.warning("%s waits for %s to start.", task.cluster, named)
     raise TowerError(
         f"{', '.join(_names(task, missing))} did not start within "
-        f"{timeout_s:g} seconds. Every task that TF_CONFIG names has to run "
-        "the script, and has to be reachable at its address; raise "
+        f"{timeout_s:g} seconds. Every task that TF_CONFIG names must run "
+        "the script, and must be reachable at its address; raise "
         "`start_timeout_s` to wait longer."
     )
 

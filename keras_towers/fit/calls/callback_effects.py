@@ -40,9 +40,9 @@ from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
-from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import Action, refusing
 from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
+from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous.liveness import describe_each
@@ -433,9 +433,7 @@ def _acts(
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
     """All variables of a model that callbacks may write."""
-    state = state_lib.collect(model)
-    of_optimizers = state.optimizer_variables
-    return [*state.seeds, *state.weights, *of_optimizers, *state.metrics]
+    return state_lib.collect(model).everything()
 
 
 def _value(variable: keras.Variable) -> _Value:

@@ -101,7 +101,7 @@ class EveryRank(_Marked):
     """Runs a callback on every rank, even if its default is rank 0 only.
 
     Args:
-        callback: any Keras callback. If it writes files, their names have to
+        callback: any Keras callback. If it writes files, their names must
             differ between ranks.
 
     Raises:

@@ -35,7 +35,7 @@ from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.fit.weights.deferred_variable import is_deferred
+from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:

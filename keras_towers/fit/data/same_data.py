@@ -17,7 +17,7 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 
 _REMEDY = (
-    'With batches="split", every rank has to read the same data in the same '
+    'With batches="split", every rank must read the same data in the same '
     "order: leave out `shard`, give shuffles and random augmentations the "
     "same seed on every rank (keras.utils.set_random_seed), and do not set "
     "deterministic=False. If every rank should read its own data, set "

@@ -11,30 +11,24 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 5. ``fit/step_agreement.py``: the ranks compare their steps.
 6. ``tower_program.py``: level by level, towers call functions
    (``tower_functions.py``) and exchange what these return, gradients too
-   (``program_exchanges.py``, ``exchange_kinds.py``).
+   (``exchange_kinds.py``).
 
 ``adaptive_function``
   Keras's step functions: which inputs have rows, how many parts fit.
 ``device_memory``
   Whether a model fits into the memory of its devices, before its first step.
 ``divided_batch``
-  A global batch as the towers of a program get it.
+  A batch as the towers of a program get it, and what else its inputs get.
 ``exchange_kinds``
   Exchanges among the towers of a process, and then among processes.
 ``global_step``
   The order of a step on all towers, from a batch to new weights.
 ``graph_function``
   A traced function, called as one operation or inlined into its caller.
-``own_batch_step``
-  A step that XLA compiles for a tower with a batch of its own.
 ``placed_tensors``
   The tensors of a step, each with a value at every place where it differs.
 ``planned_step``
   What a step needs on each device; steps that are planned, and never run.
-``program_exchanges``
-  What towers, their columns and processes exchange in a program.
-``program_inputs``
-  What the inputs of a program get that no batch has: variables, and shares.
 ``stacked_lists``
   Lists of tensors that functions take or return which XLA compiles.
 ``step_costs``
@@ -46,7 +40,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 ``tower_functions``
   The functions that towers call, and what XLA compiles with them.
 ``tower_program``
-  A program as the towers run it: a function per level.
+  A program as the towers run it: a function per level, and exchanges.
 ``tower_statistics``
   BatchNormalization with the statistics of each tower's rows.
 ``trace``

@@ -33,11 +33,9 @@ from keras_towers.fit.step.planned_step import (
     lay_out_planned,
     planning,
 )
-from keras_towers.fit.step.step_layout import StepSettings
-from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.step.step_layout import StepLayout
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.partition.lifetimes import bytes_of_all
-from keras_towers.partition.program import Program
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
@@ -155,48 +153,34 @@ class MemoryCheck:
         if needs.held > limit.size * (1 - _MARGIN):
             _warn(planner, needs, limit)
 
-    def check_step(
-        self,
-        traced: Trace,
-        program: Program,
-        spec: Structure,
-        settings: StepSettings,
-    ) -> None:
+    def check_step(self, layout: StepLayout) -> None:
         """Refuse a step that does not fit beside the variables.
 
         Ranks that share a step decide alike.
 
-        Args:
-            traced: the step.
-            program: the step, laid out.
-            spec: the specs of its batch.
-            settings: what it is traced for.
-
         Raises:
             DoesNotFit: it does not fit.
         """
-        limit, model, config = self._limit, settings.model, self._config
+        limit, config, settings = self._limit, self._config, layout.settings
         if limit is None or config.options.micro_batches == "auto":
             # What runs out of memory is tried again, in smaller parts.
             return
+        model, program = settings.model, layout.program
+        spec = layout.divided.spec
         examples = _known_examples(spec, settings.examples)
         if examples is None:
             return
         places, ranks = settings.places, settings.places.ranks.batch.size
         cells = ranks * config.num_towers * places.parts
         rows = -(-examples // cells)
-        step = LaidOutStep(config, model, traced, program)
-        held = self._held.get(model) or Needs(*step.held(ranks), None, None)
+        step = LaidOutStep(config, model, layout.traced, program)
+        held = self._held.get(model) or step.held(ranks)
         most = held.held + places.parts * bytes_of_all(program, cells, rows)
         if most <= limit.size * (1 - _MARGIN):
             # What exists at a time takes longer to find out.
             return
         lifetimes = step.lifetimes(examples, ranks, places.parts)
-        needs = dataclasses.replace(
-            step.needs(lifetimes, examples, ranks),
-            weights=held.weights,
-            optimizer=held.optimizer,
-        )
+        needs = step.needs(lifetimes, held)
         if needs.total is None or needs.total <= limit.size * (1 - _MARGIN):
             return
         planner = _Planner(config, model, settings.kind, spec, examples)
@@ -263,8 +247,7 @@ class _Planner:
         ranks = times * self.ranks
         with self._planning(options, ranks) as strategy:
             strategy._runner.plan_variables(self.model, self.kind)
-            placed = PlacedModel(strategy._config, self.model)
-            return Needs(*placed.held(ranks), None, None)
+            return PlacedModel(strategy._config, self.model).held(ranks)
 
     def needs_of(
         self, options: Mapping[str, object], times: int, parts: Sequence[int]
@@ -291,9 +274,10 @@ class _Planner:
             step = lay_out_planned(
                 strategy, self.model, batch, examples, self.kind
             )
+            held = step.held(ranks)
             for number in parts:
                 lifetimes = step.lifetimes(examples, ranks, number)
-                yield number, step.needs(lifetimes, examples, ranks)
+                yield number, step.needs(lifetimes, held)
 
     @contextlib.contextmanager
     def _planning(

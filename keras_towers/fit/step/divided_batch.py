@@ -1,7 +1,8 @@
-"""A global batch as the towers of a program get it."""
+"""A batch as the towers of a program get it, and what else its inputs get."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +16,8 @@ from keras_towers.fit.data import same_data
 from keras_towers.fit.data.batches import Batch, TowerBatch
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
-from keras_towers.fit.step.program_inputs import add_variables
 from keras_towers.fit.step_order import StepOrder
+from keras_towers.fit.weights.shards import share_counts
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -27,7 +28,7 @@ from keras_towers.partition.layouts import (
     SparseShape,
 )
 from keras_towers.partition.local_step import LocalStep
-from keras_towers.partition.program import Inputs, Program
+from keras_towers.partition.program import ColumnInput, Inputs, Program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,6 +87,13 @@ class DividedBatch:
             specs = like.specs()
         batch = batch.in_micro_batches(places.parts, like)
         return cls(batch, specs, whole, fingerprint)
+
+    @classmethod
+    def undivided(cls, batch: Structure) -> DividedBatch:
+        """Give the only tower of a program all of a batch."""
+        pieces = TowerBatch((batch,), total=0, start=0)
+        whole = [False for _ in tf.nest.flatten(batch)]
+        return cls(pieces, Batch(batch, (), whole), pieces)
 
     @property
     def spec(self) -> Structure:
@@ -158,7 +166,7 @@ class DividedBatch:
                 joint = local_step.joint_inputs
                 self._add_positions(placed, joint, self.whole, is_first)
         handles = {first + index: own for index, own in on_towers.items()}
-        add_variables(placed, inputs, captures, handles)
+        _add_variables(placed, inputs, captures, handles)
         return placed
 
     def _add_positions(
@@ -217,3 +225,83 @@ def _layouts(leaf: Structure, name: str, divided: bool) -> list[InputLayout]:
         sizes = tuple(leaf.shape[1:].as_list())
         return [SparseIndices(name), Sharded(0, name), SparseShape(sizes)]
     return [Sharded(0)]
+
+
+# ---- variables, and shares ---------------------------------------------------
+
+
+def _add_variables(
+    tensors: PlacedTensors,
+    inputs: Inputs,
+    captures: Sequence[tf.Tensor],
+    handles: Mapping[int, TowerHandles],
+) -> None:
+    """Add what a trace captures, and who has which part of it.
+
+    Args:
+        tensors: what the inputs get.
+        inputs: the inputs of the program: those of the step, what it captures,
+            and then those of columns.
+        captures: N tensors of an outer graph.
+        handles: the handles of those that towers have copies or shards of, by
+            the index of the input.
+    """
+    last = len(inputs.of_graph) - len(inputs.of_columns)
+    first = last - len(captures)
+    for tensor, value in zip(
+        inputs.of_graph[first:last], captures, strict=True
+    ):
+        tensors.shared[tensor] = capture(value)
+    for index, tensor in inputs.copies.items():
+        key = index if index < last else inputs.of_columns[index - last].key
+        if key in handles:
+            for scope in tensors.scopes(True, tensor.on_columns):
+                handle = handles[key].of_tower(scope.tower, scope.column)
+                scope[tensor] = capture(handle)
+    with tf.device(compat.HOST):
+        _add_shares(tensors, inputs)
+        for tensor, own in zip(
+            inputs.of_graph[last:], inputs.of_columns, strict=True
+        ):
+            for scope in tensors.scopes(columns=True):
+                scope[tensor] = _of_column(own, scope.column, handles, tensors)
+
+
+def _add_shares(tensors: PlacedTensors, inputs: Inputs) -> None:
+    """Add the rows that each tower has of variables in shards."""
+    places = tensors.places
+    towers, ranks = places.towers, places.ranks.shards
+    for scope in tensors.scopes(towers=True, parts=True):
+        is_first = scope.part == 0 and places.ranks.is_first_replica
+        scope[inputs.is_first_part] = tf.constant(is_first)
+    for size, (count, start) in inputs.shares.items():
+        counts = share_counts(size, towers * ranks.size)
+        for scope in tensors.scopes(towers=True):
+            tower = towers * ranks.rank + scope.tower
+            scope[count] = tf.constant(counts[tower], tf.int64)
+            scope[start] = tf.constant(sum(counts[:tower]), tf.int64)
+
+
+def _of_column(
+    own: ColumnInput,
+    column: int,
+    handles: Mapping[int, TowerHandles],
+    tensors: PlacedTensors,
+) -> tf.Tensor:
+    """Return what an input that differs between columns gets."""
+    match own.kind:
+        case "handle":
+            return capture(handles[own.key].of_tower(0, column))
+        case "start":
+            rows = own.key // tensors.places.columns
+            return tf.constant(rows * column, tf.int64)
+        case "is_first":
+            return tf.constant(column == 0)
+
+
+def capture(tensor: tf.Tensor) -> tf.Tensor:
+    """Capture a tensor of an outer graph, or an eager one, in this graph."""
+    graph: tf.Graph = compat.get_default_graph()
+    with contextlib.suppress(AttributeError):
+        return graph.capture(tensor)
+    return tensor

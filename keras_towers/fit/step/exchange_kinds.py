@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.fit import step_clock
 from keras_towers.fit.contract import ApplyCall
 from keras_towers.fit.step_order import row_of_rank
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind
 from keras_towers.reduction import Collectives, sum_over_ranks
@@ -20,64 +21,46 @@ from keras_towers.transport import Transport, messages, next_key
 from keras_towers.transport.messages import Rows
 
 
-class GradientSums(Protocol):
-    """What adds up gradients of weights."""
-
-    def collectives_for(self, weight: Any) -> Collectives:
-        """Return what sums the gradients of a weight over towers."""
-        ...
-
-    def sum_over_ranks(
-        self, optimizer: Any, weights: Sequence[Any], grads: Sequence[Any]
-    ) -> list[Any]:
-        """Return N sums, given this rank's N gradients for an optimizer."""
-        ...
-
-
 class GradientExchange:
     """Adds gradients up in a step, as a strategy does.
 
     Args:
-        sums: adds them up.
+        update: adds them up.
         gradients: by the names of their tensors in the trace: the call of the
             optimizer, and the weight.
     """
 
     def __init__(
         self,
-        sums: GradientSums,
+        update: WeightUpdate,
         gradients: Mapping[str, tuple[ApplyCall, Any]],
     ):
-        self._sums, self._gradients = sums, gradients
+        self._update, self._gradients = update, gradients
 
     def collectives_for(self, exchange: Exchange) -> Collectives:
         """Return what sums a gradient over towers."""
         _, weight = self._gradients[exchange.gradient]
-        return self._sums.collectives_for(weight)
+        return self._update.collectives_for(weight)
 
-    def over_ranks(
-        self, members: Sequence[Members], tensors: Sequence[Any]
-    ) -> list[Any]:
-        """Return sums of what this rank has of gradients, or of their rows."""
-        sums: dict[int, Any] = {}
-        of = [self._gradients[m.exchange.gradient] for m in members]
-        calls = {id(call.optimizer): call for call, _ in of}
-        for call in calls.values():
-            own = [
-                k
-                for k, (other, _) in enumerate(of)
-                if other.optimizer is call.optimizer
-            ]
-            totals = self._sums.sum_over_ranks(
+    def over_ranks(self, members: Sequence[Members]) -> None:
+        """Add up what this rank has of gradients, or of their rows."""
+        by_optimizer: dict[int, list[Members]] = {}
+        for group in members:
+            call, _ = self._gradients[group.exchange.gradient]
+            by_optimizer.setdefault(id(call.optimizer), []).append(group)
+        for groups in by_optimizer.values():
+            of = [self._gradients[g.exchange.gradient] for g in groups]
+            call, _ = of[0]
+            totals = self._update.sum_over_ranks(
                 call.optimizer,
-                [of[k][1] for k in own],
-                [tensors[k] for k in own],
+                [weight for _, weight in of],
+                [group.result for group in groups],
             )
-            sums.update(zip(own, totals, strict=True))
-        return [sums[k] for k, _ in enumerate(tensors)]
+            for group, total in zip(groups, totals, strict=True):
+                group.result = total
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Members:
     """Those of this process that exchange a tensor: towers, or columns.
 
@@ -90,6 +73,9 @@ class Members:
             and their number.
         takers: who gets the result of each member, or that of all; of rows
             several takers may be on each device.
+        goes_on: whether they exchange with other processes afterwards.
+        result: the result, as far as it is exchanged; a list if each member has
+            its own.
     """
 
     exchange: Exchange
@@ -97,6 +83,13 @@ class Members:
     values: Sequence[Any]
     rows: Sequence[Sequence[Any]] = ()
     takers: Sequence[Any] = ()
+    goes_on: bool = False
+    result: Any = None
+
+    @property
+    def have_own(self) -> bool:
+        """Whether each of them has a result of its own in this process."""
+        return self.exchange.is_own and not self.goes_on
 
     @property
     def takes_part(self) -> bool:
@@ -129,122 +122,88 @@ def exchange_tensors(
         The result of each exchange; a list of results if each member has its
         own.
     """
-    over_ranks = [
-        k
-        for k, group in enumerate(members)
-        if transport.size > 1 and "ranks" in group.exchange.over
-    ]
-    here = _Here(members, over_ranks, collectives, gradients)
-    results = here.exchange()
+    for group in members:
+        group.goes_on = transport.size > 1 and "ranks" in group.exchange.over
+    _exchange_here(members, collectives, gradients)
+    over_ranks = [group for group in members if group.goes_on]
     if over_ranks:
         exchange = functools.partial(
-            _exchange_over_ranks,
-            [members[k] for k in over_ranks],
-            transport,
-            gradients,
+            _exchange_over_ranks, over_ranks, transport, gradients
         )
         with tf.device(members[0].devices[0]):
-            exchanged = in_order([results[k] for k in over_ranks], exchange)
-        for k, result in zip(over_ranks, exchanged, strict=True):
-            results[k] = result
-        here.broadcast(results)
-    _mark_gradients(members, results)
-    return results
+            in_order([group.result for group in over_ranks], exchange)
+        _broadcast(over_ranks, collectives)
+    _mark_gradients(members)
+    return [group.result for group in members]
 
 
-def _mark_gradients(members: Sequence[Members], results: Sequence[Any]) -> None:
+def _mark_gradients(members: Sequence[Members]) -> None:
     """Mark when towers have their gradients, and when these are added up."""
     exchanged = [
-        (group, result)
-        for group, result in zip(members, results, strict=True)
+        group
+        for group in members
         if group.exchange.gradient and "towers" in group.exchange.over
     ]
-    for tower in range(len(exchanged[0][0].devices) if exchanged else 0):
-        computed = [group.values[tower] for group, _ in exchanged]
+    for tower in range(len(exchanged[0].devices) if exchanged else 0):
+        computed = [group.values[tower] for group in exchanged]
         step_clock.reached(tower, "computed", computed)
         reduced = [
-            result[tower] if group.exchange.is_own else result
-            for group, result in exchanged
+            group.result[tower] if group.exchange.is_own else group.result
+            for group in exchanged
             if group.exchange.is_own or tower == 0
         ]
         if reduced:
             step_clock.reached(tower, "reduced", reduced)
 
 
-class _Here:
-    """N exchanges among the members of this process.
+# ---- in this process ---------------------------------------------------------
 
-    Args:
-        members: the members of each.
-        over_ranks: the exchanges whose result is that of one of several ranks,
-            which go on to exchange it: a sum, rows or a value.
-        collectives: exchange tensors among them.
-        gradients: adds gradients up; None: as anything else is.
-    """
 
-    def __init__(
-        self,
-        members: Sequence[Members],
-        over_ranks: Sequence[int],
-        collectives: Collectives,
-        gradients: GradientExchange | None,
-    ):
-        self._members, self._over_ranks = members, over_ranks
-        self._collectives, self._gradients = collectives, gradients
-
-    def exchange(self) -> list[Any]:
-        """Return the result of each; a list if each member has its own."""
-        results: list[Any] = [None] * len(self._members)
-        together: dict[Any, list[int]] = {}
-        for k, group in enumerate(self._members):
-            goes_on = k in self._over_ranks
-            kind = group.exchange.kind
-            if goes_on and kind == "scatter":
-                kind = "sum"
-            is_own = group.exchange.is_own and not goes_on
-            if 0 < len(group.values) < len(group.devices):
-                # It is computed once, and so it is the result.
-                results[k] = _of_one(group) if is_own else group.values[0]
-                continue
-            if kind in ("sum", "scatter") or (kind == "gather" and is_own):
-                key = kind, tuple(group.devices), self._collectives_for(group)
-                together.setdefault(key, []).append(k)
-                continue
-            with tf.device(group.devices[0]):
-                results[k] = _on_one_device(group, goes_on)
-        for (kind, devices, collectives), own in together.items():
-            groups = [self._members[k] for k in own]
-            found = _exchange_together(kind, groups, devices, collectives)
-            for k, (group, result) in zip(
-                own, zip(groups, found, strict=True), strict=True
-            ):
-                goes_on = k in self._over_ranks
-                is_own = group.exchange.is_own and not goes_on
-                results[k] = result if is_own else result[0]
-        return results
-
-    def _collectives_for(self, group: Members) -> Collectives:
+def _exchange_here(
+    members: Sequence[Members],
+    collectives: Collectives,
+    gradients: GradientExchange | None,
+) -> None:
+    """Exchange tensors among the members of this process."""
+    together: dict[Any, list[Members]] = {}
+    for group in members:
         exchange = group.exchange
-        over_towers = "towers" in exchange.over
-        if self._gradients is None or not (exchange.gradient and over_towers):
-            return self._collectives
-        return self._gradients.collectives_for(exchange)
+        kind: ExchangeKind = exchange.kind
+        if group.goes_on and kind == "scatter":
+            kind = "sum"
+        if 0 < len(group.values) < len(group.devices):
+            # It is computed once, and so it is the result.
+            own = group.have_own
+            group.result = _of_one(group) if own else group.values[0]
+        elif kind in ("sum", "scatter") or (
+            kind == "gather" and group.have_own
+        ):
+            carrier = collectives
+            if gradients and exchange.gradient and "towers" in exchange.over:
+                carrier = gradients.collectives_for(exchange)
+            key = kind, tuple(group.devices), carrier
+            together.setdefault(key, []).append(group)
+        else:
+            with tf.device(group.devices[0]):
+                group.result = _on_one_device(group)
+    for (kind, devices, carrier), groups in together.items():
+        found = _exchange_together(kind, groups, devices, carrier)
+        for group, result in zip(groups, found, strict=True):
+            group.result = result if group.have_own else result[0]
 
-    def broadcast(self, results: list[Any]) -> None:
-        """Give all members what ranks have got together."""
-        together: dict[tuple[str, ...], list[int]] = {}
-        for k in self._over_ranks:
-            group = self._members[k]
-            is_whole = group.exchange.kind in ("sum", "gather")
-            if is_whole and group.exchange.is_own:
-                together.setdefault(tuple(group.devices), []).append(k)
-        for devices, own in together.items():
-            wholes = [results[k] for k in own]
-            copies = self._collectives.broadcast(wholes, devices)
-            for k, of_devices in zip(
-                own, zip(*copies, strict=True), strict=True
-            ):
-                results[k] = list(of_devices)
+
+def _broadcast(members: Sequence[Members], collectives: Collectives) -> None:
+    """Give all members what ranks have got together."""
+    together: dict[tuple[str, ...], list[Members]] = {}
+    for group in members:
+        is_whole = group.exchange.kind in ("sum", "gather")
+        if is_whole and group.exchange.is_own:
+            together.setdefault(tuple(group.devices), []).append(group)
+    for devices, groups in together.items():
+        wholes = [group.result for group in groups]
+        copies = collectives.broadcast(wholes, devices)
+        for group, *of_devices in zip(groups, *copies, strict=True):
+            group.result = of_devices
 
 
 def _of_one(members: Members) -> list[Any]:
@@ -255,13 +214,8 @@ def _of_one(members: Members) -> list[Any]:
     return [value for _ in members.devices]
 
 
-def _on_one_device(members: Members, goes_on: bool) -> Any:
-    """Return what the first member gets of all, or what is no exchange.
-
-    Args:
-        members: the members.
-        goes_on: whether ranks go on to exchange the result.
-    """
+def _on_one_device(members: Members) -> Any:
+    """Return what the first member gets of all, or what is no exchange."""
     values = list(members.values)
     if not values:
         return None
@@ -271,7 +225,7 @@ def _on_one_device(members: Members, goes_on: bool) -> Any:
         case "before":
             nothing = tf.zeros_like(values[0])
             before = itertools.accumulate(values, initial=nothing)
-            return [*before] if goes_on else [*before][:-1]
+            return [*before] if members.goes_on else [*before][:-1]
         case _:
             return values[0]
 
@@ -283,47 +237,43 @@ def _exchange_together(
     collectives: Collectives,
 ) -> list[list[Any]]:
     """Exchange N tensors among devices; return for each what they get."""
-    axes = [group.exchange.axis for group in groups]
     tensors: list[list[Any]] = [[] for _ in devices]
-    for group, axis in zip(groups, axes, strict=True):
-        for own, value in zip(tensors, _of_devices(group, axis), strict=True):
+    for group in groups:
+        for own, value in zip(tensors, _of_devices(group), strict=True):
             own.append(value)
     match kind:
         case "sum":
             found = collectives.all_reduce(tensors, devices)
         case "gather":
-            rows = [_rows_had(group) for group in groups]
+            rows = list(map(_rows_here, groups))
             found = collectives.all_gather(tensors, devices, rows)
         case _:
-            rows = [_rows_taken(group) for group in groups]
+            rows = list(map(_rows_here, groups))
             found = collectives.reduce_scatter(tensors, devices, rows)
     results = list(map(list, zip(*found, strict=True)))
     if kind == "scatter":
-        results = [
-            _of_takers(group, parts)
-            for group, parts in zip(groups, results, strict=True)
-        ]
+        return list(map(_of_takers, groups, results))
     return results
 
 
-def _of_devices(members: Members, axis: int) -> list[Any]:
+def _of_devices(members: Members) -> list[Any]:
     """Return a tensor of each device, which may have several."""
     parts = len(members.values) // len(members.devices)
     if members.takes_part:
-        return _rows_of_process(members, axis)
+        return _rows_of_process(members)
     if parts == 1:
         return list(members.values)
     wholes = []
     for k, device in enumerate(members.devices):
         with tf.device(device):
             own = members.values[k * parts :][:parts]
-            wholes.append(tf.concat(own, axis))
+            wholes.append(tf.concat(own, members.exchange.axis))
     return wholes
 
 
-def _rows_of_process(members: Members, axis: int) -> list[Any]:
+def _rows_of_process(members: Members) -> list[Any]:
     """Return what the devices have of the rows that they take together."""
-    first, _ = members.rows[0]
+    axis, (first, _) = members.exchange.axis, members.rows[0]
     number = tf.add_n([count for _, count in members.rows])
     results = []
     for device, value in zip(members.devices, members.values, strict=True):
@@ -335,24 +285,17 @@ def _rows_of_process(members: Members, axis: int) -> list[Any]:
     return results
 
 
-def _rows_had(members: Members) -> Rows:
-    """Return the rows that the devices have of what is gathered."""
-    axis = members.exchange.axis
+def _rows_here(members: Members) -> Rows:
+    """Return the rows that devices have of a whole, or get of a sum."""
+    axis, number = members.exchange.axis, len(members.devices)
     known = _RowsOfRanks.of(members, 1)
     if known is not None:
         return Rows(axis, known.counts[0])
-    counts = [value.shape[axis] for value in members.values]
-    return Rows(axis, counts if len(counts) == len(members.devices) else ())
-
-
-def _rows_taken(members: Members) -> Rows:
-    """Return the rows that the devices get of a sum."""
-    axis = members.exchange.axis
-    known = _RowsOfRanks.of(members, 1)
-    if known is not None:
-        return Rows(axis, known.counts[0])
+    if members.exchange.kind == "gather":
+        sizes = [value.shape[axis] for value in members.values]
+        return Rows(axis, sizes if len(sizes) == number else ())
     counts = [count for _, count in members.rows]
-    parts = len(counts) // len(members.devices)
+    parts = len(counts) // number
     if parts == 1:
         return Rows(axis, counts)
     of_devices = [counts[k:][:parts] for k in range(0, len(counts), parts)]
@@ -375,11 +318,14 @@ def _of_takers(members: Members, of_devices: Sequence[Any]) -> list[Any]:
     return results
 
 
+# ---- with other processes ----------------------------------------------------
+
+
 def _exchange_over_ranks(
     members: Sequence[Members],
     transport: Transport,
     gradients: GradientExchange | None,
-    results: Sequence[Any],
+    given: Sequence[Any],
 ) -> list[Any]:
     """Exchange with other ranks what the members of this one have together.
 
@@ -389,48 +335,44 @@ def _exchange_over_ranks(
         members: the members of N exchanges.
         transport: connects the processes.
         gradients: adds gradients up; None: as anything else is.
-        results: what this process has of each.
+        given: what this process has of each.
     """
-    results = [*results]
-    rows_of_ranks = [
-        _RowsOfRanks.of(group, transport.size) for group in members
-    ]
-    _scatter_over_ranks(members, rows_of_ranks, results, transport)
-    _gather_over_ranks(members, rows_of_ranks, results, transport)
-    summed: dict[int, Any] = {}
-    of_hooks: dict[int, Any] = {}
-    for k, group in enumerate(members):
+    for group, own in zip(members, given, strict=True):
+        group.result = own
+    known = {g: _RowsOfRanks.of(g, transport.size) for g in members}
+    _scatter_over_ranks(known, transport)
+    _gather_over_ranks(known, transport)
+    summed: dict[Members, Any] = {}
+    of_hooks: list[Members] = []
+    for group in members:
         match group.exchange.kind:
             case "before":
-                summed[k] = row_of_rank(results[k].pop(), transport)
+                summed[group] = row_of_rank(group.result.pop(), transport)
             case "sum" if group.exchange.gradient and gradients:
-                of_hooks[k] = results[k]
-            case "sum" | "scatter" if rows_of_ranks[k] is None:
-                summed[k] = results[k]
+                of_hooks.append(group)
+            case "sum" | "scatter" if known[group] is None:
+                summed[group] = group.result
     sums = sum_over_ranks(transport, list(summed.values())) if summed else []
     totals = dict(zip(summed, sums, strict=True))
     if of_hooks and gradients:
-        groups = [members[k] for k in of_hooks]
-        sums = gradients.over_ranks(groups, list(of_hooks.values()))
-        totals.update(zip(of_hooks, sums, strict=True))
-    for k, group in enumerate(members):
+        gradients.over_ranks(of_hooks)
+    for group in members:
         exchange = group.exchange
         match exchange.kind:
-            case "sum":
-                results[k] = totals[k]
-            case "scatter" if k in totals:
-                results[k] = _rows_of_takers(totals[k], group)
+            case "sum" if group in totals:
+                group.result = totals[group]
+            case "scatter" if group in totals:
+                group.result = _rows_of_takers(totals[group], group)
             case "before":
-                earlier = tf.reduce_sum(totals[k][: transport.rank], 0)
-                results[k] = [before + earlier for before in results[k]]
-            case "gather":
-                if rows_of_ranks[k] is None:
-                    results[k] = _gather_any_rows(
-                        results[k], exchange.axis, transport
-                    )
+                earlier = tf.reduce_sum(totals[group][: transport.rank], 0)
+                group.result = [before + earlier for before in group.result]
+            case "gather" if known[group] is None:
+                group.result = _gather_any_rows(
+                    group.result, exchange.axis, transport
+                )
             case "root":
-                results[k] = _from_root(exchange, results[k], transport)
-    return results
+                group.result = _from_root(exchange, group.result, transport)
+    return [group.result for group in members]
 
 
 def _rows_of_takers(whole: Any, members: Members) -> list[Any]:
@@ -483,70 +425,59 @@ class _RowsOfRanks:
 
 
 def _messages(
-    kind: ExchangeKind,
-    members: Sequence[Members],
-    rows_of_ranks: Sequence[_RowsOfRanks | None],
-) -> Iterator[dict[int, _RowsOfRanks]]:
-    """Yield the exchanges of a kind that share a message, by their index."""
-    known = [
-        (k, rows)
-        for k, rows in enumerate(rows_of_ranks)
-        if rows is not None and members[k].exchange.kind == kind
+    kind: ExchangeKind, known: Mapping[Members, _RowsOfRanks | None]
+) -> Iterator[dict[Members, _RowsOfRanks]]:
+    """Yield the exchanges of a kind that share a message, with their rows."""
+    pairs = [
+        (group, rows)
+        for group, rows in known.items()
+        if rows is not None and group.exchange.kind == kind
     ]
     # Of their own rows, ranks would have groups of other sizes.
-    wholes = [tf.TensorSpec(rows.shape, rows.dtype) for _, rows in known]
-    for group in messages.buckets(wholes):
-        yield dict(known[i] for i in group)
+    wholes = [tf.TensorSpec(rows.shape, rows.dtype) for _, rows in pairs]
+    for indices in messages.buckets(wholes):
+        yield dict(pairs[i] for i in indices)
 
 
 def _scatter_over_ranks(
-    members: Sequence[Members],
-    rows_of_ranks: Sequence[_RowsOfRanks | None],
-    results: list[Any],
-    transport: Transport,
+    known: Mapping[Members, _RowsOfRanks | None], transport: Transport
 ) -> None:
     """Replace the sums of this rank's towers by the rows that each takes."""
-    for group in _messages("scatter", members, rows_of_ranks):
+    for sent in _messages("scatter", known):
         key = next_key("scatter")
         message, sizes = messages.joined_rows(
-            [tf.ensure_shape(results[k], r.shape) for k, r in group.items()],
-            [rows.of_ranks for rows in group.values()],
+            [tf.ensure_shape(g.result, r.shape) for g, r in sent.items()],
+            [rows.of_ranks for rows in sent.values()],
         )
         own = transport.reduce_scatter(message, sizes, key)
         shapes = [
             rows.of_ranks.shapes(rows.shape)[transport.rank]
-            for rows in group.values()
+            for rows in sent.values()
         ]
-        for (k, rows), part in zip(
-            group.items(), messages.divided(own, shapes), strict=True
-        ):
+        parts = messages.divided(own, shapes)
+        for (group, rows), part in zip(sent.items(), parts, strict=True):
             of_towers = Rows(rows.axis, rows.counts[transport.rank]).split(part)
-            results[k] = []
-            for device, of_tower in zip(
-                members[k].devices, of_towers, strict=True
-            ):
+            group.result = []
+            for device, of_tower in zip(group.devices, of_towers, strict=True):
                 with tf.device(device):
-                    results[k].append(tf.identity(of_tower))
+                    group.result.append(tf.identity(of_tower))
 
 
 def _gather_over_ranks(
-    members: Sequence[Members],
-    rows_of_ranks: Sequence[_RowsOfRanks | None],
-    results: list[Any],
-    transport: Transport,
+    known: Mapping[Members, _RowsOfRanks | None], transport: Transport
 ) -> None:
     """Replace the rows of this rank by those of all ranks."""
-    for group in _messages("gather", members, rows_of_ranks):
-        shapes = [rows.shape for rows in group.values()]
-        rows = [own.of_ranks for own in group.values()]
+    for sent in _messages("gather", known):
+        shapes = [rows.shape for rows in sent.values()]
+        rows = [own.of_ranks for own in sent.values()]
         whole = transport.all_gather(
-            messages.joined(results[k] for k in group),
+            messages.joined(group.result for group in sent),
             next_key("rows"),
             messages.elements_of_members(shapes, rows),
         )
         found = messages.wholes_of(whole, shapes, rows)
-        for k, result in zip(group, found, strict=True):
-            results[k] = result
+        for group, result in zip(sent, found, strict=True):
+            group.result = result
 
 
 def _gather_any_rows(tensor: Any, axis: int, transport: Transport) -> Any:

@@ -4,6 +4,9 @@ Keras's loop calls the train function (``AdaptiveFunction``), which passes it on
 to Keras's own ``tf.function``. While TensorFlow traces that, Keras runs the
 model's ``train_step`` through a ``StrategyProxy``, and ``TowerCall.run_step``
 comes here. ``GlobalStep._add_to_graph`` has one line for each stage.
+
+A tower that XLA compiles for its own batch has a step with fewer of them
+(``run_for_own_batch``).
 """
 
 from __future__ import annotations
@@ -25,14 +28,18 @@ from keras_towers._notices import first_time
 from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit import step_clock
 from keras_towers.fit.context import thread_state
+from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.same_data import rounded_fingerprint
-from keras_towers.fit.places import ALONE, Ranks
+from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.fit.step.device_memory import MemoryCheck
-from keras_towers.fit.step.divided_batch import DividedBatch, shares_batches
+from keras_towers.fit.step.divided_batch import (
+    DividedBatch,
+    capture,
+    shares_batches,
+)
 from keras_towers.fit.step.exchange_kinds import GradientExchange
-from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.step_layout import (
     StepLayout,
     StepSettings,
@@ -41,7 +48,7 @@ from keras_towers.fit.step.step_layout import (
     devices_for,
     lay_out,
 )
-from keras_towers.fit.step.step_reports import log_not_compiled
+from keras_towers.fit.step.step_reports import log_no_xla, log_not_compiled
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, components_of, trace
 from keras_towers.fit.step.traced_constants import constants_of
@@ -52,6 +59,9 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.partition import partition_graph
+from keras_towers.partition.conversions import LayoutOptions
+from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Program
 from keras_towers.reduction.gradients import Gradient, on_values, scaled
 from keras_towers.rendezvous import activity, rank_checks
@@ -62,6 +72,8 @@ logger = logging.getLogger("keras_towers")
 # The collection of a graph for steps that it may have again, as functions:
 # Keras unrolls the steps of an execution of ``predict``.
 _REPEATED = "keras_towers_steps"
+
+_COMPILED = LayoutOptions(xla=True)
 
 
 class GlobalStep:
@@ -100,13 +112,11 @@ class GlobalStep:
             # What each tower computes of that, and what towers exchange.
             layout = lay_out(self.update, traced, divided, settings)
             # Whether a device has the memory for that.
-            self.memory.check_step(
-                traced, layout.program, divided.spec, settings
-            )
+            self.memory.check_step(layout)
             # All ranks make the same exchanges, or all of them fail.
-            self._compare_with_ranks(traced, layout, divided, settings)
+            self._compare_with_ranks(layout)
             # Level by level: what towers compute, and exchanges.
-            result = self._compute(traced, layout, divided, settings)
+            result = self._compute(layout)
         # The next step may begin.
         result = self.order.end_step(result)
         has_gathered = layout.program.replaced_sums > 0
@@ -163,14 +173,9 @@ class GlobalStep:
                 update=self.update,
             )
 
-    def _compare_with_ranks(
-        self,
-        traced: Trace,
-        layout: StepLayout,
-        divided: DividedBatch,
-        settings: StepSettings,
-    ) -> None:
+    def _compare_with_ranks(self, layout: StepLayout) -> None:
         """Compare the step with those of other ranks; share its variables."""
+        traced, settings = layout.traced, layout.settings
         model, ranks = settings.model, settings.places.ranks
         shares_step = ranks.step.size > 1
         if ranks.job.size == 1 or not (shares_step or settings.trains):
@@ -190,8 +195,8 @@ class GlobalStep:
             [*exchanges, *variables],
             operations,
             constants_of(traced, operations),
-            divided.spec,
-            divided.fingerprint,
+            layout.divided.spec,
+            layout.divided.fingerprint,
         )
         if not shares_step:
             self.update.note_own_step(compared)
@@ -202,18 +207,12 @@ class GlobalStep:
         others = [copies_of(handle) or [handle] for handle in outside]
         self.order.compare(compared, others, self.config.devices)
 
-    def _compute(
-        self,
-        traced: Trace,
-        layout: StepLayout,
-        divided: DividedBatch,
-        settings: StepSettings,
-    ) -> Structure:
+    def _compute(self, layout: StepLayout) -> Structure:
         """Add what towers compute and exchange, and the optimizers' updates."""
-        config = self.config
+        config, traced, settings = self.config, layout.traced, layout.settings
         has_copies = bool(layout.on_towers) and self.update.variables.mirrors
         places = devices_for(config, settings.places, has_copies)
-        inputs = divided.inputs_of(
+        inputs = layout.divided.inputs_of(
             layout.program,
             traced.captures,
             layout.on_towers,
@@ -236,20 +235,14 @@ class GlobalStep:
                     around = rounds.around_update(optimizer, self.order)
                     stack.enter_context(around)
             results = towers.add_to_graph(inputs)
-        self._push(traced, layout, divided, settings, results)
+        self._push(layout, results)
         log_not_compiled(settings.model, settings.trains, towers.xla)
         return traced.output_with(results)
 
-    def _push(
-        self,
-        traced: Trace,
-        layout: StepLayout,
-        divided: DividedBatch,
-        settings: StepSettings,
-        results: Sequence[object],
-    ) -> None:
+    def _push(self, layout: StepLayout, results: Sequence[object]) -> None:
         """Pass gradients on that are results of the step."""
-        local_step, number = layout.local_step, settings.places.ranks.batch.size
+        traced, local_step = layout.traced, layout.local_step
+        number = layout.settings.places.ranks.batch.size
         sums = traced.gradients_in(results)
         for name, ends in traced.gradients_in(layout.program.results).items():
             call = traced.call_with(name, sums[name])
@@ -262,7 +255,9 @@ class GlobalStep:
             for gradient in call.grads:
                 components = [next(left) for _ in components_of(gradient)]
                 if name not in local_step.parts:
-                    grads += _scale_or_zero(divided.share * number, [gradient])
+                    grads += _scale_or_zero(
+                        layout.divided.share * number, [gradient]
+                    )
                 elif local_step.shared.issuperset(components):
                     grads.append(gradient)
                 else:
@@ -383,6 +378,52 @@ class GlobalStep:
     @functools.cached_property
     def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
         return tf.function(self.order.agreement.all_end, autograph=False)
+
+
+def run_for_own_batch(
+    step: Step,
+    batch: Structure,
+    model: keras.Model,
+    active: ActiveStep,
+    build: Callable[[keras.Optimizer, Sequence[Variable]], None],
+) -> Structure:
+    """Add a step of a tower with its own batch, which XLA compiles.
+
+    It is the step of one device. What towers do with gradients, such as waiting
+    for one another, XLA cannot compile; it compiles all before it. So a step
+    that reads a weight after its update is not compiled.
+
+    Args:
+        step: a function of a batch.
+        batch: the batch.
+        model: the model.
+        active: the step, whose ``apply`` handles calls of optimizers.
+        build: builds an optimizer for weights, unless it is built.
+
+    Returns:
+        What the step returns.
+    """
+    traced = trace(step, batch, "fit", build, xla=True, active=active)
+    late = [name for c in traced.updates.values() for name in c.read_later]
+    if late:
+        weights = ", ".join(late)
+        log_no_xla(model, f"the step reads {weights} after an update of it")
+        return step(batch)
+    layouts = [REPLICATED for _ in traced.graph.inputs]
+    program = partition_graph(
+        traced.graph, layouts, traced.wanted, options=_COMPILED
+    )
+    places = Places(Ranks(), [[active.device]])
+    inputs = DividedBatch.undivided(batch).inputs_of(
+        program, traced.captures, {}, places
+    )
+    order = StepOrder(places.ranks.step)
+    ready = TowerProgram(program, "xla", places, order)
+    results = ready.add_to_graph(inputs)
+    for name, gradients in traced.gradients_in(results).items():
+        active.apply(traced.call_with(name, gradients))
+    log_not_compiled(model, True, ready.xla)
+    return traced.output_with(results)
 
 
 def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import keras
@@ -92,23 +92,45 @@ class PlacedModel:
     config: TowerConfig
     model: keras.Model
 
-    def held(self, ranks: int) -> tuple[list[int], list[int]]:
-        """Return the bytes of weights, and of slots, on K devices.
-
-        They are those of the last of several ranks.
-        """
+    def held(self, ranks: int) -> Needs:
+        """Return what devices hold: those of the last of several ranks."""
         state = model_state.collect(self.model)
-        of_all = set(map(id, self._in_shards_of_all))
-        weights, slots = (
-            _held(self.config, variables, of_all, ranks)
+        weights, optimizer = (
+            self._bytes_held(variables, ranks)
             for variables in (state.weights, state.optimizer_variables)
         )
-        return weights, slots
+        return Needs(weights, optimizer, None, None)
+
+    def _bytes_held(
+        self, variables: Sequence[keras.Variable], ranks: int
+    ) -> list[int]:
+        """Return the bytes of variables on the devices of the last rank."""
+        mesh, here = self.config.mesh, self.config.num_towers
+        total = dict(bytes_on(mesh, variables))
+        for value in self._in_shards_of_all(variables):
+            rows = value.layout.rows
+            if rows is None:
+                continue
+            counts = share_counts(rows.size, here * ranks)[-here:]
+            for devices, shards, count in zip(
+                mesh, value.shards, counts, strict=True
+            ):
+                for device, shard in zip(devices, shards, strict=False):
+                    planned: Any = shard.shape[rows.axis]
+                    size = byte_size(shard)
+                    total[short_name(device)] += size * count // planned - size
+        names = [short_name(device) for device in itertools.chain(*mesh)]
+        found = [total[name] for name in names]
+        # What towers have once was made on the host of this process.
+        others = sum(total.values()) - sum(found)
+        return [others + found[0], *found[1:]]
 
     def axes_of_shards(self, ranks: int) -> list[tuple[int, bool] | None]:
         """Return how several ranks divide its variables."""
         towers, axes = ranks * self.config.num_towers, []
-        for variable in self._in_shards_of_all:
+        state = model_state.collect(self.model)
+        variables = [*state.weights, *state.optimizer_variables]
+        for variable in self._in_shards_of_all(variables):
             item_bytes = variable.dtype.size
             rows = choose_layout(variable.shape, item_bytes, towers).rows
             axes.append(
@@ -116,15 +138,13 @@ class PlacedModel:
             )
         return axes
 
-    @property
-    def _in_shards_of_all(self) -> list[ShardedVariable]:
-        """The variables in shards, if these are over the towers of all."""
+    def _in_shards_of_all(
+        self, variables: Sequence[keras.Variable]
+    ) -> list[ShardedVariable]:
+        """Return those in shards, if these are over the towers of all ranks."""
         if self.config.places("fit").ranks.shards.size == 1:
             return []
-        state = model_state.collect(self.model)
-        values = [
-            v._value for v in (*state.weights, *state.optimizer_variables)
-        ]
+        values = [variable._value for variable in variables]
         return [v for v in values if isinstance(v, ShardedVariable)]
 
 
@@ -156,46 +176,13 @@ class LaidOutStep(PlacedModel):
             return Lifetimes(self.program, cells, -(-examples // cells), parts)
         return None
 
-    def needs(
-        self, lifetimes: Lifetimes | None, examples: int, ranks: int
-    ) -> Needs:
-        """Return what the devices of the last of several ranks need."""
-        step = gradients = None
-        if lifetimes is not None:
-            applied = _gradients_in(self.traced, self.program)
-            gradients = lifetimes.bytes_of(applied)
-            step = lifetimes.most_bytes()
-        weights, optimizer = self.held(ranks)
-        return Needs(weights, optimizer, gradients, step)
-
-
-def _held(
-    config: TowerConfig,
-    variables: Iterable[keras.Variable],
-    in_shards_of_all: Collection[int],
-    ranks: int,
-) -> list[int]:
-    """Return the bytes of variables on the devices of the last rank."""
-    variables = list(variables)
-    mesh, here = config.mesh, config.num_towers
-    total = dict(bytes_on(mesh, variables))
-    values = [v._value for v in variables if id(v._value) in in_shards_of_all]
-    for value in values:
-        rows = value.layout.rows
-        if rows is None:
-            continue
-        counts = share_counts(rows.size, here * ranks)[-here:]
-        for devices, shards, count in zip(
-            mesh, value.shards, counts, strict=True
-        ):
-            for device, shard in zip(devices, shards, strict=False):
-                size, planned = byte_size(shard), shard.shape[rows.axis]
-                total[short_name(device)] += size * count // planned - size
-    names = [short_name(device) for device in itertools.chain(*mesh)]
-    found = [total[name] for name in names]
-    # What towers have once was made on the host of this process.
-    others = sum(total.values()) - sum(found)
-    return [others + found[0], *found[1:]]
+    def needs(self, lifetimes: Lifetimes | None, held: Needs) -> Needs:
+        """Return what devices need for a step that have so much already."""
+        if lifetimes is None:
+            return held
+        gradients = lifetimes.bytes_of(_gradients_in(self.traced, self.program))
+        step = lifetimes.most_bytes()
+        return dataclasses.replace(held, gradients=gradients, step=step)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,34 @@ _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
 
 
+@dataclasses.dataclass
+class ComputedOnce:
+    """What is computed once for all towers because of a line of code.
+
+    Attributes:
+        reason: why the line is not divided.
+        share: the fraction of the step's operations.
+        grows: whether some of these operations grow with the batch.
+        following: the lines that take its result, and are a part of the share.
+            Some would be computed once without it, too.
+    """
+
+    reason: str
+    share: float = 0
+    grows: bool = False
+    following: list[str] = dataclasses.field(default_factory=list)
+
+    def describe(self, line: str) -> str:
+        """Describe it, given the line."""
+        share = f"{self.share:.1%} of the step"
+        if self.following:
+            more = len(self.following) - _NAMED
+            named = self.following[:_NAMED]
+            named += [f"{more} more"] if more > 0 else []
+            share += f", with what follows: {'; '.join(named)}"
+        return f"computed once for all towers: {line} ({self.reason}; {share})"
+
+
 @dataclasses.dataclass(frozen=True)
 class StepCosts:
     """The costs of a step on towers.
@@ -51,11 +79,7 @@ class StepCosts:
         held: the bytes per example that a tower with several micro-batches
             holds for all of them until an exchange is over, for each length, or
             product of lengths, that is not fixed; None: unknown.
-        once: by line of code: the fraction of the step's operations that are
-            computed once for all towers because of it.
-        growing: the lines of these whose operations grow with the batch.
-        following: by line: the lines that take its result, and are a part of
-            its fraction. Some would be computed once without it, too.
+        once: what is computed once for all towers, by line of code.
         gathered: the bytes of gathered weights that a tower has at a time.
         sent: the bytes that each tower, or rank, sends, and receives, if
             exchanges move as few as they can: rings do. By what they are a
@@ -66,7 +90,6 @@ class StepCosts:
             tower.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered.
-        reasons: by line of ``once``: why it is not divided.
     """
 
     exchanges: int
@@ -75,17 +98,12 @@ class StepCosts:
     per_unit: dict[str, int]
     has_unknown: bool
     held: dict[str, int] | None
-    once: dict[str, float]
-    growing: frozenset[str]
-    following: dict[str, tuple[str, ...]] = dataclasses.field(
-        default_factory=dict
-    )
-    gathered: int = 0
-    sent: dict[str, int] = dataclasses.field(default_factory=dict)
-    by_axes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
-    over_columns: int = 0
-    replaced_sums: int = 0
-    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    once: dict[str, ComputedOnce]
+    gathered: int
+    sent: dict[str, int]
+    by_axes: dict[str, dict[str, int]]
+    over_columns: int
+    replaced_sums: int
 
     @property
     def exchange_summary(self) -> str:
@@ -126,31 +144,21 @@ class StepCosts:
     @property
     def once_summary(self) -> list[str]:
         """Describe the operations computed once, most expensive first."""
-        return list(map(self._describe_once, self._lines))
+        return [self.once[line].describe(line) for line in self._lines]
 
     @property
     def announcement(self) -> str:
         """Describe the first of them that is worth it; empty: none is."""
         for line in self._lines:
-            if self.once[line] >= _ANNOUNCED or line in self.growing:
+            found = self.once[line]
+            if found.share >= _ANNOUNCED or found.grows:
                 more = ", ..." if len(self.once) > 1 else ""
-                return f"{self._describe_once(line)}{more}"
+                return f"{found.describe(line)}{more}"
         return ""
 
     @property
     def _lines(self) -> list[str]:
-        return sorted(self.once, key=lambda line: -self.once[line])
-
-    def _describe_once(self, line: str) -> str:
-        share = f"{self.once[line]:.1%} of the step"
-        following = self.following.get(line, ())
-        if following:
-            more = len(following) - _NAMED
-            named = list(following[:_NAMED])
-            named += [f"{more} more"] if more > 0 else []
-            share += f", with what follows: {'; '.join(named)}"
-        why = f"{self.reasons[line]}; " if line in self.reasons else ""
-        return f"computed once for all towers: {line} ({why}{share})"
+        return sorted(self.once, key=lambda line: -self.once[line].share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +260,6 @@ def costs_of(
             parts = columns
         number *= (2 if exchange.is_sum else 1) * (peers - 1) * parts
         sent[unit] += number // (peers * exchange.groups)
-    once, growing, following, reasons = _once(program)
     rounds = len({exchange.level for exchange in exchanged})
     fixed = per_unit.pop("", 0)
     return StepCosts(
@@ -262,9 +269,7 @@ def costs_of(
         per_unit=per_unit,
         has_unknown=has_unknown,
         held=_held_bytes(program),
-        once=once,
-        growing=growing,
-        following=following,
+        once=_once(program),
         gathered=max(gathered_bytes(program)),
         sent=dict(sorted(sent.items())),
         by_axes={k: dict(sorted(by_axes[k].items())) for k in sorted(by_axes)},
@@ -272,7 +277,6 @@ def costs_of(
             "columns" in e.over and e.kind != "first" for e in program.exchanges
         ),
         replaced_sums=program.replaced_sums,
-        reasons=reasons,
     )
 
 
@@ -344,45 +348,36 @@ def _held_bytes(program: Program) -> dict[str, int] | None:
     return dict(sorted(total.items()))
 
 
-def _once(
-    program: Program,
-) -> tuple[
-    dict[str, float],
-    frozenset[str],
-    dict[str, tuple[str, ...]],
-    dict[str, str],
-]:
-    """Return ``once``, ``growing``, ``following`` and ``reasons``."""
-    following: dict[str, dict[str, None]] = {}
+def _once(program: Program) -> dict[str, ComputedOnce]:
+    """Return what is computed once, by the line of code that is the cause."""
+    once: dict[str, ComputedOnce] = {}
     undivided = {id(o): why for o, why in program.computed_once.items()}
-    reasons: dict[str, str] = {}
     causes: dict[Tensor, str] = {}
-    counts: collections.Counter[str] = collections.Counter()
-    growing = set()
+    total = sum(len(graph.get_operations()) for graph in program.graphs)
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
         # What follows from it takes rows, too, as a loss takes targets.
         source = operation.source
         if cause is None and source is not None and id(source) in undivided:
             cause = cause_of(source)
-            reasons.setdefault(cause, undivided[id(source)])
-        if cause is not None and not operation.on_towers:
-            causes.update(dict.fromkeys(operation.outputs, cause))
-            source = operation.source
-            if source is None:
-                continue
-            line = line_of(source)
-            is_forward = line == cause_of(source)
-            if is_forward and not cause.endswith(line):
-                following.setdefault(cause, {})[line] = None
-            counts[cause] += 1
-            tensors = (*source.inputs, *source.outputs)
-            if not all(t.shape.is_fully_defined() for t in tensors):
-                growing.add(cause)
-    total = sum(len(graph.get_operations()) for graph in program.graphs)
-    shares = {line: count / total for line, count in counts.items()}
-    others = {line: tuple(lines) for line, lines in following.items()}
-    return shares, frozenset(growing), others, reasons
+            once.setdefault(cause, ComputedOnce(undivided[id(source)]))
+        if cause is None or operation.on_towers:
+            continue
+        causes.update(dict.fromkeys(operation.outputs, cause))
+        if source is None:
+            continue
+        found, line = once[cause], line_of(source)
+        is_forward = line == cause_of(source)
+        is_other = not cause.endswith(line) and line not in found.following
+        if is_forward and is_other:
+            found.following.append(line)
+        found.share += 1
+        tensors = (*source.inputs, *source.outputs)
+        if not all(t.shape.is_fully_defined() for t in tensors):
+            found.grows = True
+    for found in once.values():
+        found.share /= total
+    return {line: found for line, found in once.items() if found.share}
 
 
 def _count(number: int, noun: str) -> str:

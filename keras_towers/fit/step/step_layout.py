@@ -16,9 +16,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step import step_reports
-from keras_towers.fit.step.divided_batch import DividedBatch
+from keras_towers.fit.step.divided_batch import DividedBatch, capture
 from keras_towers.fit.step.graph_function import CallMode
-from keras_towers.fit.step.program_inputs import capture
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.tower_variables import TowerHandles
@@ -84,6 +83,9 @@ class StepLayout:
     """A step that is laid out over towers.
 
     Attributes:
+        traced: the step on one device.
+        divided: its batch.
+        settings: what it is traced for.
         program: what towers compute and exchange.
         on_towers: the handles of variables that each tower has a copy or a
             shard of, by their index among the captures.
@@ -91,6 +93,9 @@ class StepLayout:
             all ranks share one.
     """
 
+    traced: Trace
+    divided: DividedBatch
+    settings: StepSettings
     program: Program
     on_towers: Mapping[int, TowerHandles]
     local_step: LocalStep | None
@@ -127,7 +132,7 @@ def lay_out(
     step_reports.record_costs(
         config, settings.kind, settings.model, program, settings.places
     )
-    return StepLayout(program, on_towers, local_step)
+    return StepLayout(traced, divided, settings, program, on_towers, local_step)
 
 
 def _divide_trace(

@@ -58,7 +58,9 @@ def describe_steps(config: TowerConfig) -> list[str]:
         if costs.axes_summary:
             lines.append(f"{name}: {costs.axes_summary}")
         if config.transport.size > 1:
-            lines.append(f"{name}: each rank has to send {costs.sent_summary}")
+            lines.append(
+                f"{name}: each rank sends at most {costs.sent_summary}"
+            )
         if costs.replaced_sums:
             sums = format_bytes(costs.replaced_sums)
             lines.append(f"{name}: gathers rows in place of sums of {sums}")

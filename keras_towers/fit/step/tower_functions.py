@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import (
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_device
+from keras_towers.fit.places import Places
 from keras_towers.fit.step.graph_function import CallMode, GraphFunction
 from keras_towers.fit.step.placed_tensors import Scope, with_shapes
 from keras_towers.fit.step.stacked_lists import StackedLists
@@ -117,34 +119,40 @@ class TowerFunctions:
     Args:
         program: the program.
         mode: how towers call their functions.
-        devices: of the K towers.
-        xla: what XLA compiles, in the mode ``xla``.
-        once: what is computed once, in stages, by its section.
+        places: where they compute.
         order: orders the exchanges between processes.
-        micro_batches: the number of micro-batches of a tower.
+
+    Attributes:
+        xla: what XLA compiles, in the mode ``xla``.
+        operations: those of each section.
+        once: what is computed once, or once for each column, in stages.
     """
 
     def __init__(
-        self,
-        program: Program,
-        mode: CallMode,
-        devices: Sequence[str],
-        xla: Stages,
-        once: Mapping[Section, Sequence[Stage]],
-        order: StepOrder,
-        micro_batches: int,
+        self, program: Program, mode: CallMode, places: Places, order: StepOrder
     ):
         self._program = program
-        self._xla = xla
-        self._devices = devices
-        self._micro_batches = micro_batches
+        self._micro_batches = places.parts
         self._order = order
+        self.xla = Stages(program, places.mesh[0][0])
+        self.operations: dict[Section, list[Operation]] = (
+            collections.defaultdict(list)
+        )
+        for operation in program.operations:
+            if not operation.is_repeated:
+                section = section_of(operation, places.parts)
+                self.operations[section].append(operation)
+        self.once: dict[Section, list[Stage]] = {
+            section: self.xla.of(here) if mode == "xla" else [Stage([], here)]
+            for section, here in self.operations.items()
+            if section.phase == Phase.ONCE
+        }
         of_tower = sum(o.phase == Phase.TOWERS for o in program.operations)
-        if mode == "called" and of_tower * len(devices) <= _FEW_OPERATIONS:
+        if mode == "called" and of_tower * len(places.mesh) <= _FEW_OPERATIONS:
             mode = "inlined"
         self._mode: CallMode = mode
         # By tensor: the sections of levels, outside of its own, that use it.
-        self._users: dict[Tensor, set[Hashable]] = self._users_elsewhere(once)
+        self._users: dict[Tensor, set[Hashable]] = self._users_elsewhere()
         self._devices_of_handles: dict[int, str] = compat.devices_of_handles(
             compat.get_default_graph()
         )
@@ -154,9 +162,7 @@ class TowerFunctions:
         outputs = [t for o in operations for t in o.outputs]
         return [tensor for tensor in outputs if tensor in self._users]
 
-    def _users_elsewhere(
-        self, once: Mapping[Section, Sequence[Stage]]
-    ) -> dict[Tensor, set[Hashable]]:
+    def _users_elsewhere(self) -> dict[Tensor, set[Hashable]]:
         """Return tensors that are used outside of where they are computed.
 
         Returns:
@@ -168,7 +174,7 @@ class TowerFunctions:
             id(o): section_of(o, self._micro_batches)
             for o in program.operations
         }
-        for section, stages in once.items():
+        for section, stages in self.once.items():
             for index, stage in enumerate(stages):
                 for operation in stage.compiled:
                     sections[id(operation)] = section, index, "compiled"
@@ -217,7 +223,7 @@ class TowerFunctions:
         if mode != "xla":
             graph = graph_of(body, self._program.graphs)
             return FunctionCall(body, GraphFunction(graph, mode))
-        stages = self._xla.of(operations)
+        stages = self.xla.of(operations)
         if [stage.compiled for stage in stages] == [[*operations]]:
             return self._compiled(body)
         # The functions of stages are called in a function that is not compiled.
@@ -239,7 +245,7 @@ class TowerFunctions:
     ) -> FunctionCall:
         ends = (*body.inputs, *body.outputs)
         lists = {
-            tensor: self._xla.stackable.dtype_of(tensor)
+            tensor: self.xla.stackable.dtype_of(tensor)
             for tensor in ends
             if tensor.dtype == tf.variant
         }
@@ -296,7 +302,7 @@ class TowerFunctions:
     ) -> None:
         """Add operations to the current graph without XLA."""
         outputs, graphs = used(operations), self._program.graphs
-        kernels = self._xla.kernels if self._mode == "xla" else None
+        kernels = self.xla.kernels if self._mode == "xla" else None
         values = emit(
             operations, known, outputs, graphs, kernels=kernels, **options
         )

@@ -1,27 +1,32 @@
-"""A program as the towers run it: a function per level."""
+"""A program as the towers run it: a function per level, and exchanges."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.places import Places
-from keras_towers.fit.step.exchange_kinds import GradientExchange
+from keras_towers.fit.step.exchange_kinds import (
+    GradientExchange,
+    Members,
+    exchange_tensors,
+)
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.placed_tensors import (
+    Place,
     PlacedTensors,
     Scope,
+    with_shapes,
 )
-from keras_towers.fit.step.program_exchanges import add_exchanges
 from keras_towers.fit.step.tower_functions import (
     FunctionCall,
     Section,
     TowerFunctions,
-    section_of,
 )
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.emission import emit, value_of
@@ -34,6 +39,9 @@ from keras_towers.partition.program import (
 )
 from keras_towers.partition.xla_pieces import Stage, Stages
 from keras_towers.reduction import Collectives, OnTowers
+
+# The axes of places.
+_TOWERS, _COLUMNS, _PARTS = range(3)
 
 
 class TowerProgram:
@@ -50,7 +58,6 @@ class TowerProgram:
         gradients: adds gradients up; None: as anything else is.
 
     Attributes:
-        functions: what towers call.
         xla: what XLA compiles, in the mode ``xla``.
     """
 
@@ -68,29 +75,8 @@ class TowerProgram:
         self._collectives: Collectives = collectives or OnTowers()
         # Where towers compute what all of their columns share.
         self._devices: list[str] = [row[0] for row in places.mesh]
-        self.xla = Stages(program, self._devices[0])
-        self._operations: dict[Section, list[Operation]] = (
-            collections.defaultdict(list)
-        )
-        for operation in program.operations:
-            if not operation.is_repeated:
-                section = section_of(operation, places.parts)
-                self._operations[section].append(operation)
-        # What is computed once, or once for each column.
-        self._once: dict[Section, list[Stage]] = {
-            section: self.xla.of(here) if mode == "xla" else [Stage([], here)]
-            for section, here in self._operations.items()
-            if section.phase == Phase.ONCE
-        }
-        self.functions = TowerFunctions(
-            program,
-            mode,
-            self._devices,
-            self.xla,
-            self._once,
-            order,
-            places.parts,
-        )
+        self._functions = TowerFunctions(program, mode, places, order)
+        self.xla: Stages = self._functions.xla
         self._summed = summed_tensors(program)
 
     def add_to_graph(self, tensors: PlacedTensors) -> list[tf.Tensor]:
@@ -112,14 +98,7 @@ class TowerProgram:
             exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
-                    exchanged = add_exchanges(
-                        exchanges,
-                        tensors,
-                        self._collectives,
-                        self._order,
-                        self._gradients,
-                    )
-                pace.note_exchanged(exchanged)
+                    pace.note_exchanged(self._exchange(exchanges, tensors))
             pace.end_level()
             # A step whose assertion fails updates nothing.
             with tf.device(self._devices[0]):
@@ -136,7 +115,7 @@ class TowerProgram:
     ) -> None:
         """Add what is computed once in a level, or once for each column."""
         section = Section(level, Phase.ONCE, on_columns)
-        stages = self._once.get(section, ())
+        stages = self._functions.once.get(section, ())
         if tensors.places.ranks.step.rank != 0:
             stages = [
                 Stage(s.compiled, [o for o in s.single if not o.at_root])
@@ -144,10 +123,10 @@ class TowerProgram:
             ]
         for scope in tensors.scopes(columns=on_columns):
             with tf.device(scope.device):
-                self.functions.add_stages(
+                self._functions.add_stages(
                     stages,
                     scope,
-                    self.functions.used,
+                    self._functions.used,
                     after=self._order.gate,
                     checks=checks,
                 )
@@ -163,19 +142,19 @@ class TowerProgram:
 
         def here(phase: Phase, of_parts: bool = False) -> Sequence[Operation]:
             section = Section(level, phase, on_columns, of_parts)
-            return self._operations.get(section, ())
+            return self._functions.operations.get(section, ())
 
         towers = tensors.scopes(towers=True, columns=on_columns)
         parts = tensors.scopes(towers=True, columns=on_columns, parts=True)
         reads, writes = here(Phase.READ), here(Phase.UPDATE)
-        call = self.functions.call_of(here(Phase.TOWERS))
+        call = self._functions.call_of(here(Phase.TOWERS))
         if call:
-            call, reads, writes = self.functions.with_variables(
+            call, reads, writes = self._functions.with_variables(
                 call, reads, writes, towers
             )
         self._use_variables(reads, towers)
         computed = self._call(call, towers, tensors)
-        call = self.functions.call_of(here(Phase.TOWERS, of_parts=True))
+        call = self._functions.call_of(here(Phase.TOWERS, of_parts=True))
         computed += self._call(call, parts, tensors)
         self._use_variables(writes, towers)
         return computed
@@ -189,7 +168,7 @@ class TowerProgram:
         """
         if not operations:
             return
-        outputs = self.functions.used(operations)
+        outputs = self._functions.used(operations)
         graphs, gate = self._program.graphs, self._order.gate
         for scope in towers:
             with tf.device(scope.device):
@@ -225,6 +204,26 @@ class TowerProgram:
             computed += before
         return computed
 
+    def _exchange(
+        self, exchanges: Sequence[Exchange], tensors: PlacedTensors
+    ) -> list[Any]:
+        """Exchange the tensors of a level, and add the results to them."""
+        with tf.device(tensors.shared.device):
+            groups = [m for e in exchanges for m in _members(e, tensors)]
+        results = exchange_tensors(
+            groups,
+            self._collectives,
+            tensors.places.ranks.step,
+            self._order.exchange,
+            self._gradients,
+        )
+        for group, result in zip(groups, results, strict=True):
+            exchange = group.exchange
+            values = result if exchange.is_own else [result]
+            for scope, value in zip(group.takers, values, strict=True):
+                scope.update(with_shapes([exchange.result], [value]))
+        return results
+
 
 class Pace:
     """Orders the gathers of weights in a program, level by level.
@@ -232,8 +231,8 @@ class Pace:
     TensorFlow runs an operation as soon as its inputs are there, and those of a
     gather are variables: without an order, all weights would be gathered when a
     step begins, and gradients would pile up behind a slow link. So what is
-    gathered for a level waits until the level before the last one is done, its
-    exchanges, too. It still goes on while the last one is computed.
+    gathered at the end of a level waits until the level before is done, its
+    exchanges, too. It still goes on while the level itself is computed.
 
     Args:
         program: the program.
@@ -243,10 +242,8 @@ class Pace:
         self._has_gathers = any(map(_gathers_weights, program.exchanges))
         self._computed: list[Any] = []
         self._exchanged: list[Any] = []
-        # What is done when the level before the last one has been exchanged,
-        # and when the last one has been computed.
+        # What is done when the last level is.
         self._ends: list[Any] = []
-        self._exchanges_before: list[Any] = []
 
     def note_computed(self, tensors: Sequence[tf.Tensor]) -> None:
         """Note what the towers compute in a level."""
@@ -266,13 +263,78 @@ class Pace:
     def end_level(self) -> None:
         """End a level."""
         if self._has_gathers:
-            done = [*self._computed, *self._exchanges_before, *self._ends]
+            done = [*self._computed, *self._exchanged, *self._ends]
             with tf.control_dependencies(done):
                 self._ends = [tf.no_op()]
-            self._exchanges_before = self._exchanged
         self._computed, self._exchanged = [], []
 
 
 def _gathers_weights(exchange: Exchange) -> bool:
     given = exchange.given
     return exchange.kind == "gather" and given.on_towers and not given.of_batch
+
+
+# ---- who exchanges what ------------------------------------------------------
+
+
+def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
+    """Yield who exchanges a tensor: those that differ along its axes."""
+    given, along = _given(exchange, tensors), _axes_of(exchange)
+    of_mesh = tensors.lengths(towers=True, columns=True)
+    of_all = tensors.lengths(towers=True, columns=True, parts=True)
+    lengths = list(given.shape)
+    for axis in along:
+        lengths[axis] = of_all[axis] if exchange.is_own else 1
+    if not exchange.result.of_batch:
+        lengths[_PARTS] = 1
+    others = [1 if a in along else n for a, n in enumerate(given.shape)]
+    for place in np.ndindex(*others):
+        devices = [
+            tensors.places.mesh[tower][column]
+            for tower, column, _ in _line(of_mesh, place, along)
+        ]
+        values = [given[k] for k in _line(given.shape, place, along)]
+        takers = [
+            tensors.scope(lengths, taker)
+            for taker in _line(lengths, place, along)
+        ]
+        rows: list[Any] = [
+            [value_of(t, taker) for t in exchange.rows or ()]
+            for taker in takers
+        ]
+        if exchange.kind == "scatter" and _COLUMNS in along:
+            count: Any = exchange.result.shape[exchange.axis]
+            rows = [(taker.column * count, count) for taker in takers]
+        yield Members(exchange, devices, values, rows, takers)
+
+
+def _given(exchange: Exchange, tensors: PlacedTensors) -> np.ndarray:
+    """Return the values that are exchanged, by their places."""
+    tensor = exchange.given
+    source, rank = tensor.operation, tensors.places.ranks.step.rank
+    if source is not None and source.at_root and rank != 0:
+        # Only the first process has it.
+        return np.empty((1, 1, 0), object)
+    is_sum = exchange.kind in ("sum", "scatter")
+    if is_sum and "columns" not in exchange.over:
+        return tensors.sum(tensor)
+    return tensors.array(tensor)
+
+
+def _axes_of(exchange: Exchange) -> Sequence[int]:
+    """Return the axes of places along which this process exchanges."""
+    if "columns" in exchange.over:
+        return [_COLUMNS]
+    return [_TOWERS, _PARTS] if "towers" in exchange.over else [_PARTS]
+
+
+def _line(
+    lengths: Sequence[int], place: Sequence[int], along: Sequence[int]
+) -> Iterator[Place]:
+    """Yield the places that differ from one along axes."""
+    return itertools.product(
+        *(
+            range(length) if axis in along else [place[axis]]
+            for axis, length in enumerate(lengths)
+        )
+    )

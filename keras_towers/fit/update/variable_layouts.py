@@ -64,7 +64,7 @@ class VariableLayouts:
         if not self.divides_weights:
             return line
         least = f"{SMALLEST_BYTES // 1024} KiB"
-        return f"{line}, and has only its rows of those from {least}"
+        return f"{line}, and holds only its rows of those from {least}"
 
     @property
     def divide_any(self) -> bool:
@@ -124,10 +124,10 @@ class VariableLayouts:
         is_first = first_time(optimizer, "nothing in shards")
         if is_first and self._config.transport.rank == 0:
             announce(
-                f"{self.option} divides nothing here: none of {len(weights)} "
-                f"weights has at least {SMALLEST_BYTES // 1024} KiB, and an "
-                f"axis with a row for each of {self.towers} towers. Every "
-                "tower has all weights whole."
+                f"{self.option} divides nothing here, since every weight is "
+                f"smaller than {SMALLEST_BYTES // 1024} KiB, or has no axis "
+                f"with a row for each of {self.towers} towers. Every tower "
+                f"holds all {len(weights)} weights."
             )
 
     # ---- what ranks call variables of which each has rows --------------------

@@ -39,10 +39,6 @@ from keras_towers.fit.weights.copies import (
     copy_to_towers,
     native,
 )
-from keras_towers.fit.weights.deferred_variable import (
-    deferring_constants,
-    is_deferred,
-)
 from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.fit.weights.model_state import (
     build_optimizer,
@@ -52,6 +48,10 @@ from keras_towers.fit.weights.model_state import (
 )
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.fit.weights.tower_variables import TowerVariables
+from keras_towers.fit.weights.without_memory import (
+    deferring_constants,
+    is_deferred,
+)
 from keras_towers.partition.layouts import MIRRORED, MeshLayout
 from keras_towers.reduction import (
     Collectives,
@@ -201,7 +201,7 @@ class WeightUpdate:
         ):
             raise TowerError(
                 f"the placement {name_of(place)} puts {variable.path} on "
-                f"{chosen!r}: it has to return one of {', '.join(known)}."
+                f"{chosen!r}: it must return one of {', '.join(known)}."
             )
         return chosen
 
@@ -308,9 +308,7 @@ class WeightUpdate:
 
     def apply_in_trace(self, call: ApplyCall) -> None:
         """Trace an update with the step."""
-        with as_one_device(call.optimizer, call.variables):
-            variables = [copy_on_tower(v) for v in call.variables]
-            call.original(call.grads, variables)
+        self._apply_on_tower(call, call.grads)
 
     def push(self, call: ApplyCall) -> None:
         """Pass gradients on that are results of a step."""

@@ -17,11 +17,9 @@
 ``tower_variables``
   Variables on devices: moved, mirrored on towers, and put back.
 ``without_memory``
-  Variables without memory, of models whose steps never run.
+  Variables without memory: until it is needed, or where no step ever runs.
 ``checkpoint``
   Variables in a checkpoint of TensorFlow, of which each rank writes its parts.
 ``joint_access``
   Reads and writes of variables of which each rank has rows, between steps.
-``deferred_variable``
-  Variables whose first value has no memory until it is needed.
 """

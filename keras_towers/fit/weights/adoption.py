@@ -23,10 +23,6 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on
-from keras_towers.fit.weights.deferred_variable import (
-    DeferredVariable,
-    is_repeatable,
-)
 from keras_towers.fit.weights.model_binding import (
     ModelStage,
     ModelStages,
@@ -37,6 +33,10 @@ from keras_towers.fit.weights.model_binding import (
     unbind,
 )
 from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.without_memory import (
+    DeferredVariable,
+    is_repeatable,
+)
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers

@@ -271,7 +271,7 @@ class JointAccess:
                 }
                 raise TowerError(
                     f"the ranks do different things: {describe_each(points)}. "
-                    "Every rank has to read and write the same variables in "
+                    "Every rank must read and write the same variables in "
                     "the same order, since each has only a part of them."
                 )
             return [each and Action(*each) for _, each in ranks]

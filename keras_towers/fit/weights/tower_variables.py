@@ -25,7 +25,6 @@ from keras_towers.fit.weights.copies import (
     is_copied,
     native,
 )
-from keras_towers.fit.weights.deferred_variable import is_deferred
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.shards import (
@@ -33,6 +32,7 @@ from keras_towers.fit.weights.shards import (
     current_value,
     part_of,
 )
+from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.partition.layouts import MIRRORED, MeshLayout, Replicated
 from keras_towers.system import return_freed_memory
 

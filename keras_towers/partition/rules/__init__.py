@@ -36,7 +36,7 @@ The file of an operation's rule, with some of TensorFlow's names:
 ``batched``
   Operations on each item of a batch: images, matrices, distributions.
 ``control_flow``
-  Calls of functions, and branches.
+  Calls of functions, branches, and what all loops are laid out with.
 ``draws``
   Random numbers from a seed: each tower draws the numbers of its rows.
 ``elementwise``
@@ -49,8 +49,6 @@ The file of an operation's rule, with some of TensorFlow's names:
   Loops that towers run, in one of two ways.
 ``reductions``
   Sums, means and extremes along axes, and cumulative operations.
-``rounds``
-  What loops are laid out with, whichever rounds a tower runs.
 ``row_loops``
   Loops of which a tower runs the rounds of its rows.
 ``row_numbers``

@@ -41,13 +41,15 @@ from keras_towers.partition.reasons import NotDivided, require
 from keras_towers.partition.registry import rule
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.rules.control_flow import (
+    add_loop,
     called_graph,
     join_values,
+    loop_variables,
     require_towers_differ,
+    settle,
     try_with_partial_sums,
     uses_variables,
 )
-from keras_towers.partition.rules.rounds import add_loop, loop_variables, settle
 from keras_towers.partition.rules.row_loops import RowLoop
 from keras_towers.partition.sizes import UNKNOWN
 

@@ -47,7 +47,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.reasons import require, unless_none
-from keras_towers.partition.rules.rounds import (
+from keras_towers.partition.rules.control_flow import (
     add_loop,
     loop_variables,
     settle,

@@ -262,8 +262,7 @@ def _zero_others(
     """
     for _ in range(more):
         is_own = builder.op("ExpandDims", [is_own, -1])
-    zeros = builder.op("ZerosLike", [values], values.shape)
-    return builder.op("SelectV2", [is_own, values, zeros], values.shape)
+    return builder.only_if(is_own, values)
 
 
 def _widened(

@@ -50,13 +50,13 @@ def test_each_variable_is_required(role, ports):
 @pytest.mark.parametrize(
     ("role", "name", "value", "said"),
     [
-        ("worker", "DMLC_ROLE", "server", "has to be 'worker'"),
+        ("worker", "DMLC_ROLE", "server", "must be 'worker'"),
         ("worker", "DMLC_WORKER_ID", "2", "from 0 to 1"),
         ("worker", "DMLC_WORKER_ID", "one", "a whole number from 0"),
         ("worker", "DMLC_NUM_SERVER", "0", "from 1"),
         ("worker", "DMLC_PS_ROOT_PORT", "70000", "from 1 to 65535"),
         ("worker", "DMLC_PS_ROOT_URI", "no.host.invalid", "cannot be resolved"),
-        ("worker", "DMLC_PS_ROOT_URI", "192.0.2.1", "either both or"),
+        ("worker", "DMLC_PS_ROOT_URI", "192.0.2.1", "give two loopback"),
         ("worker", "DMLC_NODE_HOST", "192.0.2.1", "an address of this machine"),
         ("worker", "DMLC_NODE_HOST", "::1", "cannot be resolved"),
         ("worker", "BYTEPS_LOCAL_RANK", "1", "from 0 to 0"),

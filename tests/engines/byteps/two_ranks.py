@@ -161,7 +161,7 @@ def values_of_the_drop_in():
     with refused("backward_passes_per_step is 0: give 1 or more"):
         bps.DistributedOptimizer(_sgd(), backward_passes_per_step=0)
     with refused(
-        "compression='fp16' is not allowed, since it cannot", "bps.Compression"
+        "compression='fp16' is not allowed, since it has no", "bps.Compression"
     ):
         bps.push_pull(1.0, compression="fp16")
     with refused("rank 2 cannot broadcast: the job has ranks 0 to 1"):

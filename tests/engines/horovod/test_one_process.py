@@ -174,7 +174,7 @@ def _distributed(**options):
         (_distributed(optimizer="sgd"), "takes an optimizer of Keras 3"),
         (_distributed(op=hvd.Min), r"give hvd\.Average, hvd\.Sum"),
         (_distributed(op="average"), r"give hvd\.Average, hvd\.Sum"),
-        (_distributed(compression="fp16"), "cannot compress"),
+        (_distributed(compression="fp16"), "no methods compress"),
         (_distributed(backward_passes_per_step=0), "give 1 or more"),
         (_distributed(groups="all"), "a number of groups"),
         (_distributed(op=hvd.Sum, **BEFORE), "applies only to averages"),

@@ -367,4 +367,6 @@ def test_where_nothing_is_divided_a_line_says_so(caplog, monkeypatch):
         fit(model)
     assert "its rows of those from 64 KiB" in strategy.describe()
     (said,) = [r.message for r in caplog.records if "divides" in r.message]
-    assert said.startswith('weights="sharded" divides nothing here: none of ')
+    assert said.startswith(
+        'weights="sharded" divides nothing here, since every '
+    )

@@ -366,8 +366,12 @@ def _checked_options(
 def _layers_in(local_layers: object) -> list[keras.Layer]:
     """The layers in a user's argument ``local_layers``."""
     layers = [] if local_layers is None else keras.tree.flatten(local_layers)
-    if not all(isinstance(layer, keras.Layer) for layer in layers):
-        raise TowerError("local_layers takes a Keras layer or a list of them.")
+    for layer in layers:
+        if not isinstance(layer, keras.Layer):
+            raise TowerError(
+                "local_layers takes a Keras layer, or a list of them, but got "
+                f"{layer!r}."
+            )
     return layers
 
 

@@ -131,7 +131,7 @@ class VariablesState(ObjectState):
         if shapes != [list(v.shape) for v in values]:
             raise TowerError(
                 "the last commit of this job has other variables: a script "
-                "that starts again has to make the same model."
+                "that starts again must make the same model."
             )
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
@@ -169,7 +169,7 @@ class TensorFlowKerasState(VariablesState):
         optimizer = optimizer or getattr(model, "optimizer", None)
         if not model.built or optimizer is None:
             raise TowerError(
-                f"model {model.name!r} has to be built and have an optimizer "
+                f"model {model.name!r} must be built and have an optimizer "
                 "before its state can be kept: give it an Input or call "
                 "build(), then compile()."
             )

@@ -1,0 +1,132 @@
+"""The state of a model in a backup, which the model gets back.
+
+Each rank reads what it needs: the rows of its own towers, however many ranks
+there were when they were written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers._types import Variable
+from keras_towers.backup_folder import CallFolder
+from keras_towers.errors import TowerError
+from keras_towers.fit import call_agreement, contract
+from keras_towers.fit.calls import tower_call
+from keras_towers.fit.weights import checkpoint
+from keras_towers.fit.weights.model_state import collect, trained_by
+from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.rendezvous import rank_checks
+from keras_towers.transport import SingleProcess, Transport
+
+
+def transport_to_ranks() -> Transport | None:
+    """Return the transport to other ranks; None if there are none."""
+    strategy = contract.active_strategy()
+    if strategy is None:
+        return None
+    transport = strategy._config.transport
+    return transport if transport.size > 1 else None
+
+
+@dataclasses.dataclass
+class SavedState:
+    """What a backup has of a model.
+
+    Attributes:
+        name: that of its checkpoint.
+        variables: their names there, in the order of the model.
+        shapes: of each, the shape and dtype.
+        trained: for each optimizer, the numbers of the weights that it updates.
+    """
+
+    name: str
+    variables: list[str]
+    shapes: list[str]
+    trained: list[list[int]]
+
+    def restore(
+        self,
+        model: keras.Model,
+        folder: CallFolder,
+        metrics: Sequence[np.ndarray] | None,
+    ) -> None:
+        """Give a model its state. Collective.
+
+        Args:
+            model: the model.
+            folder: that of the backup.
+            metrics: the metrics in the middle of an epoch; None: it is not in
+                the middle of one.
+        """
+        call = tower_call.current()
+        if call is not None:
+            call.prepare()
+        self._build_optimizers(model)
+        variables = [*checkpoint.named_variables(model).values()]
+        saved, own = [*self.shapes], [*variables]
+        if metrics is not None:
+            saved += shapes_of(metrics)
+            own += collect(model).metrics
+        if saved != shapes_of(own):
+            raise TowerError(
+                f"{folder.path} is the backup of another model, or of one "
+                f"that was compiled differently from {model.name!r}: use "
+                "another folder, or delete it."
+            )
+        prefix = folder.prefix(self.name)
+        common, failure = [], ""
+        for variable, name in zip(variables, self.variables, strict=True):
+            if not is_over_ranks(variable):
+                common.append((variable._value, name))
+                continue
+            try:
+                with folder.refusing_damage():
+                    checkpoint.read_into(prefix, name, variable)
+            except TowerError as error:
+                failure = failure or str(error)
+        transport = transport_to_ranks() or SingleProcess()
+        if len(common) < len(variables):
+            rank_checks.raise_together(
+                transport, failure, "reads its part of the backup"
+            )
+
+        def read(number: int) -> tf.Tensor:
+            value, name = common[number]
+            with folder.refusing_damage():
+                return checkpoint.read(prefix, name, value.dtype)
+
+        values = [value for value, _ in common]
+        call_agreement.broadcast(transport, values, given=read)
+
+    def _build_optimizers(self, model: keras.Model) -> None:
+        """Make the slots of optimizers that a step of the model would build."""
+        strategy, state = contract.active_strategy(), collect(model)
+        # What has other optimizers or weights is refused later.
+        pairs = zip(state.optimizers, self.trained, strict=False)
+        for optimizer, numbers in pairs:
+            trained = [
+                state.weights[n] for n in numbers if n < len(state.weights)
+            ]
+            if strategy is not None and trained and not optimizer.built:
+                strategy._update.make_ready(optimizer, trained)
+
+
+def trained_in(model: keras.Model) -> list[list[int]]:
+    """Return the numbers of the weights that each optimizer updates."""
+    state = collect(model)
+    numbers = {id(w): n for n, w in enumerate(state.weights)}
+    return [
+        [numbers[id(w)] for w in trained_by(o) if id(w) in numbers]
+        for o in state.optimizers
+    ]
+
+
+def shapes_of(variables: Iterable[Variable | np.ndarray]) -> list[str]:
+    """Return the shape and dtype of each variable, as text."""
+    return [f"{list(v.shape)} {v.dtype}" for v in variables]
