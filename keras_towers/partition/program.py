@@ -116,10 +116,13 @@ def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
     """
     levels = [least]
     for tensor in inputs:
-        source = tensor.operation
-        is_over = source is not None and source.phase > phase
-        levels.append(tensor.level + 1 if is_over else tensor.level)
+        levels.append(tensor.level + (1 if _is_over(tensor, phase) else 0))
     return max(levels)
+
+
+def _is_over(tensor: Tensor, phase: Phase) -> bool:
+    """Whether a phase is over when a tensor of the same level is computed."""
+    return tensor.operation is not None and tensor.operation.phase > phase
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -432,7 +435,9 @@ def delay_operations(
             operation.level = level
             for tensor in operation.outputs:
                 tensor.level = level
-        use(operation.inputs, [operation.level])
+        for tensor in operation.inputs:
+            is_over = _is_over(tensor, operation.phase)
+            use([tensor], [operation.level - 1 if is_over else operation.level])
 
 
 def _may_wait(
