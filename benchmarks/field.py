@@ -32,6 +32,7 @@ from keras_towers.bench.rows import (
     find_row,
     fit,
     keras_alone,
+    state_bytes,
 )
 from keras_towers.bench.runner import Sample, Setting
 from keras_towers.bench.worker import wait_for_all
@@ -78,6 +79,7 @@ def cnn() -> Any:
 
 
 def loop(
+    model: Any,
     batches: Callable[[int], Iterable[tuple[Any, Any]]],
     step: Callable[[Any, Any], Any],
 ) -> Train:
@@ -90,6 +92,7 @@ def loop(
             loss = step(x, y)
             if waits:
                 times.add_loss(float(loss))
+        times.state_bytes = state_bytes(model)
         return times
 
     return train
@@ -151,7 +154,7 @@ def stock_loop(work: Workload) -> Iterator[Train]:
         return strategy.run(step, args=(x, y))
 
     data = tf.data.Dataset.from_tensor_slices(work.part()).batch(work.share)
-    yield loop(lambda steps: data.take(steps).prefetch(2), run)
+    yield loop(model, lambda steps: data.take(steps).prefetch(2), run)
 
 
 @contextlib.contextmanager
@@ -195,7 +198,7 @@ def torch_ddp(work: Workload) -> Iterator[Train]:
         return loss.detach()
 
     try:
-        yield loop(batches, step)
+        yield loop(model, batches, step)
     finally:
         distributed.destroy_process_group()
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         """``tf.distribute.Strategy``; a value on every replica is ``Any``."""
 
         @property
-        def extended(self) -> tf.distribute.StrategyExtended: ...
+        def extended(self) -> Any: ...
 
         @property
         def cluster_resolver(self) -> object: ...
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
         ) -> tuple[Any, ...]: ...
 
         def experimental_distribute_dataset(
-            self, dataset: tf.data.Dataset, options: object = None
+            self, dataset: tf.data.Dataset[Any], options: object = None
         ) -> Any: ...
 
         def distribute_datasets_from_function(
             self,
-            dataset_fn: Callable[..., tf.data.Dataset],
+            dataset_fn: Callable[..., tf.data.Dataset[Any]],
             options: object = None,
         ) -> Any: ...
 

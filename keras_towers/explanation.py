@@ -12,9 +12,9 @@ from operator import attrgetter
 from typing import TypeAlias
 
 import keras
-import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.tower_runner import TowerRunner
@@ -72,7 +72,7 @@ def explain(
     y: Structure = None,
     sample_weight: Structure = None,
     *,
-    strategy: tf.distribute.Strategy | None = None,
+    strategy: Strategy | None = None,
     batch_size: int | None = None,
 ) -> Explanation:
     """Explain what a step of ``fit`` does on towers, without running it.

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._strategy import Strategy
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
@@ -75,7 +76,7 @@ def verify(
     y: Structure = None,
     sample_weight: Structure = None,
     *,
-    strategy: tf.distribute.Strategy | None = None,
+    strategy: Strategy | None = None,
     batch_size: int | None = None,
     steps: int = 3,
 ) -> Verification:
@@ -137,7 +138,7 @@ def checked_strategy(
     caller: str,
     model: keras.Model,
     x: Structure,
-    strategy: tf.distribute.Strategy | None,
+    strategy: Strategy | None,
 ) -> BaseStrategy:
     """Check what a function is given that tries a model on towers.
 
@@ -188,7 +189,7 @@ def _first_batches(reader: TowerEpochIterator, steps: int) -> tf.data.Dataset:
 def _run_fit(
     model: keras.Model,
     data: tf.data.Dataset,
-    strategy: tf.distribute.Strategy | None = None,
+    strategy: BaseStrategy | None = None,
     before_step: Callable[[keras.Model], None] = lambda model: None,
 ) -> dict[tuple[str, int], np.ndarray]:
     """Return the logs of each step of ``fit``, and all variables after it.

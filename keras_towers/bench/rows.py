@@ -82,13 +82,18 @@ def fit(work: Workload, model: keras.Model, whole: bool = False) -> Train:
             verbose=0,
             callbacks=[_recorder(times, waits)],
         )
-        times.state_bytes = sum(
-            math.prod(v.shape) * _bytes_of(v.dtype)
-            for v in (*model.variables, *model.optimizer.variables)
-        )
+        times.state_bytes = state_bytes(model)
         return times
 
     return train
+
+
+def state_bytes(model: keras.Model) -> int:
+    """Return the bytes of all weights and of the optimizer's state."""
+    return sum(
+        math.prod(v.shape) * _bytes_of(v.dtype)
+        for v in (*model.variables, *model.optimizer.variables)
+    )
 
 
 def _bytes_of(dtype: str) -> int:

@@ -16,6 +16,7 @@ from keras_towers.conformance.ordinary import (
     all_variables,
     assert_ordinary,
 )
+from keras_towers.strategies.base import BaseStrategy
 
 TOLERANCE = 2e-6
 
@@ -69,7 +70,7 @@ class Outcome:
 def use_model(
     make: Callable[[], keras.Model],
     act: Callable[[keras.Model], Structure],
-    strategy: tf.distribute.Strategy | None = None,
+    strategy: BaseStrategy | None = None,
     eagerly: bool = False,
 ) -> Outcome:
     """Use a new model, on one device or on towers.

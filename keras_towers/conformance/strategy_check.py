@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 
-import tensorflow as tf
-
+from keras_towers._strategy import Strategy
 from keras_towers.conformance.cases import CASES, Case
 from keras_towers.conformance.outcomes import (
     Outcome,
@@ -19,7 +18,7 @@ from keras_towers.strategies.base import BaseStrategy
 
 
 def check_strategy(
-    make_strategy: Callable[[], tf.distribute.Strategy],
+    make_strategy: Callable[[], Strategy],
     cases: Iterable[str] = tuple(CASES),
     *,
     tolerance: float | None = None,

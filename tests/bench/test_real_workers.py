@@ -15,18 +15,22 @@ from tests.kit.processes import Process, wait_until
 from tests.kit.sampling import sample_of
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 240
+LIMIT_S = 540
 BENCH = (sys.executable, "-m", "keras_towers.cli.main", "bench")
 # Its processes have several towers on the CPU.
 IN_SHARDS = "horovod:towers=2:weights=sharded:shard_over=process"
 FIELD = (sys.executable, "-m", "benchmarks.field")
+# Its data can be learned, and its first kernel is large enough to be in shards.
 MINE = """
 import keras
+import numpy as np
 
 def build():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
+    layers = keras.layers.Dense(128), keras.layers.Dense(3)
+    model = keras.Sequential([keras.Input((256,)), *layers])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    x = np.random.default_rng(0).normal(size=(640, 256)).astype("float32")
+    return model, x, x[:, :3]
 """
 
 
@@ -46,7 +50,7 @@ def path(tmp_path):
         ),
         pytest.param(
             BENCH,
-            "--models small --processes 2 --timeout 150 "
+            "--models mine:build --processes 2 --timeout 150 "
             f"--strategies {IN_SHARDS},multi-worker",
             [IN_SHARDS, "multi-worker", "plain"],
             marks=pytest.mark.long,

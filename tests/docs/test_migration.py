@@ -336,6 +336,8 @@ def test_horovodrun(tasks, tmp_path):
     """The script of the page, and the one for Horovod that it was."""
     pytest.importorskip("horovod.common")
     launcher = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
+    # By default a rank waits 30 s for the other one to import TensorFlow.
+    options = "--gloo-timeout-seconds", 250, "-np", 2
     script = SCRIPTS["HorovodStrategy()"]
     unmodified = BEGIN.replace("keras_towers as kt", "tensorflow as tf")
     for module, text in (
@@ -343,9 +345,9 @@ def test_horovodrun(tasks, tmp_path):
         (("-m", "keras_towers"), unmodified + script.before),
     ):
         (tmp_path / "train.py").write_text(text + END)
-        command = launcher, "-np", 2, sys.executable, *module, "train.py"
+        command = launcher, *options, sys.executable, *module, "train.py"
         tasks.run(*command, folder=tmp_path)
-        tasks.finish()
+        tasks.finish(250)
         one, other = models_of(tmp_path)
         assert_all_close(one, other, 1e-5)
         for path in tmp_path.glob("model-*"):

@@ -204,7 +204,7 @@ class Tasks(contextlib.ExitStack):
         self._started.append(task)
         return task
 
-    def finish(self) -> None:
-        """Wait until all have ended well."""
+    def finish(self, limit_s: float = LIMIT_S) -> None:
+        """Wait until all have ended well, for so many seconds each."""
         for task in self._started:
-            assert task.finish().code == 0, task.output
+            assert task.finish(limit_s).code == 0, task.output

@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 
-from keras_towers.rendezvous.tf_config import Cluster
 from tests.kit.processes import RUN, all_gone
 from tests.kit.scripts import parse_variables, write_executable
 
@@ -154,18 +153,22 @@ print(os.getppid(), sys.argv[1:], *map(os.environ.get, kept))
 
 
 @pytest.mark.parametrize(
-    "jobs, suggested",
-    [("worker", "MultiWorkerTower"), ("ps worker", "SyncReplicas")],
+    "servers, suggested",
+    [(0, "MultiWorkerTower"), (1, "SyncReplicas")],
 )
-def test_under_tf_config_it_becomes_its_task(run, jobs, suggested):
-    tasks = {job: (f"127.0.0.1:400{len(job)}",) for job in jobs.split()}
-    tasks["worker"] += ("127.0.0.1:4001",)
-    here = {"TF_CONFIG": Cluster(tasks, "worker", 1).to_json()}
+def test_under_tf_config_it_becomes_its_task(
+    launch, run, tasks, servers, suggested
+):
+    clusters = tasks.cluster(ps=servers, worker=2)
+    *serving, _, here = [{"TF_CONFIG": each.to_json()} for each in clusters]
     script = """
 import os
 from keras_towers.rendezvous import separate_training
 print(os.getppid(), separate_training._reason)
 """
+    # A worker waits for the servers before it runs the script.
+    for task in serving:
+        launch("", script, **task)
     done = run("", script, **here)
     assert done.code == 0, done.err
     assert done.out.startswith(f"{os.getpid()} ")

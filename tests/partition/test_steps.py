@@ -79,11 +79,12 @@ CALLS = {
 
 
 def _outcome(case, scope, act):
-    """The model after the call, or the type of the error."""
+    """The model after the call, or how the error begins."""
     try:
         return used(case, scope, act)
     except _ERRORS as error:
-        return {type(error).__name__: np.array(0)}
+        begin, *_ = str(error).split("\n")
+        return {f"{type(error).__name__}: {begin}": np.array(0)}
 
 
 _CASES = [(name, call) for name in CASES for call in CALLS]
