@@ -57,13 +57,19 @@ def _on_processes(loss, variable=None, mirrored=False, by_update=False):
     def step(x, w):
         found = loss(x, w)
         gradients = tf.gradients(found, w)
-        handed = tf.raw_ops.IdentityN(input=gradients, name="handed")
+        mean, largest = tf.reduce_mean(x), tf.reduce_max(x)
+        gradients += [mean, largest]
+        gradient, *numbers = tf.raw_ops.IdentityN(
+            input=gradients, name="handed"
+        )
+        if by_update:
+            # Towers have what is handed over to an update.
+            mean, largest = numbers
         if variable is not None:
-            mean, largest = tf.reduce_mean(x), tf.reduce_max(x)
             with tf.name_scope("writes"):
                 variable.assign(0.0 * variable + mean)
                 variable.assign_add(0.0 * variable + largest)
-        return found, *handed
+        return found, gradient
 
     graph = trace(step, sharded(-1, 3), replicated(3, 2))
     captured = [outside for outside, _ in graph.captures]
@@ -79,7 +85,7 @@ def _on_processes(loss, variable=None, mirrored=False, by_update=False):
         graph,
         layouts,
         graph.outputs,
-        {"handed": [REPLICATED]},
+        {"handed": [REPLICATED] * 3},
         dict.fromkeys(writes if by_update else [], ""),
     )
     mine = to_local_step(program, {"handed": program.results[1:]})
