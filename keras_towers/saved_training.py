@@ -1,6 +1,7 @@
 """What training goes on with: its position, and the state of its model.
 
 Each rank writes the rows of variables that it alone has, and rank 0 the rest.
+The batches before the position are skipped in ``fit/data/epoch_iterator.py``.
 """
 
 from __future__ import annotations

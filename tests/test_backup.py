@@ -510,7 +510,7 @@ def opened(folder, made):
 
 def commit(saved, made, epoch):
     made.set_weights([np.full(w.shape, epoch) for w in made.get_weights()])
-    saved.epoch = epoch
+    saved.position.epoch = epoch
     saved.commit()
 
 
@@ -557,9 +557,9 @@ def test_a_kill_at_any_moment_leaves_the_last_complete_one(
             is_killed = False
         again = same_everywhere(0)
         saved = opened(folder, again)
-        assert saved.epoch in ((1, 2) if is_killed else (2,))
+        assert saved.position.epoch in ((1, 2) if is_killed else (2,))
         for weight in again.get_weights():
-            assert (weight == saved.epoch).all()
+            assert (weight == saved.position.epoch).all()
         commit(saved, again, 3)
         # Nothing is left of what came before.
         names = {

@@ -1,4 +1,7 @@
-"""Measures cells, each in fresh processes with a time limit."""
+"""Measures cells, each in fresh processes with a time limit.
+
+These run ``worker.py``, which takes the times.
+"""
 
 from __future__ import annotations
 

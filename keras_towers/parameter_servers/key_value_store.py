@@ -90,8 +90,8 @@ class KeyValueStore:
             raise TowerError(
                 f"{spec.job} {spec.task} can be reached, but has not answered "
                 f"for {settings.ANSWER_S:g} s: its process was stopped, or its "
-                "machine hangs. Resume it, or start all tasks of the job "
-                "again, from a backup."
+                "machine hangs. Resume the process, or start all tasks of "
+                "the job again, from a backup."
             ) from None
 
     def read(self, key: str) -> tf.Tensor:

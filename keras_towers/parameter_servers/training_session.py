@@ -212,16 +212,11 @@ class Session:
 
     def trace_step(self, step: Callable[[], Structure]) -> Structure:
         """Trace a step, and the operations that count it."""
-        self._begin_step()
         result = step()
         with tf.control_dependencies([self._save_seeds()]):
             self._end_step()
         self.variables.refuse_writes(compat.get_default_graph())
         return result
-
-    def _begin_step(self) -> None:
-        """Prepare for the trace of a step."""
-        raise NotImplementedError
 
     def push(self, call: ApplyCall) -> None:
         """Push the sums of this worker's gradients, inside a traced step."""
@@ -313,14 +308,12 @@ class AsyncSession(Session):
         return True, self.last_stopped()
 
     def trace_step(self, step: Callable[[], Structure]) -> Structure:
+        self._has_pushed = False
         result = super().trace_step(step)
         # Each weight is read after its update, and then written when the step
         # has read the local one.
         self.variables.pull()
         return result
-
-    def _begin_step(self) -> None:
-        self._has_pushed = False
 
     def push(self, call: ApplyCall) -> None:
         self._has_pushed = True
@@ -493,8 +486,9 @@ class AveragedSession(Session):
             self._prefetch = None
         self._gate.clear()
 
-    def _begin_step(self) -> None:
-        self._averages.begin_step()
+    def trace_step(self, step: Callable[[], Structure]) -> Structure:
+        with self._averages.tracing():
+            return super().trace_step(step)
 
     def push(self, call: ApplyCall) -> None:
         self._averages.push(self.rank, call)

@@ -147,7 +147,8 @@ class WorkerFit(ReplicaCall):
                 "SwapEMAWeights would exchange the weights on the parameter "
                 "servers while other workers update them, and these updates "
                 "would be lost: let every update average one gradient of each "
-                "worker (replicas_to_aggregate=None), or leave it out."
+                "worker (replicas_to_aggregate=None), or leave out this "
+                "callback."
             )
 
     def run_step(self, step: Step, batch: Structure) -> Structure:

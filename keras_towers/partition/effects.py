@@ -1,4 +1,7 @@
-"""The side effects of operations."""
+"""The side effects of operations.
+
+``undivided.py`` computes operations that have some once for all towers.
+"""
 
 from __future__ import annotations
 

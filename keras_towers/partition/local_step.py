@@ -67,6 +67,7 @@ def write_only_rows(program: Program) -> Program:
         if any(exchanged.get(t, t) in of_rows for t in operation.inputs):
             of_rows.update(operation.outputs)
             if operation.type in _WRITES:
+                builder.of_update = operation.of_update
                 operation = _only_if(has_rows, operation, builder)
         builder.operations.append(operation)
     return dataclasses.replace(

@@ -1,4 +1,7 @@
-"""Finds the means in a graph whose variances it computes, too."""
+"""Finds the means in a graph whose variances it computes, too.
+
+``rules/reductions.py`` combines both in one exchange.
+"""
 
 from __future__ import annotations
 

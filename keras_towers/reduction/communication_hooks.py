@@ -13,7 +13,8 @@
                    Distributed Optimization", 2019), with error feedback
 =================  ============================================================
 
-The last two have a state (``stateful_hooks.py``).
+The last two have a state (``stateful_hooks.py``). ``rank_sum.py`` checks what
+hooks return.
 
 With shards, an all-to-all followed by sums is the reduce-scatter, and an
 all-gather follows; sums are rounded again before they are sent back. Two ranks

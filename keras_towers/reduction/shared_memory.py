@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from keras_towers.reduction.communication_hooks import sum_separately
 from keras_towers.transport import Transport
+from keras_towers.transport.memory_turns import Turns
 from keras_towers.transport.messages import buckets
-from keras_towers.transport.turns import Turns
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import tensorflow as tf
@@ -109,11 +110,16 @@ class Averages:
         self._function = None
         return part
 
-    def begin_step(self) -> None:
-        """Prepare for the trace of a replica's step."""
-        self._traced.clear()
-        self._pushes.clear()
-        self._begun.clear()
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace a replica's step in this block, up to ``end_step``."""
+        try:
+            yield
+        finally:
+            # Tensors would keep the graph, and thus the model.
+            self._traced.clear()
+            self._pushes.clear()
+            self._begun.clear()
 
     def end_step(self, replica: int) -> None:
         """Count the arrival of a replica, in the trace of its step.

@@ -170,14 +170,14 @@ class ReplicaSteps(TowerSteps):
         self._freed = freed
 
     def _run(self, tower: int, step: Step, batch: Structure) -> Structure:
-        self._averages.begin_step()
-        # Once more: since its turn the tower may have waited for a batch.
-        started = []
-        if not self._quorum.shared:
-            started.append(self._group.start_gradient(tower))
-        with tf.control_dependencies(started):
-            logs = super()._run(tower, step, batch)
-        self._averages.end_step(tower)
+        with self._averages.tracing():
+            # Once more: since its turn the tower may have waited for a batch.
+            started = []
+            if not self._quorum.shared:
+                started.append(self._group.start_gradient(tower))
+            with tf.control_dependencies(started):
+                logs = super()._run(tower, step, batch)
+            self._averages.end_step(tower)
         return logs
 
     def _trace(self, index: int, spec: object) -> Step:

@@ -12,7 +12,7 @@ The other modules here are shared by all transports.
   Python values as text, for ranks to gather: it contains only data.
 ``exchange_counts``
   Counts the exchanges of a process for the watch over its ranks.
-``turns``
+``memory_turns``
   Memory that the exchanges of a graph use one after another.
 """
 

@@ -1,5 +1,8 @@
 """A job of one worker, whose parameter server is this process."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -51,6 +54,25 @@ def test_describe(strategy, name, options, said):
 def test_the_workers_of_the_job_are_the_replicas(strategy):
     with pytest.raises(TowerError, match="total_num_replicas=2"):
         strategy(total_num_replicas=2)
+
+
+# The first one waits for an average, the other one for nothing.
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SyncReplicasStrategy", {}),
+        ("DistributedParameterServerStrategy", {"sync": False}),
+    ],
+)
+def test_a_model_that_is_dropped_is_freed(strategy, name, options):
+    """Else the servers would hold the weights of every model for good."""
+    model = linear()
+    with strategy(name, **options):
+        fit(model)
+        left = weakref.ref(model)
+        del model
+        gc.collect()
+        assert left() is None
 
 
 def normalised():

@@ -44,17 +44,32 @@ def _gradient(loss, x):
     return found, tape.gradient(found, w)
 
 
-def _on_processes(loss, variable=None, mirrored=False):
-    """The loss, the gradient and a variable, after a step of each process."""
+def _on_processes(loss, variable=None, mirrored=False, by_update=False):
+    """The loss, the gradient and a variable, after a step of each process.
+
+    Args:
+        loss: a function of rows and weights.
+        variable: a variable that the step writes.
+        mirrored: whether each tower has a copy of it.
+        by_update: whether an optimizer's update writes it.
+    """
 
     def step(x, w):
         found = loss(x, w)
         gradients = tf.gradients(found, w)
-        handed = tf.raw_ops.IdentityN(input=gradients, name="handed")
+        mean, largest = tf.reduce_mean(x), tf.reduce_max(x)
+        gradients += [mean, largest]
+        gradient, *numbers = tf.raw_ops.IdentityN(
+            input=gradients, name="handed"
+        )
+        if by_update:
+            # Towers have what is handed over to an update.
+            mean, largest = numbers
         if variable is not None:
-            variable.assign(tf.reduce_mean(x))
-            variable.assign_add(tf.reduce_max(x))
-        return found, *handed
+            with tf.name_scope("writes"):
+                variable.assign(0.0 * variable + mean)
+                variable.assign_add(0.0 * variable + largest)
+        return found, gradient
 
     graph = trace(step, sharded(-1, 3), replicated(3, 2))
     captured = [outside for outside, _ in graph.captures]
@@ -64,13 +79,23 @@ def _on_processes(loss, variable=None, mirrored=False):
     ]
     of_captures = MIRRORED if mirrored else REPLICATED
     layouts = [Sharded(0), REPLICATED, *[of_captures] * len(captured)]
+    names = [operation.name for operation in graph.get_operations()]
+    writes = [name for name in names if name.startswith("writes/")]
     program = partition_graph(
         graph,
         layouts,
         graph.outputs,
-        {"handed": [REPLICATED]},
+        {"handed": [REPLICATED] * 3},
+        dict.fromkeys(writes if by_update else [], ""),
     )
     mine = to_local_step(program, {"handed": program.results[1:]})
+    for operation in mine.program.operations:
+        for source in (tensor.operation for tensor in operation.inputs):
+            is_before = source is None or (
+                (source.level, source.phase)
+                <= (operation.level, operation.phase)
+            )
+            assert is_before or source.is_repeated, operation
 
     @tf.function(autograph=False)
     def run(start, count, first):
@@ -119,10 +144,12 @@ def test_batch_statistics_are_those_of_a_process_s_rows():
     )
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_a_process_without_rows_writes_nothing(mirrored):
+@pytest.mark.parametrize(
+    ("mirrored", "by_update"), [(False, False), (True, False), (True, True)]
+)
+def test_a_process_without_rows_writes_nothing(mirrored, by_update):
     variable = tf.Variable(7.0)
-    _, found = _on_processes(_mean, variable, mirrored)
+    _, found = _on_processes(_mean, variable, mirrored, by_update)
     own = [float(X[a:b].mean() + X[a:b].max()) for a, b in ((0, 3), (3, 5))]
     written = [float(value) for _, _, value in found]
     np.testing.assert_allclose(written, [*own, own[1]], rtol=1e-5)

@@ -188,7 +188,7 @@ def test_worker_that_comes_back_to_a_model_that_was_freed(cluster):
     start = cluster(ps=1, worker=2)
     arguments = {"models": 4, "pause_s": 0.1}
     *_, dies = start(SYNC, [8], **arguments)
-    assert wait_until(lambda: "3" in lines_of(dies, "model"), 400)
+    dies.wait_for("model 3", limit_s=400)
     dies.kill()
     (again,) = start(SYNC, [8], only=2, **arguments)
     ended(again, code=1)

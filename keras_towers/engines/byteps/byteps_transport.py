@@ -58,7 +58,7 @@ from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
-from keras_towers.transport.turns import Turns
+from keras_towers.transport.memory_turns import Turns
 
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 500_000

@@ -6,7 +6,7 @@ import time
 
 import tensorflow as tf
 
-from keras_towers.transport.turns import Turns
+from keras_towers.transport.memory_turns import Turns
 
 
 class Memories:
