@@ -191,7 +191,6 @@ _tf(
     "has_function get_function_def "
     "_context_handle _collective_leader _seed _rng",
 )
-_FunctionCallOptions = _tf("eager.context:FunctionCallOptions")
 _enable_collectives = _tf("pywrap_tfe:TFE_EnableCollectiveOps")
 global_seed = _tf("eager.context:global_seed")
 is_op_determinism_enabled = _tf("framework.config:is_op_determinism_enabled")
@@ -236,21 +235,19 @@ private_name(
     "get_operations _variable_creator_stack _thread_local "
     "experimental_acd_manager",
 )
-private_name("tensorflow:Operation", "_add_control_input _is_stateful")
+private_name("tensorflow:Operation", "_add_control_input")
 private_name("tensorflow.compat.v1", "reset_default_graph")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction", "_call_flat")
 func_graph_from_py_func = _tf("framework.func_graph:func_graph_from_py_func")
 FuncGraph = _tf(
     "framework.func_graph:FuncGraph",
-    "_functions _get_function _add_function_recursive "
-    "_add_control_dependencies",
+    "_functions _get_function _add_function_recursive",
 )
-_AutomaticControlDependencies: Any = _tf(
+AutomaticControlDependencies = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies",
-    "ops_which_must_run _graph _n_operations",
+    "ops_which_must_run",
 )
-_is_ordered = _tf("framework.auto_control_deps:op_is_stateful")
 _handle_data = _tf("ops.handle_data_util:create_handle_data")
 
 _Defun = _tf("framework.function:_DefinedFunction")
@@ -471,35 +468,6 @@ def memory_of_devices() -> dict[str, int]:
     return {device.name: device.memory_limit for device in listed}
 
 
-@contextlib.contextmanager
-def graphs_optimized_once() -> Iterator[None]:
-    """Optimize the graphs that this block calls in one round, not in two.
-
-    The second round takes as long, and hardly finds anything: what towers call
-    is optimized by itself, or not at all.
-    """
-    context = eager_context()
-    before = context.function_call_options
-    once = _optimizing_once(before.config_proto_serialized)
-    once.executor_type = before.executor_type
-    context.function_call_options = once
-    try:
-        yield
-    finally:
-        # Whoever changes TensorFlow's options replaces these.
-        if context.function_call_options is once:
-            context.function_call_options = before
-
-
-def _optimizing_once(config: bytes) -> Any:
-    """Return options of function calls, unless a user has chosen the rounds."""
-    changed = tf.compat.v1.ConfigProto.FromString(config)
-    rewrites = changed.graph_options.rewrite_options
-    if not rewrites.meta_optimizer_iterations:
-        rewrites.meta_optimizer_iterations = rewrites.ONE
-    return _FunctionCallOptions(None, changed)
-
-
 def graph_of_function(graph: tf.Graph, name: str) -> tf.Graph | None:
     """Return the graph of a function that a graph calls; None if unknown."""
     function = graph._get_function(name)
@@ -531,51 +499,6 @@ def devices_of_handles(graph: tf.Graph) -> dict[int, str]:
         if device is not None:
             devices[id(internal)] = device
     return devices
-
-
-class OrderedEffects(_AutomaticControlDependencies):
-    """Orders the effects of a graph's operations, as a ``tf.function`` does.
-
-    TensorFlow looks at all operations, which takes as long as adding them: so
-    it only does if one of them may have an effect.
-    """
-
-    def __exit__(self, *error: object) -> None:
-        operations = self._graph.get_operations()[self._n_operations :]
-        if not any(map(_may_have_effect, operations)):
-            self._n_operations += len(operations)
-        super().__exit__(*error)
-
-
-def _may_have_effect(operation: tf.Operation) -> bool:
-    # A legacy call has the name of a function in place of a type.
-    is_call = op_definition(operation.type) is None
-    return operation._is_stateful or is_call or _is_ordered(operation)
-
-
-def graph_of_trace(
-    name: str, function: Callable[..., Structure], specs: Sequence[object]
-) -> tf.Graph:
-    """Trace a function whose graph never runs.
-
-    Its branches and loops have control dependencies, as others may call these;
-    the graph itself has none, nor copies of the results.
-
-    Args:
-        name: the name of the graph.
-        function: the function.
-        specs: the specs of its arguments.
-    """
-    graph = FuncGraph(name)
-    graph._add_control_dependencies = True
-    return func_graph_from_py_func(
-        name,
-        function,
-        specs,
-        {},
-        func_graph=graph,
-        add_control_dependencies=False,
-    )
 
 
 def add_functions(graph: tf.Graph, functions: Iterable[object]) -> None:

@@ -203,7 +203,7 @@ def graph_of_inputs(
         placeholders = {tensor: placeholder_of(tensor) for tensor in inputs}
         graph.inputs = list(placeholders.values())
         # Keep the order of operations that use the same variables.
-        with compat.OrderedEffects() as ordered:
+        with compat.AutomaticControlDependencies() as ordered:
             graph.outputs = add(placeholders)
     graph.control_outputs.extend(ordered.ops_which_must_run)
     graph.structured_outputs = graph.outputs

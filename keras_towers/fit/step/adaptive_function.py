@@ -298,10 +298,7 @@ class AdaptiveFunction(TowerFunction):
         settings, replace = self._settings, dataclasses.replace
         places = replace(settings.places, parts=self._micro_batches)
         settings = replace(settings, places=places, on_trace=self._note_trace)
-        with (
-            running_settings.holding(settings),
-            compat.graphs_optimized_once(),
-        ):
+        with running_settings.holding(settings):
             result = self._function(data)
         if joint:
             # A rank that has done it repeats it if another one has to.

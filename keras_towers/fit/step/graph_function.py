@@ -40,7 +40,9 @@ class GraphFunction:
         self.mode: CallMode = mode
         self._shapes = [output.shape for output in graph.outputs]
         # With control flow, the graph contains functions of branches and loops.
-        self._is_final: bool = mode == "called" and not graph._functions
+        self._is_final: bool = mode == "called" and not (
+            graph.as_graph_def().library.function
+        )
         self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}", graph, _ATTRIBUTES[mode]
         )

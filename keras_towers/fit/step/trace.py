@@ -316,7 +316,7 @@ def trace(
             return step(data)
 
     with compat.single_device_mode():
-        graph = compat.graph_of_trace("one_device", run, specs)
+        graph = compat.func_graph_from_py_func("one_device", run, specs, {})
     draw_counts[outer] = draw_counts.get(graph, 0)
     for name, before in begun.items():
         later = read_later(updates[name], graph, before)
