@@ -16,6 +16,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from keras_towers import installed
 from keras_towers._types import JsonObject
@@ -411,9 +412,17 @@ def _table(
     """Create a table with a section for each number of replicas."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("strategy", no_wrap=True)
-    for column in columns.values():
-        table.add_column(column.title, justify="right", overflow="fold")
+    table.add_column("strategy", overflow="fold")
+    for key, column in columns.items():
+        # A long name gives way: half a number on each of two lines is misread.
+        cells = [_format(one.figures.get(key), column) for one in results]
+        lines = [line for cell in cells for line in cell.splitlines()]
+        table.add_column(
+            column.title,
+            justify="right",
+            overflow="fold",
+            min_width=max(Text.from_markup(line).cell_len for line in lines),
+        )
     for replicas, group in groupby(results, lambda result: result.replicas):
         for result in group:
             failed = " [red]failed[/]" if result.error else ""

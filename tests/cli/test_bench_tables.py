@@ -61,3 +61,10 @@ def test_table_shows_failures():
     assert re.search(r" multi-worker failed +– +– ", text)
     assert "failed: large, 2 replicas, multi-worker\nexit code 1\n" in text
     assert "horovod: HorovodStrategy()." in text
+
+
+def test_a_long_name_leaves_numbers_whole():
+    name = "horovod:towers=2:weights=sharded:shard_over=process"
+    text = shown(samples_of({"plain": [15.0], name: [12345.0]}))
+    assert re.search(r" 12345\.00 +823\.00 +1\.5 s +10 MB", text)
+    assert name in "".join(re.findall(r"^ +(?:2 +)?([\w:=]+)", text, re.M))
