@@ -426,11 +426,11 @@ def _table(
     for replicas, group in groupby(results, lambda result: result.replicas):
         for result in group:
             failed = " [red]failed[/]" if result.error else ""
-            cells = (
+            figures = (
                 _format(result.figures.get(key), column)
                 for key, column in columns.items()
             )
-            table.add_row(str(replicas), result.row + failed, *cells)
+            table.add_row(str(replicas), result.row + failed, *figures)
         table.add_section()
     return table
 
