@@ -79,12 +79,11 @@ CALLS = {
 
 
 def _outcome(case, scope, act):
-    """The model after the call, or how the error begins."""
+    """The model after the call, or the type of the error."""
     try:
         return used(case, scope, act)
     except _ERRORS as error:
-        begin, *_ = str(error).split("\n")
-        return {f"{type(error).__name__}: {begin}": np.array(0)}
+        return {type(error).__name__: np.array(0)}
 
 
 _CASES = [(name, call) for name in CASES for call in CALLS]
