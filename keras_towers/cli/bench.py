@@ -413,9 +413,12 @@ def _table(
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("n", justify="right", no_wrap=True)
     table.add_column("strategy", overflow="fold")
-    for key, column in columns.items():
+    rows = [
+        [_format(one.figures.get(key), columns[key]) for key in columns]
+        for one in results
+    ]
+    for column, *cells in zip(columns.values(), *rows, strict=True):
         # A long name gives way: half a number on each of two lines is misread.
-        cells = [_format(one.figures.get(key), column) for one in results]
         lines = [line for cell in cells for line in cell.splitlines()]
         table.add_column(
             column.title,
@@ -423,14 +426,12 @@ def _table(
             overflow="fold",
             min_width=max(Text.from_markup(line).cell_len for line in lines),
         )
-    for replicas, group in groupby(results, lambda result: result.replicas):
-        for result in group:
+    for replicas, group in groupby(
+        zip(results, rows, strict=True), lambda pair: pair[0].replicas
+    ):
+        for result, cells in group:
             failed = " [red]failed[/]" if result.error else ""
-            figures = (
-                _format(result.figures.get(key), column)
-                for key, column in columns.items()
-            )
-            table.add_row(str(replicas), result.row + failed, *figures)
+            table.add_row(str(replicas), result.row + failed, *cells)
         table.add_section()
     return table
 

@@ -245,12 +245,7 @@ class LayoutsOnMesh(VariableLayouts):
     def choose(
         self, variable: Any, shape: Sequence[int], dtype: tf.DType
     ) -> MeshLayout:
-        """Return how a variable is divided.
-
-        Args:
-            variable: the variable, whose value may not exist yet.
-            shape: its shape.
-            dtype: its dtype.
+        """Return how a variable is divided; see ``VariableLayouts``.
 
         Raises:
             TowerError: its layout does not fit its shape.
