@@ -107,8 +107,7 @@ class Backup(ResumesFit):
         TowerError: an argument is not allowed; ``fit`` runs outside of a
             strategy's block; when ``fit`` begins, ``folder`` cannot be written
             to, or a rank that needs it does not see it; a backup cannot be
-            written, belongs to another model, is damaged, or comes from an
-            earlier version.
+            written, belongs to another model, or is damaged.
 
     Example:
         >>> with kt.TowerStrategy():

@@ -237,7 +237,6 @@ class SavedTraining:
         backup_folder.make_writable(self.folder)
         for call in failed:
             _set_aside(call)
-        self._call.refuse_earlier_version()
         name = self._call.find() if self._call.exists() else ""
         # A process that was killed while it wrote has left it.
         self._call.delete_rest(name, later=True)

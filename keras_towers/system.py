@@ -83,17 +83,14 @@ def make_writable(folder: Path, advice: str) -> Path:
         ) from error
 
 
-def replace_file(
-    path: Path, partial: str, write: Callable[[IO[bytes]], object]
-) -> None:
-    """Replace a file once the new one is complete.
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Replace a file, which only this user can open, once it is complete.
 
     Args:
         path: the file.
-        partial: ends the name of the file that is being written beside it.
-        write: writes the new content.
+        write: writes the new content, to a file beside it.
     """
-    descriptor, name = tempfile.mkstemp(partial, dir=path.parent)
+    descriptor, name = tempfile.mkstemp(".partial", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             write(file)

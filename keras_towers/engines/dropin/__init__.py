@@ -2,7 +2,7 @@
 
 ``distributed_models``
   Models with a distributed optimizer: how they are compiled and loaded.
-``distributed_optimizer``
+``gradient_reducer``
   Makes an existing optimizer reduce its gradients over the ranks.
 ``horovod_callbacks``
   Horovod's callbacks for Keras, and the broadcast of scripts without one.

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.engines.dropin import connection, tf_variable, variable_key
-from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
 from keras_towers.fit.calls.callback_effects import (

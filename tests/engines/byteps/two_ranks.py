@@ -15,7 +15,7 @@ import keras_towers as kt
 from keras_towers import byteps as bps
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
-from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main
 from tests.processes import callbacks as of_callbacks  # noqa: F401

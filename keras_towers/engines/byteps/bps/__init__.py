@@ -39,7 +39,7 @@ from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines import dropin
 from keras_towers.engines.dropin import distributed_models
 from keras_towers.engines.dropin import use_connection
-from keras_towers.engines.dropin.distributed_optimizer import (
+from keras_towers.engines.dropin.gradient_reducer import (
     Reducer,
     distribute,
 )

@@ -27,7 +27,7 @@ _horovod = _ENGINE.import_module()
 # ``as`` marks names that this module exports.
 from keras_towers.engines.dropin import horovod_callbacks as _callbacks
 from keras_towers.engines.horovod.hvd import elastic_states as _elastic
-from keras_towers.engines.horovod.hvd.distributed_gradients import (
+from keras_towers.engines.horovod.hvd.distributed_optimizers import (
     DistributedGradientTape as DistributedGradientTape,
     DistributedOptimizer as DistributedOptimizer,
     PartialDistributedGradientTape as PartialDistributedGradientTape,

@@ -39,7 +39,7 @@ from horovod.tensorflow import rank as rank
 from keras_towers import elastic
 from keras_towers.elastic import run as run
 from keras_towers.engines.dropin import tf_variable
-from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.engines.horovod.hvd.operations import (
     broadcast_object as broadcast_object,
