@@ -88,8 +88,7 @@ SHOWN_BY = {
         partition/mesh partition/rules/mesh_columns strategies/device_mesh
     """,
     "exactness/test_contract.py": """
-        conformance/cases conformance/case_models conformance/ordinary
-        conformance/outcomes
+        conformance/cases conformance/case_models conformance/outcomes
     """,
     "test_backup.py": "backup_folder saved_state saved_training",
     "test_extending.py": """

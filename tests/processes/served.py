@@ -19,7 +19,7 @@ import keras_towers as kt
 from keras_towers import settings
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.cases import CASES
-from keras_towers.conformance.ordinary import assert_ordinary
+from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.replicas import named_resources
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main, rare_check
