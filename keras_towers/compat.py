@@ -172,7 +172,6 @@ in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
 _XlaContext: Any = _tf("ops.control_flow_ops:XLAControlFlowContext")
 
 # TensorFlow: datasets.
-_constant_value = _tf("framework.tensor_util:constant_value")
 _UnaryUnchangedStructureDataset = _tf(
     "data.ops.dataset_ops:UnaryUnchangedStructureDataset"
 )
@@ -389,7 +388,7 @@ def batch_size_of(dataset: tf.data.Dataset | None) -> int | None:
     while dataset is not None:
         size = getattr(dataset, "_batch_size", None)
         if size is not None:
-            value = _constant_value(size)
+            value = tf.get_static_value(size)
             return None if value is None else int(value)
         dataset = getattr(dataset, "_input_dataset", None)
     return None
