@@ -22,8 +22,7 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.options import check_arguments
-from keras_towers.fit.weights import checkpoint
-from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks

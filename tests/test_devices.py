@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import compat
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib
 from keras_towers.settings import ENV_DEVICE_MEMORY, ENV_OWN_GPUS
 from tests.conftest import TOWERS
 

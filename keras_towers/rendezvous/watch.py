@@ -27,8 +27,7 @@ from typing import Any, NoReturn, TypeVar
 
 from keras_towers import settings, system
 from keras_towers.errors import EXIT_AGAIN, TowerError
-from keras_towers.rendezvous import activity, rank_checks
-from keras_towers.rendezvous import store as store_lib
+from keras_towers.rendezvous import activity, rank_checks, store as store_lib
 from keras_towers.rendezvous.activity import this_rank
 from keras_towers.rendezvous.liveness import (
     ANSWERED,

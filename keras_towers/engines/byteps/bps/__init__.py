@@ -20,10 +20,10 @@ from collections.abc import Iterable, Sequence
 import keras
 import tensorflow as tf
 
-from keras_towers.reduction.gradients import Gradient
 from keras_towers._types import Variable
 from keras_towers.engines.byteps.byteps_transport import transport
 from keras_towers.known_engines import BYTEPS
+from keras_towers.reduction.gradients import Gradient
 
 # Raises an error with advice if BytePS is missing, before the import below.
 BYTEPS.import_module()
@@ -35,10 +35,9 @@ from byteps.tensorflow import (
     size as size,
 )
 
-from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines import dropin
-from keras_towers.engines.dropin import distributed_models
-from keras_towers.engines.dropin import use_connection
+from keras_towers.engines.byteps.bps import callbacks as callbacks
+from keras_towers.engines.dropin import distributed_models, use_connection
 from keras_towers.engines.dropin.gradient_reducer import (
     Reducer,
     distribute,

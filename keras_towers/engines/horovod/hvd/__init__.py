@@ -14,7 +14,6 @@ differences are documented where they occur.
 
 from __future__ import annotations
 
-
 # First: importing Keras runs hooks of this package, which must not find the
 # modules below half imported.
 import keras as _keras  # noqa: F401

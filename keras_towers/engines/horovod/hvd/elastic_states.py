@@ -22,7 +22,6 @@ they do not.
 
 from __future__ import annotations
 
-from keras_towers._types import Logs, Variable
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,6 +36,7 @@ from horovod.common.exceptions import (
 from horovod.tensorflow import rank as rank
 
 from keras_towers import elastic
+from keras_towers._types import Logs, Variable
 from keras_towers.elastic import run as run
 from keras_towers.engines.dropin import tf_variable
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
