@@ -99,20 +99,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast_at_first_batch(self, train_function: Callable) -> None:
         model = self.model
-
-        @tf.autograph.experimental.do_not_convert
-        def step(batch: Structure) -> Structure:
-            # Keras passes inputs that are None as optionals.
-            return model.train_step(
-                keras.tree.map_structure(
-                    lambda leaf: (
-                        None
-                        if isinstance(leaf, tf.experimental.Optional)
-                        else leaf
-                    ),
-                    batch,
-                )
-            )
+        step = tf.autograph.experimental.do_not_convert(
+            compat.convert_optionals(model, model.train_step)
+        )
 
         def first(iterator: tf.data.Iterator) -> Structure:
             model.train_function = train_function
