@@ -19,13 +19,14 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Variable
-from keras_towers.engines.dropin import tf_variable, variable_key
+from keras_towers.engines.dropin import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.step_agreement import are_equal
+from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import build_optimizer, optimizers_in
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous import activity, rank_checks
@@ -412,7 +413,7 @@ class GradientAccumulator:
 
         A call may have no gradient of a variable that earlier calls had one of.
         """
-        key = tf_variable(variable)
+        key = native(variable)
         if grad is None:
             return self._sums.get(key)
         if key not in self._sums:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Logs, Structure, Variable
-from keras_towers.engines.dropin import connection, tf_variable, variable_key
+from keras_towers.engines.dropin import connection, variable_key
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
@@ -29,6 +29,7 @@ from keras_towers.fit.calls.callback_effects import (
 from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import rank_checks
 
@@ -114,7 +115,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         variables = [
-            tf_variable(variable)
+            native(variable)
             for variable in _trained_state(self.model)
             if variable_key(variable) not in self._local
         ]
