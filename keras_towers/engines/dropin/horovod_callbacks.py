@@ -22,6 +22,7 @@ from keras_towers.engines.dropin import connection, variable_key
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
+from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.callback_effects import (
     SyncedCallbacks,
     refusing_ends,
@@ -82,12 +83,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self._done or connection().size == 1:
             return
         optimizer = model.optimizer
-        layers_built = all(layer.built for layer in model._flatten_layers())
-        # A custom step may not train these variables with this optimizer.
-        uses_default_train_step = (
-            type(model).train_step is compat.TensorFlowTrainer.train_step
-        )
-        if optimizer is not None and layers_built and uses_default_train_step:
+        if optimizer is not None and model_building.uses_optimizer(
+            model, "fit"
+        ):
             if not optimizer.built:
                 state_lib.build_optimizer(optimizer, model.trainable_variables)
             self._broadcast()
@@ -137,7 +135,7 @@ class _SameStart(BroadcastGlobalVariablesCallback):
         super().__init__(0)
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        if all(layer.built for layer in self.model._flatten_layers()):
+        if model_building.layers_are_built(self.model):
             self._broadcast()
         else:
             super().on_train_begin(logs)
