@@ -298,7 +298,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
     ),
     (compat.TFOptimizer, "__init__", _create_optimizer),
     # keras.utils.clear_session() calls it, inside the block too.
-    (tf.compat.v1, "reset_default_graph", _reset_default_graph),
+    (compat.v1, "reset_default_graph", _reset_default_graph),
     (compat.LoadedFunction, "_call_flat", _call_loaded),
     # An error in a called function also ends its caller.
     (compat.function_module, "from_func_graph", _share_rendezvous),
