@@ -22,8 +22,7 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.options import check_arguments
-from keras_towers.fit.weights import checkpoint
-from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
@@ -107,8 +106,7 @@ class Backup(ResumesFit):
         TowerError: an argument is not allowed; ``fit`` runs outside of a
             strategy's block; when ``fit`` begins, ``folder`` cannot be written
             to, or a rank that needs it does not see it; a backup cannot be
-            written, belongs to another model, is damaged, or comes from an
-            earlier version.
+            written, belongs to another model, or is damaged.
 
     Example:
         >>> with kt.TowerStrategy():

@@ -49,7 +49,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _S = TypeVar("_S", bound="KeptObjects")
 
-_PARTIAL = ".commit-in-progress"
 _POSITION = "_position"
 # A script that starts again makes its states in the same order.
 _numbers = itertools.count()
@@ -183,7 +182,7 @@ class ObjectState(KeptObjects):
         if self._folder is not None and self._is_rank_0:
             signed = commits.sign(_pickled(contents))
             make_writable(self._folder, "give --commits another one.")
-            replace_file(self._path, _PARTIAL, lambda file: file.write(signed))
+            replace_file(self._path, lambda file: file.write(signed))
             commits.report_last(str(self._path), [self._commits])
         if self._should_end():
             raise EndOfJob

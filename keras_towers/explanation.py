@@ -21,12 +21,13 @@ from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.places import Places
+from keras_towers.fit.step.code_lines import cause_of
 from keras_towers.fit.step.step_costs import (
     Exchanged,
     describe_total,
     exchanged_by,
 )
-from keras_towers.fit.step.trace import Trace, cause_of
+from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.layouts import (

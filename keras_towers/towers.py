@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, cast
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib
 from keras_towers._types import Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state

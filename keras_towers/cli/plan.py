@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers._types import JsonObject
 from keras_towers.cli import plan_hosts
 from keras_towers.errors import TowerError
-from keras_towers.user_models import check_named, find_named
+from keras_towers.user_models import check_named, find_named, naming
 
 if TYPE_CHECKING:
     from keras_towers.planning import Plan, PlanSetting
@@ -118,9 +117,9 @@ def plan(
     )
     if layouts:
         # Before what may take minutes.
-        with _naming(layouts):
+        with naming(layouts, "cannot be planned"):
             planning.check_layouts(setting)
-    with _naming(target):
+    with naming(target, "cannot be planned"):
         plans = planning.plan(find_named(target), setting)
     rows = several.timed(plans, memory) if several else []
     if as_json:
@@ -174,21 +173,6 @@ def _print(
         console.print(line, style="dim", soft_wrap=True)
     if rows:
         console.print(plan_hosts.verdict(rows), soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _naming(function: str) -> Iterator[None]:
-    """Say which function of the user's an error of this block is of."""
-    try:
-        yield
-    except TowerError as error:
-        reason = str(error)
-        if not reason.startswith(function):
-            reason = f"{function}: {reason}"
-        raise TowerError(reason) from error
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TowerError(f"{function} cannot be planned: {what}") from error
 
 
 def _as_json(plan: Plan, memory: int | None) -> JsonObject:

@@ -179,13 +179,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Return a strategy on such devices, to plan with; it never runs."""
         config = self._config
         own = config.options if self._follows_options else StrategyOptions()
-        planned = BaseStrategy(
-            config.devices if self._mesh is None else self._mesh,
-            dataclasses.replace(own, **options),
-            transport=transport,
-        )
-        planned._compose()
-        return planned
+        devices = config.devices if self._mesh is None else self._mesh
+        return planned(devices, dataclasses.replace(own, **options), transport)
 
     @property
     def mode(self) -> str:
@@ -475,6 +470,17 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             self._adoption.claim(model)
             with self.scope():
                 self._adoption.bind(model)
+
+
+def planned(
+    devices: Sequence[str] | Mesh,
+    options: StrategyOptions,
+    transport: Transport | None = None,
+) -> BaseStrategy:
+    """Return a strategy to plan with: it never runs, and needs no devices."""
+    strategy = BaseStrategy(devices, options, transport=transport)
+    strategy._compose()
+    return strategy
 
 
 @functools.cache

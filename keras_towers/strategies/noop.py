@@ -10,8 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib
 from keras_towers._strategy import Strategy
 from keras_towers._types import EpochIterator, Structure
 from keras_towers.errors import TowerError

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib, settings
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import (

@@ -1,6 +1,8 @@
 """Strategies by name."""
 
+import inspect
 import sys
+from typing import get_args
 
 import pytest
 
@@ -133,3 +135,16 @@ def test_options_are_checked_before_a_strategy_is_imported(text, said):
 )
 def test_what_a_strategy_takes_passes(text):
     registry.check_options(*registry.parse(text))
+
+
+@pytest.mark.parametrize("name", registry.STRATEGIES)
+def test_what_is_read_is_the_signature(name):
+    kind = registry.STRATEGIES[name].kind
+    strategy = getattr(kt, kind)
+    parameters = inspect.signature(strategy).parameters
+    wanted = {n: p.annotation for n, p in parameters.items() if n != "options"}
+    if "options" in parameters:
+        hints = inspect.get_annotations(strategy.__init__, eval_str=True)
+        (keywords,) = get_args(hints["options"])
+        wanted |= dict.fromkeys(keywords.__annotations__, "")
+    assert registry.hints_of(kind) == wanted

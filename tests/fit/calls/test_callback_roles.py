@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.ordinary import assert_ordinary
+from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.fit.calls import callback_roles, saving
 from tests.kit.compare import assert_exact, assert_same_model
 from tests.kit.sampling import long_unless

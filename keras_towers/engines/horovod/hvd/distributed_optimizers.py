@@ -23,7 +23,7 @@ from keras_towers.engines.dropin import (
     distributed_models,
     variable_key,
 )
-from keras_towers.engines.dropin.distributed_optimizer import (
+from keras_towers.engines.dropin.gradient_reducer import (
     Reducer,
     distribute,
     name_or_kind,
