@@ -228,8 +228,8 @@ class State(KeptObjects):
     Args:
         model: the Keras model.
         **extra: other objects that can be pickled. Each becomes an attribute,
-            and part of a commit. When ranks start again, all take it from rank
-            0's last commit.
+            and part of a commit. When ranks start again, all of them load it
+            from rank 0's last commit.
 
     Raises:
         TowerError: ``model`` is not a Keras model.
@@ -324,9 +324,9 @@ class Commit(Backup):
     """Commits a ``State`` in ``fit``, and makes ``fit`` resume from it.
 
     ``fit`` starts in the state's epoch, after the batches that are done.
-    ``History`` has all epochs, including those before a process was lost. If
-    the work of a callback at the end of an epoch belongs to the commit, put
-    that callback before this one.
+    ``History`` has all epochs, including those before a process was lost. If a
+    commit should include the work of another callback at the end of an epoch,
+    put that callback before this one.
 
     Args:
         state: the state.
