@@ -58,9 +58,8 @@ def plan(
     """Print the memory that training a model needs on N devices.
 
     The command does not train, and works without the devices. It prints a
-    column for each layout: a copy of the model on every device, the optimizer's
-    state in shards (updates="sharded"), and the weights in shards, too
-    (weights="sharded").
+    column for each layout: a copy of the model on every device,
+    updates="sharded" and weights="sharded".
 
     With --hosts, it predicts how long a step takes on your links, with a row
     for each layout and number of hosts.
@@ -78,9 +77,8 @@ def plan(
             devices. Adds a column.
         hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64, where three dots
             stand for repeated doubling.
-        link_between: Rate of a host's link, which its devices share, in each
-            direction, such as 100Gbit. You can add a latency, as in
-            100Gbit,30us, which is the default.
+        link_between: Rate of a host's link in each direction, which its devices
+            share, such as 100Gbit or, with the default latency, 100Gbit,30us.
         link_within: Rate of each device to others of its host, such as 300GB/s
             or, with the default latency, 300GB/s,5us.
         step_ms: Milliseconds of a step on one device alone, with its share of

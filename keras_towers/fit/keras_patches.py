@@ -1,5 +1,6 @@
 """Every Keras name that strategies patch, and for how long.
 
+``context/patches.py`` replaces the names, and puts them back, after errors too.
 The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``patch_until_closed`` wraps what stays wrapped from the import on:

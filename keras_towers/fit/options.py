@@ -259,9 +259,9 @@ class StrategyOptions:
             # One value asks for nothing.
             if value not in (None, "none"):
                 raise TowerError(
-                    f"{in_shards[0]} contradicts {name}={value!r}: without "
-                    'shard_over="process", no rank has all shards. Add it, or '
-                    "leave one of them out."
+                    f"{in_shards[0]} contradicts {name}={value!r}: each rank "
+                    'holds only its own shards, unless shard_over="process". '
+                    "Set this, or leave one of them out."
                 )
 
     def _check_local_sgd(self) -> None:
@@ -289,8 +289,8 @@ class StrategyOptions:
         if not self.average:
             raise TowerError(
                 f"sync_every={steps} contradicts average=False: with "
-                "sync_every, no rank has the sum of all gradients. "
-                "Leave one of them out."
+                "sync_every, ranks never sum their gradients. Leave one of "
+                "them out."
             )
 
 

@@ -128,7 +128,7 @@ with a program.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
 ``lifetimes``
-  How many bytes a tower has at a time while it runs a program.
+  Estimates how many bytes a tower has at a time while it runs a program.
 ``mesh``
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
 """

@@ -22,7 +22,7 @@ Other packages can add strategies by entry points in the group
 ``tower``
   A replica of the model on each tower of one process, kept in sync.
 ``tower_extended``
-  What TensorFlow does with a strategy outside of ``fit``: reductions, data.
+  ``strategy.extended``: what TensorFlow uses outside of ``fit``.
 ``composed``
   A strategy of parts that other packages write.
 """

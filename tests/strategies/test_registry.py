@@ -110,7 +110,7 @@ def test_options_follow_a_name():
         ),
         ("horovod:layouts=map", "layouts='map' is not allowed: give a LayoutM"),
         ("tower:compression=fp16", "TowerStrategy has no option 'compression'"),
-        ("horovod:weights=sharded:compression=fp16", "no rank has all shards"),
+        ("horovod:weights=sharded:compression=fp16", "holds only its own s"),
         ("multi-worker:start_timeout_s=0", "start_timeout_s=0 is not allowed"),
         ("noop:logs=3", "logs=3 is not allowed: give a dictionary or None"),
         ("sync-replicas:tokens=all", "tokens='all' is not allowed: give 'per_"),
