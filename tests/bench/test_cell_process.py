@@ -62,7 +62,9 @@ def counting(calls):
 def test_rank_is_timed_once_all_are_warm(tmp_path):
     FileStore(tmp_path).put("warm.1", True)
     calls = []
-    result = cell_process.measure(counting(calls), work(tmp_path, 2), SETTING, 1)
+    result = cell_process.measure(
+        counting(calls), work(tmp_path, 2), SETTING, 1
+    )
     assert result == {
         "first_step_s": 0.25,
         "losses": [2.0] * 20,
