@@ -60,18 +60,18 @@ class Backup(ResumesFit):
     weights and ``History`` of an uninterrupted run. When ``fit`` ends, it
     deletes the backup.
 
-    ``keras-towers run`` starts the script again with ``--restarts``, and in an
-    elastic job, whose number of ranks may change.
+    ``keras-towers run`` starts the script again if you give ``--restarts``, or
+    in an elastic job, whose number of ranks may change.
 
     If a script calls ``fit`` several times, for example for trials or folds,
-    the calls can use one folder: each call numbers its own subfolder. If you
-    start the script again, it must make the same calls in the same order. The
-    calls before the last one run again, whether they ended or failed with an
-    error that the script caught. If the script repeats a call after an error,
-    this counts as the next call: it begins in its first epoch, with the model
-    as it is. The backup of the failed call stays beside its own, as
-    ``.failed``. To resume from that backup, let the process end, and start it
-    again; in a notebook, restart the kernel.
+    the calls can use one folder: each call has a numbered subfolder. If you
+    start the script again, it must make the same calls in the same order. All
+    calls before the last one run again, even those that failed with an error
+    that the script caught. If the script repeats a call after an error, this
+    counts as the next call: it begins in its first epoch, with the model as it
+    is. The backup of the failed call stays in the same folder, as ``.failed``.
+    To resume from that backup, let the process end, and start it again; in a
+    notebook, restart the kernel.
 
     ``fit`` refuses the backup of another model. It compares the shapes of
     variables, and the numbers and texts in the settings of layers (with their
@@ -93,7 +93,7 @@ class Backup(ResumesFit):
     Args:
         folder: any folder that ``tf.io.gfile`` reaches, such as
             ``gs://bucket/backup``. Every process that may become rank 0 needs
-            access; with shards over ranks, every rank does.
+            access; with shards over ranks, every rank needs it.
         every: batches between two backups; None: back up only at the end of
             every epoch.
         delete: whether to delete the backup when ``fit`` ends.

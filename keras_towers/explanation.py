@@ -90,8 +90,8 @@ def explain(
     * the operations, or the bytes of an exchange, and the line of code.
 
     Afterwards, variables and the random generators of Python and NumPy have
-    their old values. If the model is not built, this builds it. A generator has
-    lost the batch that was drawn.
+    their old values. If the model is not built, this builds it. If ``x`` is a
+    generator, this uses up one of its batches.
 
     Args:
         model: a compiled model.

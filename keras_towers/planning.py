@@ -57,18 +57,20 @@ _NAMES = "object_name_uids"
 
 @dataclasses.dataclass(frozen=True)
 class PlanSetting:
-    """What is planned for.
+    """The devices, hosts and examples for which to plan.
 
     Attributes:
         devices: the names of the devices, which need not exist.
-        batch_size: the number of examples of a global batch.
-        gather_bytes: of choices that gather weights.
-        layouts: returns a ``LayoutMap`` or a ``ModelParallel`` of Keras on a
-            mesh of the devices, given their names; None: neither is planned.
-        hosts: numbers of hosts that have such devices each, in ascending order.
-            Each host brings as many examples. The examples of a batch are then
-            as many as ``fit`` gets, and not a size that the step knows. None:
-            one host, whose step knows it.
+        batch_size: the number of examples in a global batch.
+        gather_bytes: for layouts that gather weights: the bytes that a device
+            holds.
+        layouts: a function that gets the names of the devices, and returns a
+            ``LayoutMap`` or a ``ModelParallel`` of Keras on a mesh of these
+            devices; None: plan no mesh.
+        hosts: numbers of hosts, in ascending order. Each host has these
+            devices, and adds ``batch_size`` examples to a batch. The traced
+            step then does not know the number of examples, as in ``fit``. None:
+            one host, whose step knows this number.
     """
 
     devices: Sequence[str]

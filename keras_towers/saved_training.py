@@ -226,9 +226,9 @@ class SavedTraining:
         if blind:
             raise TowerError(
                 f"rank {', '.join(map(str, blind))} does not see the folder "
-                f"{self.folder} of rank 0, where each rank must write its "
-                "rows of variables in shards: give Backup, or --commits for "
-                "kt.elastic, a folder that all ranks share."
+                f"{self.folder} of rank 0. Each rank must write its rows of "
+                "divided variables there: give Backup (for kt.elastic: "
+                "--commits) a folder that all ranks share."
             )
 
     def _open(self, failed: Sequence[CallFolder]) -> str:

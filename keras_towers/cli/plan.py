@@ -77,12 +77,13 @@ def plan(
             devices. Adds a column.
         hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64, where three dots
             stand for repeated doubling.
-        link_between: Rate of a host's link in each direction, which its devices
-            share, such as 100Gbit or, with the default latency, 100Gbit,30us.
-        link_within: Rate of each device to others of its host, such as 300GB/s
-            or, with the default latency, 300GB/s,5us.
-        step_ms: Milliseconds of a step on one device alone, with its share of
-            the batch. Default: show only the times of exchanges.
+        link_between: Rate of a host's link per direction, which its devices
+            share, such as 100Gbit. You can add a latency: 100Gbit,30us (the
+            default).
+        link_within: Rate from each device to the others of its host, such as
+            300GB/s. You can add a latency: 300GB/s,5us (the default).
+        step_ms: Milliseconds that one device alone needs for its share of the
+            batch. Default: show only the times of exchanges.
         plot: Also draw the examples per second into this file (.png, .svg,
             .pdf), with matplotlib.
         as_json: Print JSON, with all sizes in bytes.

@@ -148,7 +148,7 @@ def run(**options: Any) -> None:
 
     Args:
         script: The script that each rank runs.
-        arguments: Arguments and options of SCRIPT.
+        arguments: Arguments and options for SCRIPT.
         processes: Number of processes. Default: the slots of all hosts.
         hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
         hostfile: A file of hosts, with lines like 'host slots=2'.

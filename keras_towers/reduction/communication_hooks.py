@@ -16,11 +16,10 @@
 The last two have a state (``stateful_hooks.py``). ``rank_sum.py`` calls hooks,
 and checks what they return.
 
-With shards, an all-to-all followed by sums is the reduce-scatter, and an
-all-gather follows; sums are rounded again before they are sent back. Two ranks
-instead exchange all values at once, which sends the same amount, and both sum
-them. A value too large for float16 becomes infinity, which
-``LossScaleOptimizer`` detects.
+With shards, an all-to-all and local sums make a reduce-scatter. Ranks then
+round the sums again, and gather them. Two ranks instead exchange all values at
+once, which sends the same amount, and both sum them. A value too large for
+float16 becomes infinity, which ``LossScaleOptimizer`` detects.
 """
 
 from __future__ import annotations

@@ -77,19 +77,19 @@ _joined: collections.Counter[str] = collections.Counter()
 
 
 def join_job(engine: str) -> JoinedJob:
-    """Join the job that a launcher has started this process for.
+    """Join the job to which this process belongs.
 
     This recognizes ``keras-towers run``, Slurm, ``torchrun`` and other
-    launchers. A process that no launcher has started is a job of one rank.
-    Ranks compare their versions. From now on, errors name ranks that are late
-    or gone.
+    launchers. If no launcher has started this process, it is a job of one rank.
+    Ranks compare their versions. After this call, errors name ranks that are
+    late or gone.
 
     Args:
         engine: the name of the engine that will connect the ranks.
 
     Raises:
-        TowerError: the variables of a launcher contradict one another, or ranks
-            have other versions.
+        TowerError: the variables of a launcher contradict one another, or the
+            versions of ranks differ.
     """
     member, opened = launchers.detect(), None
     if member is not None and not member.is_single_process:

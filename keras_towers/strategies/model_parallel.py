@@ -18,9 +18,9 @@ class ModelParallelStrategy(BaseStrategy):
     Each row of the mesh is a tower. Towers share the examples of each batch.
     The devices of a tower share the weights that a
     ``keras.distribution.LayoutMap`` divides, and the optimizer's state for
-    them. They also share the computing, for example of a transformer's pair of
-    dense layers or attention heads, without gathering a kernel. Results are the
-    same as on one device.
+    them. They also share the computation, for example of a transformer's pair
+    of dense layers or attention heads, without gathering a kernel. Results
+    equal those of one device.
 
     ``keras.distribution.set_distribution(keras.distribution.ModelParallel(...))``
     trains on the same strategy, so scripts for other Keras backends run
