@@ -47,9 +47,11 @@ class GraphCounts:
         return results
 
     def read(self) -> tuple[int, int]:
-        """Return how many have begun and have ended."""
-        # Also while another thread traces; the end last, lest one that has
-        # ended seem to run.
+        """Return how many have begun, and then how many have ended.
+
+        In this order, none that has ended seems to run.
+        """
+        # Also while another thread traces.
         with tf.init_scope():
             return int(self._begun.numpy()), int(self.ended.numpy())
 

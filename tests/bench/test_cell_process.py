@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_towers.bench import worker
+from keras_towers.bench import cell_process
 from keras_towers.bench.cell_process import differences
 from keras_towers.bench.models import Workload
 from keras_towers.bench.rows import Times, fit
@@ -31,12 +31,12 @@ def test_peak_of_memory_is_counted_from_its_reset():
     # What is free goes back to the system now rather than meanwhile.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    before = worker.reset_peak_memory()
+    before = cell_process.reset_peak_memory()
     with mmap.mmap(-1, 80 * 10**6) as memory:
         # The system gives memory only where it is written to.
         pages = range(0, len(memory), mmap.PAGESIZE)
         memory[:: mmap.PAGESIZE] = b"1" * len(pages)
-    assert 70 < worker.peak_memory() - before < 200
+    assert 70 < cell_process.peak_memory() - before < 200
 
 
 def work(folder, size, model=None, batch=8):
@@ -62,7 +62,9 @@ def counting(calls):
 def test_rank_is_timed_once_all_are_warm(tmp_path):
     FileStore(tmp_path).put("warm.1", True)
     calls = []
-    result = worker.measure(counting(calls), work(tmp_path, 2), SETTING, 1)
+    result = cell_process.measure(
+        counting(calls), work(tmp_path, 2), SETTING, 1
+    )
     assert result == {
         "first_step_s": 0.25,
         "losses": [2.0] * 20,
@@ -78,13 +80,13 @@ def test_rank_is_timed_once_all_are_warm(tmp_path):
         if len(more) == 2:
             FileStore(tmp_path).put("done.1", True)
 
-    worker.wait_for_all(work(tmp_path, 2), "done", train_on)
+    cell_process.wait_for_all(work(tmp_path, 2), "done", train_on)
     assert more == [4, 4]
 
 
 def test_a_window_of_several_steps_settles_for_longer(tmp_path):
     calls = []
-    worker.measure(counting(calls), work(tmp_path, 1), SETTING, 12)
+    cell_process.measure(counting(calls), work(tmp_path, 1), SETTING, 12)
     assert calls == [20, 31]
 
 

@@ -22,6 +22,7 @@ from keras_towers.engines.dropin.gradient_reducer import (
     reducer_of,
 )
 from keras_towers.fit.context import patches
+from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.weights.model_state import optimizers_in
 
 # Horovod's examples pass this argument. In Keras 2 it selected between modes of
@@ -47,7 +48,6 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
         if "compile" in vars(cls)
     )
     signature = inspect.signature(trainer.compile)
-    fit_signature = inspect.signature(compat.TensorFlowTrainer.fit)
 
     def compile_without_xla(
         original: Callable[..., None],
@@ -78,9 +78,9 @@ def patch_keras(is_initialized: Callable[[], bool]) -> None:
         reducers = filter(None, map(reducer_of, optimizers))
         if not is_initialized() or not any(r.all_ranks for r in reducers):
             return original(model, *args, **kwargs)
-        arguments = fit_signature.bind(model, *args, **kwargs).arguments
-        with horovod_callbacks.sync_callbacks(arguments):
-            return original(arguments.pop("self"), **arguments)
+        call = KerasCall.of("fit", original, model, args, kwargs)
+        with horovod_callbacks.sync_callbacks(call.arguments):
+            return call.call_keras()
 
     def scale_losses(
         original: Callable[..., None],

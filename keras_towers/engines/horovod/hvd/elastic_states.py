@@ -232,6 +232,14 @@ class KerasState(TensorFlowKerasState):
         >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     """
 
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(model, optimizer, **kwargs)
+
 
 class TensorFlowState(VariablesState):
     """Variables and objects that survive the loss of processes.
