@@ -139,12 +139,6 @@ def test_a_list_that_is_doubled_in_each_round_is_divided():
 # ---- what goes from one example to the next is computed once -----------------
 
 
-def _listed(x, each, **options):
-    """Rounds that write into a list: what they make of a reader and a list."""
-    found = tf.TensorArray(tf.float32, tf.shape(x)[0], **options)
-    return _rounds(x, lambda *given: (each(*given),), found)[0].stack()
-
-
 def _wider_sum(x):
     shapes = tf.TensorShape([]), tf.TensorShape([None])
     each = lambda i, read, n, s: (s + read(i),)  # noqa: E731
@@ -173,21 +167,20 @@ def _swapped(x):
     return [found.stack() for found in _rounds(x, each, *lists)]
 
 
-def _anew(i, read, n, _):
-    """A list of which only the last round's is left."""
-    found = tf.TensorArray(tf.float32, n, element_shape=(3,))
-    return found.write(i, read(i))
+def _anew(x):
+    """Lists of which only the last round's is left."""
+
+    def made(n):
+        return tf.TensorArray(tf.float32, n, element_shape=(3,))
+
+    def each(i, read, n, _):
+        return (made(n).write(i, read(i)),)
+
+    return _rounds(x, each, made(tf.shape(x)[0]))[0].stack()
 
 
 _MEET = {
-    "scan": lambda x: tf.scan(lambda a, e: a * 0.5 + e, x),
-    "neighbour": lambda x: _listed(
-        x, lambda i, read, n, y: y.write(i, read((i + 1) % n))
-    ),
-    "anew": lambda x: _listed(x, _anew, element_shape=(3,)),
-    "sum twice": lambda x: _rounds(
-        x, lambda i, read, n, s: (s + s + read(i),), tf.zeros([3])
-    ),
+    "anew": _anew,
     "wider sum": _wider_sum,
     "always the last": _always_the_last,
     "swapped": _swapped,
