@@ -27,6 +27,11 @@ PARTS = {
     },
     "optimizers": optimizer_recipes.modes(),
 }
+WAYS = {
+    "at once": {"updates": "once"},
+    "slots in shards": {"updates": "sharded"},
+    "weights in shards": {"weights": "sharded", "updates": "each"},
+}
 # With an older Keras, groups are of other recipes.
 COMPLETE = (ALL_LAYERS, of_losses.ALL_LOSSES, of_losses.ALL_METRICS) == (
     LAYERS,
@@ -51,24 +56,24 @@ def _groups():
     """Some recipes of a kind each, which are trained as one model."""
     for kind, classes in PARTS.items():
         recipes = [item for parts in classes.values() for item in parts.items()]
-        # In shares each weight's slots have to be known.
-        ways = ["once", "sharded"] if kind == "optimizers" else ["once"]
+        # In shards each weight's slots have to be known.
+        ways = WAYS if kind == "optimizers" else ["at once"]
         for start in range(0, len(recipes), GROUP):
             some = dict(recipes[start : start + GROUP])
             for way in ways:
                 name = f"{kind} from {next(iter(some))}, {way}"
-                yield pytest.param(kind, some, way, id=name)
+                yield pytest.param(kind, some, WAYS[way], id=name)
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipes", "updates"), sample_of(_groups(), DRAWN)
+    ("kind", "recipes", "options"), sample_of(_groups(), DRAWN)
 )
-def test_classes_are_those_of_one_device(kind, recipes, updates):
+def test_classes_are_those_of_one_device(kind, recipes, options, small_shards):
     make = groups.of_recipes
     if kind == "optimizers":
         make = optimizer_recipes.group
     programs = []
-    towers = on_towers(programs, updates=updates)
+    towers = on_towers(programs, **options)
     assert not groups.compared(recipes, make, lambda _: towers)
     if not COMPLETE:
         return
