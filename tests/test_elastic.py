@@ -15,6 +15,7 @@ import keras_towers as kt
 from keras_towers import settings
 from keras_towers.rendezvous import commits
 from tests.kit.compare import assert_all_close, assert_same_history
+from tests.kit.training import adam, stacked
 
 pytestmark = pytest.mark.alternate
 
@@ -26,17 +27,13 @@ class Lost(Exception):
     """Ends a run of a script."""
 
 
-def build():
-    keras.utils.set_random_seed(1)
-    made = keras.Sequential(
-        [
-            keras.Input((3,)),
-            keras.layers.Dropout(0.5),
-            keras.layers.Dense(1),
-        ]
-    )
-    made.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    return made
+build = stacked(
+    lambda: [keras.layers.Dropout(0.5), keras.layers.Dense(1)],
+    (3,),
+    optimizer=adam,
+    loss=keras.losses.MeanSquaredError,
+    metrics=lambda: ["mae"],
+)
 
 
 def script(lost_after=None, seen=(), model=None, asynchronous=False):
@@ -80,9 +77,10 @@ def undisturbed():
 def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
     wanted, alone = undisturbed
     seen = []
-    for lost_after in (6, 4):
+    # Steps may go on while a commit is written.
+    for lost_after, asynchronous in ((6, True), (4, False)):
         with pytest.raises(Lost):
-            script(lost_after, seen)
+            script(lost_after, seen, asynchronous=asynchronous)
         starts_again()
     history, model = script(None, seen)
     assert seen == [(0, 0, 0, False), (1, 1, 0, True), (2, 1, 3, True)]
@@ -91,16 +89,6 @@ def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
     # It has been trained to its end.
     starts_again()
     history, model = script(None, seen)
-    assert_all_close(model.weights, alone.weights, 1e-6)
-    assert_same_history(history.history, wanted.history, 1e-6)
-
-
-def test_steps_may_go_on_while_a_commit_is_written(undisturbed, starts_again):
-    wanted, alone = undisturbed
-    with pytest.raises(Lost):
-        script(6, [], asynchronous=True)
-    starts_again()
-    history, model = script(None, [], asynchronous=True)
     assert_all_close(model.weights, alone.weights, 1e-6)
     assert_same_history(history.history, wanted.history, 1e-6)
 
