@@ -77,10 +77,9 @@ def undisturbed():
 def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
     wanted, alone = undisturbed
     seen = []
-    # Steps may go on while a commit is written.
-    for lost_after, asynchronous in ((6, True), (4, False)):
+    for lost_after in (6, 4):
         with pytest.raises(Lost):
-            script(lost_after, seen, asynchronous=asynchronous)
+            script(lost_after, seen)
         starts_again()
     history, model = script(None, seen)
     assert seen == [(0, 0, 0, False), (1, 1, 0, True), (2, 1, 3, True)]
@@ -89,6 +88,16 @@ def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
     # It has been trained to its end.
     starts_again()
     history, model = script(None, seen)
+    assert_all_close(model.weights, alone.weights, 1e-6)
+    assert_same_history(history.history, wanted.history, 1e-6)
+
+
+def test_steps_may_go_on_while_a_commit_is_written(undisturbed, starts_again):
+    wanted, alone = undisturbed
+    with pytest.raises(Lost):
+        script(6, [], asynchronous=True)
+    starts_again()
+    history, model = script(None, [], asynchronous=True)
     assert_all_close(model.weights, alone.weights, 1e-6)
     assert_same_history(history.history, wanted.history, 1e-6)
 

@@ -62,21 +62,21 @@ def _groups():
             some = dict(recipes[start : start + GROUP])
             for way in ways:
                 name = f"{kind} from {next(iter(some))}, {way}"
-                yield pytest.param(kind, some, WAYS[way], id=name)
+                yield pytest.param(kind, some, way, id=name)
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipes", "options"), sample_of(_groups(), DRAWN)
+    ("kind", "recipes", "way"), sample_of(_groups(), DRAWN)
 )
-def test_classes_are_those_of_one_device(kind, recipes, options, small_shards):
+def test_classes_are_those_of_one_device(kind, recipes, way, small_shards):
     make = groups.of_recipes
     if kind == "optimizers":
         make = optimizer_recipes.group
     programs = []
-    towers = on_towers(programs, **options)
+    towers = on_towers(programs, **WAYS[way])
     assert not groups.compared(recipes, make, lambda _: towers)
     if not COMPLETE:
         return
     # Programs are too large for pytest to show.
-    once = computed_once(programs)
-    assert once == ONCE.get(next(iter(recipes)), "")
+    once, first = computed_once(programs), next(iter(recipes))
+    assert once == ONCE.get(f"{first}, {way}", ONCE.get(first, ""))
