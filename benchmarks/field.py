@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
+from keras_towers.bench.cell_process import wait_for_all
 from keras_towers.bench.models import Workload, classifier
 from keras_towers.bench.rows import (
     ROWS,
@@ -35,7 +36,6 @@ from keras_towers.bench.rows import (
     state_bytes,
 )
 from keras_towers.bench.runner import Sample, Setting
-from keras_towers.bench.worker import wait_for_all
 from keras_towers.cli.bench import (
     COLUMNS,
     Column,

@@ -186,4 +186,3 @@ _imports.find_modules(
     known_engines.announce_drop_in,
 )
 _imports.after_keras(_connect)
-known_engines.announce_no_drop_in()

@@ -111,12 +111,18 @@ def set_up_host(
         environment.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
-def interface_towards(address: str) -> str:
-    """The name of the network interface with a route to ``address``."""
+def source_address(address: str) -> str:
+    """The address of this machine on the route to another address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # Connecting a datagram socket sends nothing, it only looks up a route.
         probe.connect((address, 9))
-        source = probe.getsockname()[0]
+        return str(probe.getsockname()[0])
+
+
+def interface_towards(address: str) -> str:
+    """The name of the network interface with a route to ``address``."""
+    source = source_address(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:

@@ -22,8 +22,7 @@ from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.contract import FitStart
 from keras_towers.fit.options import check_arguments
-from keras_towers.fit.weights import checkpoint
-from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
@@ -61,18 +60,18 @@ class Backup(ResumesFit):
     weights and ``History`` of an uninterrupted run. When ``fit`` ends, it
     deletes the backup.
 
-    ``keras-towers run`` starts the script again with ``--restarts``, and in an
-    elastic job, whose number of ranks may change.
+    ``keras-towers run`` starts the script again if you give ``--restarts``, or
+    in an elastic job, whose number of ranks may change.
 
     If a script calls ``fit`` several times, for example for trials or folds,
-    the calls can use one folder: each call numbers its own subfolder. If you
-    start the script again, it must make the same calls in the same order. The
-    calls before the last one run again, whether they ended or failed with an
-    error that the script caught. If the script repeats a call after an error,
-    this counts as the next call: it begins in its first epoch, with the model
-    as it is. The backup of the failed call stays beside its own, as
-    ``.failed``. To resume from that backup, let the process end, and start it
-    again; in a notebook, restart the kernel.
+    the calls can use one folder: each call has a numbered subfolder. If you
+    start the script again, it must make the same calls in the same order. All
+    calls before the last one run again, even those that failed with an error
+    that the script caught. If the script repeats a call after an error, this
+    counts as the next call: it begins in its first epoch, with the model as it
+    is. The backup of the failed call stays in the same folder, as ``.failed``.
+    To resume from that backup, let the process end, and start it again; in a
+    notebook, restart the kernel.
 
     ``fit`` refuses the backup of another model. It compares the shapes of
     variables, and the numbers and texts in the settings of layers (with their
@@ -94,7 +93,7 @@ class Backup(ResumesFit):
     Args:
         folder: any folder that ``tf.io.gfile`` reaches, such as
             ``gs://bucket/backup``. Every process that may become rank 0 needs
-            access; with shards over ranks, every rank does.
+            access; with shards over ranks, every rank needs it.
         every: batches between two backups; None: back up only at the end of
             every epoch.
         delete: whether to delete the backup when ``fit`` ends.
@@ -107,8 +106,7 @@ class Backup(ResumesFit):
         TowerError: an argument is not allowed; ``fit`` runs outside of a
             strategy's block; when ``fit`` begins, ``folder`` cannot be written
             to, or a rank that needs it does not see it; a backup cannot be
-            written, belongs to another model, is damaged, or comes from an
-            earlier version.
+            written, belongs to another model, or is damaged.
 
     Example:
         >>> with kt.TowerStrategy():

@@ -20,7 +20,6 @@ import os
 import posixpath
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights.checkpoint import Part
+from keras_towers.rendezvous.store import wait_for
 
 gfile: Any = tf.io.gfile
 _NAME = "backup"
@@ -43,8 +43,6 @@ _RANK = ".rank-"
 _NOTES = ".json"
 _PARTIAL = ".in-progress"
 _FAILED = ".failed"
-# What an earlier version has written.
-_OF_NUMPY = ".npz"
 _TOKEN = ".seen-by-rank-0-{}"
 _ADVICE = "give Backup another one."
 
@@ -104,12 +102,12 @@ def find_blind_ranks(
             seen = exchange(True)
     else:
         path = posixpath.join(folder, exchange("")[0])
+        sees = False
         # A file that another host has just made may take a moment.
-        limit = time.monotonic() + settings.SEES_FILE_S
-        sees = gfile.exists(path)
-        while not sees and time.monotonic() < limit:
-            time.sleep(settings.SEES_FILE_S / 20)
-            sees = gfile.exists(path)
+        with contextlib.suppress(TimeoutError):
+            sees = wait_for(
+                lambda: gfile.exists(path) or None, settings.SEES_FILE_S
+            )
         seen = exchange(sees)
     return [rank for rank, sees in enumerate(seen) if not sees]
 
@@ -203,16 +201,6 @@ class CallFolder:
             if not isinstance(notes, dict):
                 raise ValueError("no notes")
         return notes
-
-    def refuse_earlier_version(self) -> None:
-        """Refuse what an earlier version has written for this call."""
-        path = self.path + _OF_NUMPY
-        if gfile.exists(path):
-            raise TowerError(
-                f"{path} is the backup of an earlier version of keras_towers: "
-                "resume with that version, or delete the folder to train "
-                "from the beginning."
-            )
 
     def write_part(self, name: str, rank: int, parts: Sequence[Part]) -> str:
         """Write what a rank has; return the name of its files.

@@ -1,20 +1,18 @@
 """Every name of TensorFlow and Keras that is private or that is replaced.
 
-Only this module imports from ``keras.src`` or ``tensorflow.python``. It checks
-all names at import, so that an incompatible release fails with a clear error.
+Only this module imports from ``keras.src`` or ``tensorflow.python``. A release
+that lacks a name is a clear error at import. ``tests/private_names.txt`` lists
+the attributes that the package uses, and a test looks for each of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import dis
 import functools
 import importlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -34,27 +32,13 @@ TESTED_VERSIONS = {"TensorFlow": ("2.16", "2.21"), "Keras": ("3.8", "3.16")}
 HOST = "CPU:0"
 """The first CPU of this process."""
 
-TABLE: dict[str, set[str]] = {}
-"""The names that are used of each object, by the object's path."""
 
-
-def private_name(paths: str, names: str = "") -> Any:
-    """Import ``package.module:Name.attribute``, and check ``names`` of it.
+def private_name(paths: str) -> Any:
+    """Import ``package.module:Name.attribute``.
 
     Args:
         paths: where it is, first in the newest version that has it elsewhere.
-        names: for a class, these may also be attributes that its methods set.
     """
-    path, value = _first_of(paths)
-    for name in names.split():
-        if not hasattr(value, name) and not _assigns(value, name):
-            raise _missing(f"{path}{'.' if ':' in path else ':'}{name}")
-    TABLE.setdefault(path, set()).update(names.split())
-    return value
-
-
-def _first_of(paths: str) -> tuple[str, Any]:
-    """Return the first of some paths that is there, and what is there."""
     cause: Exception | None = None
     for path in paths.split():
         module_name, _, within = path.partition(":")
@@ -65,57 +49,21 @@ def _first_of(paths: str) -> tuple[str, Any]:
         except (ImportError, AttributeError) as error:
             cause = error
         else:
-            return path, value
-    raise _missing(" or ".join(paths.split())) from cause
+            return value
+    raise CompatibilityError(
+        f"keras_towers needs {' or '.join(paths.split())}, which is missing in "
+        f"the installed versions ({_installed_versions()}). It is known to "
+        f"work with {tested_versions()}: install one of these, or a newer "
+        "keras_towers."
+    ) from cause
 
 
-def _tf(path: str, names: str = "") -> Any:
-    return private_name(f"tensorflow.python.{path}", names)
+def _tf(path: str) -> Any:
+    return private_name(f"tensorflow.python.{path}")
 
 
-def _keras(paths: str, names: str = "", **since: tuple[int, int]) -> Any:
-    """Import a name of Keras; some attributes are there since a version."""
-    there = [name for name, version in since.items() if version <= KERAS]
-    paths = " ".join(f"keras.src.{path}" for path in paths.split())
-    path, _ = _first_of(paths)
-    value = private_name(path, " ".join([names, *there]))
-    TABLE[path].update(since)
-    return value
-
-
-def _assigns(owner: object, name: str) -> bool:
-    """Whether the code of a class or its bases sets an attribute."""
-    codes = [
-        getattr(_function(value), "__code__", None)
-        for cls in getattr(owner, "__mro__", ())
-        for value in vars(cls).values()
-    ]
-    while codes:
-        code = codes.pop()
-        if code is None:
-            continue
-        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-        if name in code.co_names and any(
-            step.opname == "STORE_ATTR" and step.argval == name
-            for step in dis.get_instructions(code)
-        ):
-            return True
-    return False
-
-
-def _function(value: Any) -> Callable:
-    """The function of a method or of a property's getter or setter."""
-    if isinstance(value, property):
-        value = value.fset or value.fget
-    return inspect.unwrap(getattr(value, "__func__", value))
-
-
-def _missing(what: str) -> CompatibilityError:
-    return CompatibilityError(
-        f"keras_towers needs {what}, which is missing in the installed "
-        f"versions ({_installed_versions()}). It is known to work with "
-        f"{tested_versions()}: install one of these, or a newer keras_towers."
-    )
+def _keras(paths: str) -> Any:
+    return private_name(" ".join(f"keras.src.{path}" for path in paths.split()))
 
 
 def tested_versions() -> str:
@@ -137,72 +85,41 @@ KERAS = minor_version(private_name("keras:__version__"))
 
 # TensorFlow: distributed values.
 Mirrored = _tf("distribute.values:Mirrored")
-MirroredVariable = _tf("distribute.values:MirroredVariable", "_get")
-SyncOnReadVariable = _tf("distribute.values:SyncOnReadVariable", "assign")
-DistributedVariable = _tf(
-    "distribute.values:DistributedVariable",
-    "_distributed_container _values _primary _distribute_strategy",
-)
+MirroredVariable = _tf("distribute.values:MirroredVariable")
+SyncOnReadVariable = _tf("distribute.values:SyncOnReadVariable")
+DistributedVariable = _tf("distribute.values:DistributedVariable")
 PerReplica = _tf("distribute.values:PerReplica")
-PerReplicaSpec = _tf("distribute.values:PerReplicaSpec", "_value_specs")
+PerReplicaSpec = _tf("distribute.values:PerReplicaSpec")
 select_replica = _tf("distribute.distribute_utils:select_replica")
 current_replica_id = _tf("distribute.values_util:get_current_replica_id_as_int")
 is_saving = _tf("distribute.values_util:is_saving_non_distributed")
 
 # TensorFlow: the internals of MirroredStrategy.
-MirroredExtended = _tf(
-    "distribute.mirrored_strategy:MirroredExtended",
-    "_cross_device_ops _get_cross_device_ops _call_for_each_replica "
-    "_create_variable _reduce_to _batch_reduce_to _broadcast_to "
-    "_gather_to_implementation "
-    "_experimental_distribute_dataset _distribute_datasets_from_function",
-)
-_tf(
-    "distribute.cross_device_ops:ReductionToOneDevice",
-    "_num_between_graph_workers _gather_implementation",
-)
+MirroredExtended = _tf("distribute.mirrored_strategy:MirroredExtended")
 _push_mode = _tf("distribute.distribute_lib:_push_per_thread_mode")
 _pop_mode = _tf("distribute.distribute_lib:_pop_per_thread_mode")
 _default_mode = _tf("distribute.distribute_lib:_get_default_replica_mode")
 
-# TensorFlow: the batch size of a dataset.
-_tf("data.ops.batch_op:_BatchDataset", "_batch_size _input_dataset")
-_constant_value = _tf("framework.tensor_util:constant_value")
-
 # TensorFlow: variables.
-BaseResourceVariable = _tf(
-    "ops.resource_variable_ops:BaseResourceVariable",
-    "handle _handle _unique_id _strided_slice_assign _read_variable_op "
-    "_restore_from_tensors _validate_shape",
-)
+BaseResourceVariable = _tf("ops.resource_variable_ops:BaseResourceVariable")
 UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
 # What creates every variable in the end.
-variables_module = _tf("ops.variables", "default_variable_creator_v2")
+variables_module = _tf("ops.variables")
 
 # TensorFlow: this process, and calls of functions.
 eager_context = _tf("eager.context:context")
 _list_local_devices = _tf("client.device_lib:list_local_devices")
 anonymous_name = _tf("eager.context:anonymous_name")
-_tf(
-    "eager.context:Context",
-    "config configure_collective_ops enable_collective_ops "
-    "check_collective_ops_peer_health abort_collective_ops "
-    "ensure_initialized function_call_options get_compiler_ir "
-    "has_function get_function_def "
-    "_context_handle _collective_leader _seed _rng",
-)
 _enable_collectives = _tf("pywrap_tfe:TFE_EnableCollectiveOps")
 global_seed = _tf("eager.context:global_seed")
 is_op_determinism_enabled = _tf("framework.config:is_op_determinism_enabled")
-CancellationManager = _tf(
-    "eager.cancellation:CancellationManager", "start_cancel"
-)
+CancellationManager = _tf("eager.cancellation:CancellationManager")
 _execute_with_cancellation = _tf("eager.execute:execute_with_cancellation")
 
 # TensorFlow: AutoGraph, which rewrites the functions that a user's tf.function
 # calls. This package is exempted, like Keras: rewriting takes seconds, and
 # changes nothing here.
-_autograph = _tf("autograph.core.config", "CONVERSION_RULES DoNotConvert")
+_autograph = _tf("autograph.core.config")
 _autograph.CONVERSION_RULES = (
     _autograph.DoNotConvert(__name__.partition(".")[0]),
     *_autograph.CONVERSION_RULES,
@@ -211,42 +128,22 @@ _convert = _tf("autograph.impl.api:tf_convert")
 _conversion = _tf("autograph.core.ag_ctx:control_status_ctx")
 
 # TensorFlow: functions, their graphs, and how these are optimized.
-Function = _tf(
-    "eager.polymorphic_function.polymorphic_function:Function",
-    "__call__ python_function _autograph _jit_compile",
-)
-function_module = _tf(
-    "eager.polymorphic_function.atomic_function",
-    "from_func_graph from_function_def",
-)
-_tf(
-    "eager.polymorphic_function.atomic_function:AtomicFunction",
-    "call_options _call_options",
-)
+function_module = _tf("eager.polymorphic_function.atomic_function")
 call_in_graph = _tf(
     "eager.polymorphic_function.atomic_function:make_call_op_in_graph"
 )
 get_default_graph = _tf("framework.ops:get_default_graph")
+# This import makes it what ``tf.compat.v1`` is, as a script's import would.
+v1 = private_name("tensorflow.compat.v1")
 _lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 _gradient_function = _tf("eager.backprop:_gradient_function")
-_gradients = _tf("framework.ops:gradient_registry", "lookup")
-private_name(
-    "tensorflow:Graph",
-    "get_operations _variable_creator_stack _thread_local "
-    "experimental_acd_manager",
-)
-private_name("tensorflow:Operation", "_add_control_input")
-private_name("tensorflow.compat.v1", "reset_default_graph")
+_gradients = _tf("framework.ops:gradient_registry")
 # A function of a model that tf.saved_model.load returns.
-LoadedFunction = _tf("saved_model.load:_WrapperFunction", "_call_flat")
+LoadedFunction = _tf("saved_model.load:_WrapperFunction")
 func_graph_from_py_func = _tf("framework.func_graph:func_graph_from_py_func")
-FuncGraph = _tf(
-    "framework.func_graph:FuncGraph",
-    "_functions _get_function _add_function_recursive",
-)
+FuncGraph = _tf("framework.func_graph:FuncGraph")
 AutomaticControlDependencies = _tf(
-    "framework.auto_control_deps:AutomaticControlDependencies",
-    "ops_which_must_run",
+    "framework.auto_control_deps:AutomaticControlDependencies"
 )
 _handle_data = _tf("ops.handle_data_util:create_handle_data")
 
@@ -272,140 +169,60 @@ op_definition = _tf("framework.op_def_registry:get")
 _kernels_of = _tf("framework.kernels:get_registered_kernels_for_op")
 _entries_of = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
-_XlaContext: Any = _tf(
-    "ops.control_flow_ops:XLAControlFlowContext",
-    "IsXLAContext RequiresUniqueFunctionRetracing",
-)
+_XlaContext: Any = _tf("ops.control_flow_ops:XLAControlFlowContext")
 
 # TensorFlow: datasets.
-_tf("distribute.input_lib:DistributedDataset", "_strategy")
-private_name("tensorflow.data:Dataset", "_inputs _as_serialized_graph")
-_tf("data.ops.map_op:_ParallelMapDataset", "_deterministic")
 _UnaryUnchangedStructureDataset = _tf(
     "data.ops.dataset_ops:UnaryUnchangedStructureDataset"
 )
 _ParallelInterleaveDataset = _tf(
     "data.ops.interleave_op:_ParallelInterleaveDataset"
 )
-_tf("data.ops.shuffle_op:_ShuffleDataset", "_seed _seed2")
 
 # Keras: models.
-TensorFlowTrainer = _keras(
-    "models.model:Trainer",
-    "__init__ fit evaluate predict train_on_batch test_on_batch "
-    "predict_on_batch train_step distribute_strategy _make_function "
-    "make_train_function make_test_function make_predict_function "
-    "_symbolic_build _maybe_symbolic_build "
-    "_get_metrics_result_or_logs _distribute_strategy _jit_compile "
-    "_initial_epoch _eval_epoch_iterator _loss_tracker "
-    "_compile_metrics _compile_loss",
-    _autoconvert_optionals=(3, 12),
-)
-BaseTrainer = _keras(
-    "trainers.trainer:BaseTrainer trainers.trainer:Trainer",
-    "compile _resolve_auto_jit_compile",
-)
-_keras("trainers.compile_utils:CompileLoss", "_user_loss_weights")
-_keras(
-    "trainers.compile_utils:CompileMetrics",
-    "_user_metrics _user_weighted_metrics",
-)
-trainer_module = _keras("backend.tensorflow.trainer", "TFEpochIterator")
-TFEpochIterator = _keras(
-    "backend.tensorflow.trainer:TFEpochIterator",
-    "_steps_seen _num_batches _distributed_dataset _get_iterator data_adapter",
-)
-traceback_utils = _keras("utils.traceback_utils", "include_frame")
-private_name(
-    "keras.callbacks:SwapEMAWeights",
-    "_tf_swap_variables _tf_finalize_ema_values",
-)
-private_name("keras.callbacks:TensorBoard", "_train_writer")
-private_name("keras.layers:Layer", "_deferred_dependencies _parent_path")
-CallbackList = private_name(
-    "keras.callbacks:CallbackList", "_async_train _async_test _async_predict"
-)
+TensorFlowTrainer = _keras("models.model:Trainer")
+BaseTrainer = _keras("trainers.trainer:BaseTrainer trainers.trainer:Trainer")
+trainer_module = _keras("backend.tensorflow.trainer")
+TFEpochIterator = _keras("backend.tensorflow.trainer:TFEpochIterator")
+traceback_utils = _keras("utils.traceback_utils")
+CallbackList = private_name("keras.callbacks:CallbackList")
 load_h5_optimizer_weights = _keras(
     "legacy.saving.legacy_h5_format:load_optimizer_weights_from_hdf5_group"
 )
 
 # Keras: data.
 ArrayDataAdapter = _keras(
-    "trainers.data_adapters.array_data_adapter:ArrayDataAdapter",
-    "_num_samples _batch_size _shuffle _inputs",
+    "trainers.data_adapters.array_data_adapter:ArrayDataAdapter"
 )
 convert_to_sliceable = _keras(
     "trainers.data_adapters.array_slicing:convert_to_sliceable"
 )
 GeneratorDataAdapter = _keras(
-    "trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter",
-    "_first_batches",
+    "trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter"
 )
 PyDatasetAdapter = _keras(
-    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter", _epoch=(3, 16)
+    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter"
 )
 TFDatasetAdapter = _keras(
     "trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter"
 )
-py_dataset_module = _keras(
-    "trainers.data_adapters.py_dataset_adapter", "random"
-)
+py_dataset_module = _keras("trainers.data_adapters.py_dataset_adapter")
 
-# Keras: layers and losses.
-private_name(
-    "keras.layers:Layer",
-    "_flatten_layers _seed_generators _metrics "
-    "_tracker _layers _inbound_nodes _outbound_nodes",
-)
-private_name("keras.layers:BatchNormalization", "call _moments _reduction_axes")
-_keras("losses.losses:LossFunctionWrapper", "_fn_kwargs")
-loss_module = _keras(
-    "losses.loss", "scale_loss_for_distribution unscale_loss_for_distribution"
-)
-# Keras: optimizers.
-BaseOptimizer = _keras(
-    "optimizers.base_optimizer:BaseOptimizer",
-    "__getattribute__ build apply apply_gradients "
-    "finalize_variable_values _get_variable_index "
-    "_variables _trainable_variables _learning_rate use_ema "
-    "gradient_accumulation_steps",
-)
-_keras("models.model:Model", "export")
-TFOptimizer = _keras(
-    "backend.tensorflow.optimizer:TFOptimizer",
-    "__init__ _all_reduce_sum_gradients assign_add assign_sub "
-    "_distribution_strategy",
-)
-private_name(
-    "keras.optimizers:Adam", "update_step _apply_weight_decay _use_weight_decay"
-)
-private_name("keras.optimizers:SGD", "update_step")
-private_name("keras.optimizers:RMSprop", "_momentums")
+# Keras: losses and optimizers.
+loss_module = _keras("losses.loss")
+BaseOptimizer = _keras("optimizers.base_optimizer:BaseOptimizer")
+TFOptimizer = _keras("backend.tensorflow.optimizer:TFOptimizer")
 
 # Keras: variables, draws and global state.
-KerasVariable = _keras(
-    "backend.tensorflow:Variable",
-    "_initialize _initialize_with_initializer _value _shape _dtype assign "
-    "assign_add assign_sub",
-)
-RandomInitializer = _keras(
-    "initializers.random_initializers:RandomInitializer", "seed"
-)
+KerasVariable = _keras("backend.tensorflow:Variable")
+RandomInitializer = _keras("initializers.random_initializers:RandomInitializer")
 in_stateless_scope = _keras("backend.common.stateless_scope:in_stateless_scope")
 in_symbolic_scope = _keras("backend.common.symbolic_scope:in_symbolic_scope")
-global_state = _keras(
-    "backend.common.global_state", "set_global_attribute GLOBAL_STATE_TRACKER"
-)
+global_state = _keras("backend.common.global_state")
 get_global_attribute = _keras(
     "backend.common.global_state:get_global_attribute"
 )
 distribution_lib = _keras("backend.tensorflow.distribution_lib")
-_keras(
-    "distribution.distribution_lib:DataParallel",
-    "_is_multi_process",
-    _auto_shard_dataset=(3, 11),
-)
-private_name("keras.distribution:ModelParallel", "_layout_map")
 
 
 def convert_optionals(model: keras.Model, step: Step) -> Step:
@@ -571,7 +388,7 @@ def batch_size_of(dataset: tf.data.Dataset | None) -> int | None:
     while dataset is not None:
         size = getattr(dataset, "_batch_size", None)
         if size is not None:
-            value = _constant_value(size)
+            value = tf.get_static_value(size)
             return None if value is None else int(value)
         dataset = getattr(dataset, "_input_dataset", None)
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -217,11 +217,6 @@ def same_device(one: str, other: str) -> bool:
     if None in (a.device_index, b.device_index):
         return False
     return a.make_merged_spec(b) == b.make_merged_spec(a)
-
-
-def same_devices(some: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether two lists name the same devices in the same order."""
-    return len(some) == len(others) and all(map(same_device, some, others))
 
 
 def share_machine(place: Transport | Cluster, towers: Towers) -> Towers:

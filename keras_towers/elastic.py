@@ -2,7 +2,7 @@
 
 ``keras-towers run --min-np 2 --max-np 4 --host-discovery-script hosts.sh
 train.py`` starts all processes again when one is lost or the hosts change.
-``train.py`` declares the state from which they resume, in any strategy of
+``train.py`` declares the state from which they resume, with any strategy for
 several processes:
 
     state = kt.elastic.State(model)
@@ -14,11 +14,11 @@ several processes:
 
     train(state)
 
-A commit of a ``State`` is a backup, as of ``kt.Backup``. A commit of an
-``ObjectState`` is a signed file of its objects. The launcher names the folder
-for both. All processes resume from the last commit. Since a global batch does
-not depend on the number of ranks, the final weights are the same as without a
-loss.
+A commit of a ``State`` is a backup, like those of ``kt.Backup``. A commit of an
+``ObjectState`` is a signed file with its objects. The launcher chooses the
+folder for both. All processes resume from the last commit. A global batch does
+not depend on the number of ranks, so the final weights are those of a job
+without a loss.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _S = TypeVar("_S", bound="KeptObjects")
 
-_PARTIAL = ".commit-in-progress"
 _POSITION = "_position"
 # A script that starts again makes its states in the same order.
 _numbers = itertools.count()
@@ -97,12 +96,12 @@ class KeptObjects:
             callback()
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has."""
+        """Give the objects of rank 0 to all ranks."""
         own = _pickled(self._contents())
         self._take(pickle.loads(self._of_rank_0(own)))
 
     def resume(self) -> None:
-        """Take what the last commit has, if the job has started again."""
+        """Load the last commit, if the job has started again."""
         content = self._read() if self._is_rank_0 else None
         if content is not None:
             self._take(pickle.loads(content))
@@ -111,11 +110,11 @@ class KeptObjects:
         self.sync()
 
     def _contents(self) -> dict[str, object]:
-        """Return what a commit has."""
+        """Return the contents of a commit."""
         return {name: getattr(self, name) for name in self._names}
 
     def _take(self, contents: dict[str, Any]) -> None:
-        """Set what a commit has."""
+        """Set the contents of a commit."""
         vars(self).update(contents)
 
     def _read(self) -> bytes | None:
@@ -167,7 +166,7 @@ class ObjectState(KeptObjects):
         self._take(self._saved)
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has."""
+        """Give the objects of rank 0 to all ranks."""
         super().sync()
         self.save()
 
@@ -183,7 +182,7 @@ class ObjectState(KeptObjects):
         if self._folder is not None and self._is_rank_0:
             signed = commits.sign(_pickled(contents))
             make_writable(self._folder, "give --commits another one.")
-            replace_file(self._path, _PARTIAL, lambda file: file.write(signed))
+            replace_file(self._path, lambda file: file.write(signed))
             commits.report_last(str(self._path), [self._commits])
         if self._should_end():
             raise EndOfJob
@@ -229,8 +228,8 @@ class State(KeptObjects):
     Args:
         model: the Keras model.
         **extra: other objects that can be pickled. Each becomes an attribute,
-            and part of a commit. When ranks start again, all take it from rank
-            0's last commit.
+            and part of a commit. When ranks start again, all of them load it
+            from rank 0's last commit.
 
     Raises:
         TowerError: ``model`` is not a Keras model.
@@ -325,9 +324,9 @@ class Commit(Backup):
     """Commits a ``State`` in ``fit``, and makes ``fit`` resume from it.
 
     ``fit`` starts in the state's epoch, after the batches that are done.
-    ``History`` has all epochs, including those before a process was lost. If
-    the work of a callback at the end of an epoch belongs to the commit, put
-    that callback before this one.
+    ``History`` has all epochs, including those before a process was lost. If a
+    commit should include the work of another callback at the end of an epoch,
+    put that callback before this one.
 
     Args:
         state: the state.

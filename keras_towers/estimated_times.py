@@ -1,10 +1,10 @@
 """How long a step takes on links between devices, from what it exchanges.
 
-Exchanges are rings, which move as few bytes as an exchange can: over n members
-they take n - 1 rounds, or twice as many for a sum, which is scattered and then
-gathered, and each round moves an n-th. Along several axes they are made one
-after another: a sum of the towers of all hosts is one of the towers of each
-host, and then one of hosts.
+All exchanges run in a ring, which moves as few bytes as possible. With n
+members, a ring takes n - 1 rounds, each of which moves an n-th of the bytes. A
+sum takes twice as many rounds, since it is scattered and then gathered. If an
+exchange spans several axes, it runs along one axis after another: the towers of
+each host sum first, and then the hosts do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PRODUCTS = ("MatMul", "BatchMatMul", "Einsum", "Conv", "DepthwiseConv")
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What connects the members of an axis.
+    """The link between the members of an axis.
 
     Attributes:
         rate: the bytes per second that each member sends, and receives at the
@@ -41,23 +41,23 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """Those that exchange along an axis.
+    """The members of an axis, which exchange in a ring.
 
     Attributes:
-        number: how many they are.
-        link: what connects them.
+        number: the number of members.
+        link: the link between two of them.
     """
 
     number: int
     link: Link
 
     def seconds(self, size: float, sent: int, is_sum: bool) -> float:
-        """Return how long they exchange.
+        """Return how long an exchange takes.
 
         Args:
-            size: the bytes of what all have in the end.
-            sent: the number of messages that they make of it.
-            is_sum: whether they add it up, and do not only gather or scatter.
+            size: the bytes of the result on each member.
+            sent: the number of messages into which they divide it.
+            is_sum: whether they sum, rather than only gather or scatter.
         """
         rounds = (2 if is_sum else 1) * (self.number - 1)
         moved = size / self.number / self.link.rate

@@ -21,12 +21,13 @@ from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.places import Places
+from keras_towers.fit.step.code_lines import cause_of
 from keras_towers.fit.step.step_costs import (
     Exchanged,
     describe_total,
     exchanged_by,
 )
-from keras_towers.fit.step.trace import Trace, cause_of
+from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.layouts import (
@@ -89,8 +90,8 @@ def explain(
     * the operations, or the bytes of an exchange, and the line of code.
 
     Afterwards, variables and the random generators of Python and NumPy have
-    their old values. If the model is not built, this builds it. A generator has
-    lost the batch that was drawn.
+    their old values. If the model is not built, this builds it. If ``x`` is a
+    generator, this uses up one of its batches.
 
     Args:
         model: a compiled model.

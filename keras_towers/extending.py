@@ -27,38 +27,20 @@ from keras_towers.conformance.strategy_check import (
 )
 from keras_towers.fit.weights.least_loaded import (
     LeastLoadedPlacement as LeastLoadedPlacement,
-)
-from keras_towers.fit.weights.least_loaded import (
     Placement as Placement,
 )
 from keras_towers.reduction import (
     CommunicationHook as CommunicationHook,
-)
-from keras_towers.reduction import (
     Gradient as Gradient,
-)
-from keras_towers.reduction import (
     Gradients as Gradients,
-)
-from keras_towers.reduction import (
     HookState as HookState,
-)
-from keras_towers.reduction import (
     OnDevice as OnDevice,
-)
-from keras_towers.reduction import (
     Reduction as Reduction,
-)
-from keras_towers.reduction import (
     StatefulHook as StatefulHook,
-)
-from keras_towers.reduction import (
     on_values as on_values,
 )
 from keras_towers.rendezvous.joined_job import (
     JoinedJob as JoinedJob,
-)
-from keras_towers.rendezvous.joined_job import (
     join_job as join_job,
 )
 from keras_towers.rendezvous.launchers import (

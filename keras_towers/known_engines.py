@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import pkgutil
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from keras_towers import settings
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 
@@ -146,22 +144,6 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (BYTEPS, HOROVOD, RUNTIME)
 }
 """The engines by name."""
-
-
-def announce_no_drop_in() -> None:
-    """Say on rank 0, once, that a variable makes no import the drop-in."""
-    # Processes that this one starts need not say it again.
-    if os.environ.pop(settings.ENV_HOROVOD, "0") in ("", "0"):
-        return
-    from keras_towers.rendezvous import launchers
-
-    rank = launchers.detect()
-    if not (rank and rank.rank):
-        announce(
-            f"{settings.ENV_HOROVOD} does nothing. Scripts written for Horovod "
-            "or BytePS run unmodified under `keras-towers run`, and under "
-            "another launcher by `python -m keras_towers train.py`."
-        )
 
 
 def announce_drop_in(module: str) -> None:

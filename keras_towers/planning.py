@@ -46,9 +46,9 @@ from keras_towers.fit.weights.model_state import (
 )
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.fit.weights.without_memory import without_memory
-from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.model_parallel import OnMesh
-from keras_towers.user_models import random_examples
+from keras_towers.strategies.base import BaseStrategy, planned
+from keras_towers.strategies.device_mesh import Mesh
+from keras_towers.user_models import model_and_data, random_examples
 
 _SEEDS = "global_seed_generator"
 # Counts the names of layers.
@@ -57,18 +57,20 @@ _NAMES = "object_name_uids"
 
 @dataclasses.dataclass(frozen=True)
 class PlanSetting:
-    """What is planned for.
+    """The devices, hosts and examples for which to plan.
 
     Attributes:
         devices: the names of the devices, which need not exist.
-        batch_size: the number of examples of a global batch.
-        gather_bytes: of choices that gather weights.
-        layouts: returns a ``LayoutMap`` or a ``ModelParallel`` of Keras on a
-            mesh of the devices, given their names; None: neither is planned.
-        hosts: numbers of hosts that have such devices each, in ascending order.
-            Each host brings as many examples. The examples of a batch are then
-            as many as ``fit`` gets, and not a size that the step knows. None:
-            one host, whose step knows it.
+        batch_size: the number of examples in a global batch.
+        gather_bytes: for layouts that gather weights: the bytes that a device
+            holds.
+        layouts: a function that gets the names of the devices, and returns a
+            ``LayoutMap`` or a ``ModelParallel`` of Keras on a mesh of these
+            devices; None: plan no mesh.
+        hosts: numbers of hosts, in ascending order. Each host has these
+            devices, and adds ``batch_size`` examples to a batch. The traced
+            step then does not know the number of examples, as in ``fit``. None:
+            one host, whose step knows this number.
     """
 
     devices: Sequence[str]
@@ -93,53 +95,46 @@ class Choice:
     strategy: Callable[[PlanSetting], BaseStrategy]
 
 
-class _Planned(BaseStrategy):
-    """``TowerStrategy`` on devices, and hosts, that need not exist."""
+def _on_towers(setting: PlanSetting, **options: Any) -> BaseStrategy:
+    """Make ``TowerStrategy`` on devices, and hosts, that need not exist."""
+    hosts, *_ = setting.hosts or [1]
+    return planned(
+        setting.devices, StrategyOptions(**options), PlannedRanks(hosts)
+    )
 
-    def __init__(self, setting: PlanSetting, **options: Any):
-        hosts, *_ = setting.hosts or [1]
-        super().__init__(
-            setting.devices,
-            StrategyOptions(**options),
-            transport=PlannedRanks(hosts),
+
+def _on_mesh(setting: PlanSetting) -> BaseStrategy:
+    """Make ``ModelParallelStrategy`` on devices that need not exist."""
+    assert setting.layouts is not None, "a choice without layouts"
+    found, axis = setting.layouts(setting.devices), None
+    if isinstance(found, keras.distribution.ModelParallel):
+        found, axis = found._layout_map, found.batch_dim_name
+    if not isinstance(found, keras.distribution.LayoutMap):
+        raise TowerError(
+            "it must return a keras.distribution.LayoutMap or "
+            f"ModelParallel, but returned {found!r:.80}"
         )
-        self._compose()
-
-
-class _PlannedOnMesh(OnMesh):
-    """``ModelParallelStrategy`` on devices that need not exist."""
-
-    def __init__(self, setting: PlanSetting):
-        assert setting.layouts is not None, "a choice without layouts"
-        found, axis = setting.layouts(setting.devices), None
-        if isinstance(found, keras.distribution.ModelParallel):
-            found, axis = found._layout_map, found.batch_dim_name
-        if not isinstance(found, keras.distribution.LayoutMap):
-            raise TowerError(
-                "it must return a keras.distribution.LayoutMap or "
-                f"ModelParallel, but returned {found!r:.80}"
-            )
-        mesh = np.ravel(found.device_mesh.devices)
-        if sorted(map(str, mesh)) != sorted(setting.devices):
-            raise TowerError(
-                "its mesh has other devices than the function gets: "
-                f"{', '.join(setting.devices)}"
-            )
-        options = StrategyOptions(
-            weights="sharded", gather_bytes=setting.gather_bytes
+    names = np.ravel(found.device_mesh.devices)
+    if sorted(map(str, names)) != sorted(setting.devices):
+        raise TowerError(
+            "its mesh has other devices than the function gets: "
+            f"{', '.join(setting.devices)}"
         )
-        super().__init__(found, axis, options, list)
+    options = StrategyOptions(
+        weights="sharded", gather_bytes=setting.gather_bytes
+    )
+    return planned(Mesh.of(found, axis, list), options)
 
 
 CHOICES: Sequence[Choice] = (
-    Choice("copies", _Planned),
+    Choice("copies", _on_towers),
     Choice(
         'updates="sharded"',
-        lambda setting: _Planned(setting, updates="sharded"),
+        lambda setting: _on_towers(setting, updates="sharded"),
     ),
     Choice(
         'weights="sharded"',
-        lambda setting: _Planned(
+        lambda setting: _on_towers(
             setting, weights="sharded", gather_bytes=setting.gather_bytes
         ),
     ),
@@ -148,7 +143,7 @@ CHOICES: Sequence[Choice] = (
 
 _WITHIN_HOSTS = Choice(
     'shard_over="process"',
-    lambda setting: _Planned(
+    lambda setting: _on_towers(
         setting,
         weights="sharded",
         shard_over="process",
@@ -157,7 +152,7 @@ _WITHIN_HOSTS = Choice(
 )
 # With several hosts and devices of each.
 
-_LAYOUTS = Choice("layouts", _PlannedOnMesh)
+_LAYOUTS = Choice("layouts", _on_mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,19 +320,7 @@ def _model_and_batch(
     built: Any, examples: int | None
 ) -> tuple[keras.Model, Structure]:
     """Return a model, and the specs of a batch of a number of examples."""
-    model, *data = built if isinstance(built, tuple) else (built,)
-    if not isinstance(model, keras.Model) or len(data) > 3:
-        raise TowerError(
-            "it must return a compiled keras.Model, alone or as (model, x), "
-            "(model, x, y), (model, x, y, sample_weight) or (model, dataset), "
-            f"but returned {built!r:.80}"
-        )
-    if not model.compiled:
-        raise TowerError(
-            f"it returned model {model.name!r}, which is not compiled: call "
-            "model.compile(optimizer, loss) in it, since the optimizer's "
-            "variables and the gradients take memory, too"
-        )
+    model, data = model_and_data(built, "it")
     if runs_eagerly(model):
         raise TowerError(
             f"it returned model {model.name!r}, which runs eagerly, so towers "

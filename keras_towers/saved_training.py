@@ -29,8 +29,7 @@ from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import contract, plain_settings
 from keras_towers.fit.plain_settings import ModelSettings
-from keras_towers.fit.weights import checkpoint
-from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import RankSum, SavedStates
@@ -227,9 +226,9 @@ class SavedTraining:
         if blind:
             raise TowerError(
                 f"rank {', '.join(map(str, blind))} does not see the folder "
-                f"{self.folder} of rank 0, where each rank must write its "
-                "rows of variables in shards: give Backup, or --commits for "
-                "kt.elastic, a folder that all ranks share."
+                f"{self.folder} of rank 0. Each rank must write its rows of "
+                "divided variables there: give Backup (for kt.elastic: "
+                "--commits) a folder that all ranks share."
             )
 
     def _open(self, failed: Sequence[CallFolder]) -> str:
@@ -237,7 +236,6 @@ class SavedTraining:
         backup_folder.make_writable(self.folder)
         for call in failed:
             _set_aside(call)
-        self._call.refuse_earlier_version()
         name = self._call.find() if self._call.exists() else ""
         # A process that was killed while it wrote has left it.
         self._call.delete_rest(name, later=True)

@@ -41,8 +41,6 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Ignored: use `python -m keras_towers train.py` instead.
-ENV_HOROVOD = "KERAS_TOWERS_HOROVOD"
 #: Seconds to wait for other ranks, parameter servers and the chief to start.
 #: Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"

@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from types import FrameType
 from typing import IO, TypeVar
@@ -83,17 +83,14 @@ def make_writable(folder: Path, advice: str) -> Path:
         ) from error
 
 
-def replace_file(
-    path: Path, partial: str, write: Callable[[IO[bytes]], object]
-) -> None:
-    """Replace a file once the new one is complete.
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Replace a file, which only this user can open, once it is complete.
 
     Args:
         path: the file.
-        partial: ends the name of the file that is being written beside it.
-        write: writes the new content.
+        write: writes the new content, to a file beside it.
     """
-    descriptor, name = tempfile.mkstemp(partial, dir=path.parent)
+    descriptor, name = tempfile.mkstemp(".partial", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             write(file)
@@ -195,6 +192,34 @@ def return_freed_memory() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
+class InThread(Future[_R]):
+    """The result of a function that runs in a thread of its own.
+
+    This process may end without it.
+    """
+
+    def __init__(self, function: Callable[[], _R], name: str | None = None):
+        super().__init__()
+        self.thread: threading.Thread = threading.Thread(
+            target=self._run, args=(function,), name=name, daemon=True
+        )
+        self.thread.start()
+
+    def _run(self, function: Callable[[], _R]) -> None:
+        try:
+            result = function()
+        except BaseException as error:
+            self.end_wait(error)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                self.set_result(result)
+
+    def end_wait(self, error: BaseException) -> None:
+        """Raise an error where the result is waited for, if there is none."""
+        with contextlib.suppress(InvalidStateError):
+            self.set_exception(error)
+
+
 def call_within(limit_s: float, function: Callable[[], _R]) -> _R:
     """Call a function in a thread of its own.
 
@@ -202,21 +227,11 @@ def call_within(limit_s: float, function: Callable[[], _R]) -> _R:
         TimeoutError: it has not ended in time. It goes on, and this process
             may have to end without it.
     """
-    future: Future[_R] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(
-        target=run, name="keras-towers-limited", daemon=True
-    ).start()
+    running = InThread(function, "keras-towers-limited")
     try:
-        return future.result(limit_s)
+        return running.result(limit_s)
     except TimeoutError:
-        if not future.done():
+        if not running.done():
             limit_teardown()
         raise
 

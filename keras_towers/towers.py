@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, cast
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib
 from keras_towers._types import Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
@@ -53,13 +52,14 @@ class CurrentTower:
 def current_tower() -> CurrentTower:
     """Return the tower on which this code runs.
 
-    Call this in layers, losses and steps, and in ``Strategy.run`` of any
-    TensorFlow strategy. TensorFlow traces a step that is a ``tf.function`` once
-    per tower, so you may branch on the result.
+    Call this in layers, losses and steps, and in functions that
+    ``Strategy.run`` of any TensorFlow strategy runs. If a step is a
+    ``tf.function``, TensorFlow traces it once per tower, so you may branch on
+    the result.
 
-    Outside of any tower (plain Keras, building a model, callbacks) this is
-    tower 0 of 1, so that the code also works on one device. TensorFlow runs a
-    ``tf.py_function`` outside of the towers: call this before it.
+    Outside of any tower (in plain Keras, callbacks, or while a model is built),
+    this returns tower 0 of 1, so the same code works on one device. TensorFlow
+    runs a ``tf.py_function`` outside of the towers: call this before it.
 
     Ports tensorpack's ``get_current_tower_context``.
 
@@ -101,8 +101,8 @@ def run_on_each_tower(
 
     Use this in custom training loops. It works eagerly and inside a
     ``tf.function``, with any TensorFlow strategy that traces its replicas one
-    by one. Without a strategy, the function runs once. All towers must create
-    the same program, so this compares:
+    by one. Without a strategy, the function runs once. All towers must run the
+    same program, so this compares:
 
     * the variables that ``fn`` creates: all towers create the same ones, or
       only the first creates them and the others reuse them, as with layers;

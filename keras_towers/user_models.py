@@ -9,11 +9,11 @@ import operator
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_towers.errors import TowerError
+from keras_towers.errors import TowerError, shorten
 from keras_towers.launching.script_source import check_module
 from keras_towers.system import working_folder
 
@@ -64,7 +64,7 @@ def find_named(target: str, *takes: str) -> Callable[..., object]:
     module, _, name = target.partition(":")
     if (here := str(working_folder())) not in sys.path:
         sys.path.insert(0, here)
-    with _naming(target, "cannot be imported"):
+    with naming(target, "cannot be imported"):
         function = operator.attrgetter(name)(importlib.import_module(module))
     try:
         inspect.signature(function).bind(*takes)
@@ -77,7 +77,7 @@ def find_named(target: str, *takes: str) -> Callable[..., object]:
         pass
 
     def call(*args: object) -> Any:
-        with _naming(target, "failed"):
+        with naming(target, "failed"):
             return function(*args)
 
     return call
@@ -89,15 +89,22 @@ def call_named(target: str) -> Any:
 
 
 @contextlib.contextmanager
-def _naming(target: str, what: str) -> Iterator[None]:
-    """Say what failed in this block, and in which line of the user's."""
+def naming(target: str, what: str) -> Iterator[None]:
+    """Say in errors of this block whose they are, and in which line.
+
+    Args:
+        target: the function of the user.
+        what: what happened to it, if the error is none of this package.
+    """
     try:
         yield
     except Exception as error:
-        raise TowerError(
-            f"{target} {what}: {type(error).__name__}: {error}"
-            f"{_place_of(error)}"
-        ) from error
+        said = f"{target} {what}: {shorten(error)}"
+        if isinstance(error, TowerError):
+            said = str(error)
+            if not said.startswith(target):
+                said = f"{target}: {said}"
+        raise TowerError(f"{said}{_place_of(error)}") from error
 
 
 def _place_of(error: Exception) -> str:
@@ -112,6 +119,42 @@ def _place_of(error: Exception) -> str:
         if path.exists() and not frame.filename.startswith(libraries):
             return f" ({path.name}, line {frame.lineno})"
     return ""
+
+
+FIT_FORMS = ("x", "x, y", "x, y, sample_weight", "dataset")
+"""The data that may come with a model, as for ``fit``."""
+
+
+def model_and_data(
+    built: Any, source: str, forms: Sequence[str] = FIT_FORMS
+) -> tuple[keras.Model, list[Any]]:
+    """Return the model and the data of what a user's function has returned.
+
+    Args:
+        built: a compiled model, alone or in a tuple with data.
+        source: the function, for an error.
+        forms: what the data may be.
+
+    Raises:
+        TowerError: it is anything else.
+    """
+    import keras
+
+    model, *data = built if isinstance(built, (tuple, list)) else (built,)
+    numbers = {0, *(len(form.split(",")) for form in forms)}
+    if not isinstance(model, keras.Model) or len(data) not in numbers:
+        *some, last = (f"(model, {form})" for form in forms)
+        pairs = f"{', '.join(some)} or {last}" if some else last
+        raise TowerError(
+            f"{source} must return a compiled keras.Model, alone or as "
+            f"{pairs}, but returned {built!r:.80}"
+        )
+    if not model.compiled:
+        raise TowerError(
+            f"{source} returned model {model.name!r}, which is not compiled: "
+            "call model.compile(optimizer, loss) in it"
+        )
+    return model, data
 
 
 def random_examples(

@@ -42,7 +42,7 @@ class Verification:
         difference: its largest difference, relative to its largest number.
         rounding: its difference on one device alone, if all weights move by one
             unit in the last place before each step. It is at least that unit,
-            since every sum in another order differs by as much.
+            since a sum in another order may differ by as much.
         steps: the number of steps that were compared.
         description: the strategy's ``describe()``.
 
@@ -83,12 +83,12 @@ def verify(
     """Measure how much training on towers differs from one device.
 
     This runs a few steps of ``fit`` on one device and on towers, from the same
-    weights and on the same batches. Then it compares their results, except
-    those that rounding changes on one device, too.
+    weights and on the same batches. Then it compares the results, except those
+    that rounding alone changes on one device.
 
     Afterwards, variables and the random generators of Python and NumPy have
-    their old values. If the model is not built, this builds it. A generator has
-    lost the batches that were drawn.
+    their old values. If the model is not built, this builds it. If ``x`` is a
+    generator, this uses up some of its batches.
 
     Args:
         model: a compiled model.
@@ -140,7 +140,7 @@ def checked_strategy(
     x: Structure,
     strategy: Strategy | None,
 ) -> BaseStrategy:
-    """Check what a function is given that tries a model on towers.
+    """Check the arguments of a function that tries a model on towers.
 
     Args:
         caller: the name of the function.

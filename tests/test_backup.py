@@ -481,14 +481,6 @@ def test_settings_that_another_version_of_keras_does_not_have(tmp_path):
     train(last)
 
 
-def test_the_backup_of_an_earlier_version_is_refused_in_one_line(tmp_path):
-    (tmp_path / "backup.npz").touch()
-    words = r"npz is .* of an earlier version.*delete the folder"
-    with pytest.raises(kt.TowerError, match=words) as found:
-        train(kt.Backup(tmp_path))
-    assert "\n" not in str(found.value)
-
-
 def same_everywhere(value):
     """A model all of whose weights have one value."""
     keras.utils.set_random_seed(1)

@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.conformance.ordinary import Originals
+from keras_towers.conformance.outcomes import Originals
 from keras_towers.fit.weights import model_state as state_lib
 from tests.explained.steps import FOLDER, STEPS, VERSIONS, explained, file_of
 from tests.kit import gpus

@@ -76,21 +76,6 @@ def test_keras_towers_can_be_imported_before_keras(by_tensorflow):
 
 
 @pytest.mark.parametrize(
-    ("value", "rank", "lines"),
-    [("1", "0", 1), ("1", "1", 0), ("0", "0", 0)],
-)
-def test_the_variable_of_earlier_days_is_answered_once(value, rank, lines):
-    # What this process starts would say it again.
-    code = "import keras_towers, os; print(*os.environ)"
-    variables = {"KERAS_TOWERS_HOROVOD": value, "KERAS_TOWERS_RANK": rank}
-    done = run_python("-c", code, **variables)
-    said = done.stderr.splitlines()
-    assert len(said) == lines, done.stderr
-    assert all("`python -m keras_towers train.py`" in line for line in said)
-    assert "KERAS_TOWERS_HOROVOD" not in done.stdout.split()
-
-
-@pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         ("run --help", 0, "keras-towers run"),

@@ -17,10 +17,11 @@ SHOWN_BY = {
     """,
     "engines/horovod": """
         engines/dropin/horovod_callbacks
-        engines/dropin/distributed_models engines/dropin/distributed_optimizer
+        engines/dropin/distributed_models engines/dropin/gradient_reducer
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
-        engines/horovod/hvd/distributed_gradients engines/horovod/hvd/operations
+        engines/horovod/hvd/distributed_optimizers
+        engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
         fit/calls/lone_call fit/calls/model_building fit/calls/tower_runner
@@ -52,7 +53,7 @@ SHOWN_BY = {
     """,
     "partition/rules": """
         partition/conversions partition/division partition/effects
-        partition/moments partition/registry
+        partition/paired_variances partition/registry
         partition/rules/batched partition/rules/draws
         partition/rules/elementwise partition/rules/indexing
         partition/rules/reductions partition/rules/shapes
@@ -87,8 +88,7 @@ SHOWN_BY = {
         partition/mesh partition/rules/mesh_columns strategies/device_mesh
     """,
     "exactness/test_contract.py": """
-        conformance/cases conformance/case_models conformance/ordinary
-        conformance/outcomes
+        conformance/cases conformance/case_models conformance/outcomes
     """,
     "test_backup.py": "backup_folder saved_state saved_training",
     "test_extending.py": """

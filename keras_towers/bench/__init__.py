@@ -6,6 +6,6 @@
   The rows of the benchmark: how each trains in one process, and is timed.
 ``runner``
   Measures cells, each in fresh processes with a time limit.
-``worker``
+``cell_process``
   One process that measures one cell.
 """

@@ -18,7 +18,11 @@ from numpy.typing import ArrayLike
 
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.user_models import call_named, random_examples
+from keras_towers.user_models import (
+    call_named,
+    model_and_data,
+    random_examples,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -126,22 +130,9 @@ class Stored:
 
     def _make(self) -> list[Any]:
         """Return a compiled model, and x and y if the function gives them."""
-        import keras
-
         source = self.source
         make = MODELS.get(source) or functools.partial(call_named, source)
-        built = make()
-        model, *data = built if isinstance(built, (tuple, list)) else (built,)
-        if not isinstance(model, keras.Model) or len(data) not in (0, 2):
-            raise TowerError(
-                f"{source} must return a compiled Keras model, or (model, x, "
-                f"y), but returned {built!r:.80}"
-            )
-        if not model.compiled:
-            raise TowerError(
-                f"{source} returned a model that is not compiled: call "
-                "model.compile(optimizer, loss) in it"
-            )
+        model, data = model_and_data(make(), source, ["x, y"])
         if model.steps_per_execution != 1:
             raise TowerError(
                 f"{source} returned a model that is compiled with "

@@ -1,6 +1,6 @@
 """Measures cells, each in fresh processes with a time limit.
 
-These run ``worker.py``, which takes the times.
+These run ``cell_process.py``, which takes the times.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def run_workers(
             "stored": str(stored),
             "folder": folder,
         }
-        worker = ["-m", "keras_towers.bench.worker", json.dumps(task)]
+        worker = ["-m", "keras_towers.bench.cell_process", json.dumps(task)]
         ended = commands.run_command(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,

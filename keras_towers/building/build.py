@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from keras_towers.building.recipe import (
     Recipe,
     target_facts,
 )
-from keras_towers.system import absolute, make_writable
+from keras_towers.system import absolute, make_writable, replace_file
 
 Progress = Callable[[str], None]
 """Called with a description of the current activity."""
@@ -56,8 +55,9 @@ def build_wheel(
         ) as build_folder:
             wheel = _compile(recipe, Path(build_folder), progress)
             # Even without a lock, other builds find a complete wheel or none.
-            copy = shutil.copy(wheel, cache / f".new-{os.getpid()}")
-            return Path(shutil.move(copy, cache / wheel.name)), False
+            built = cache / wheel.name
+            replace_file(built, lambda file: file.write(wheel.read_bytes()))
+            return built, False
 
 
 def install_wheel(

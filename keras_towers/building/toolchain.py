@@ -6,13 +6,13 @@ runtime, TensorFlow uses that one, so it takes precedence here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from keras_towers import settings
+from keras_towers.commands import run_command
 from keras_towers.system import usable_cores
 
 # The memory that compiling with TensorFlow's headers needs per process.
@@ -63,17 +64,11 @@ def which(name: str) -> str | None:
 
 def output_of(command: list[str]) -> str | None:
     """Return the output of a program, or None if the program fails."""
-    try:
-        ended = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=settings.TOOL_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return ended.stdout.strip()
+    with contextlib.suppress(OSError):
+        ended = run_command(command, settings.TOOL_S)
+        if ended.code == 0:
+            return ended.stdout.strip()
+    return None
 
 
 def find_compiler() -> Tool:

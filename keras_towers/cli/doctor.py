@@ -43,9 +43,8 @@ def doctor(
     is 1.
 
     Args:
-        self_test: Also sum over all GPUs with NCCL, train in two processes
-            over TensorFlow, parameter servers and Horovod, and compare the
-            losses with one process (one to three minutes).
+        self_test: Also test NCCL on all GPUs, and train in two processes over
+            TensorFlow, parameter servers and Horovod (one to three minutes).
     """
     console = Console(highlight=False)
     with console.status("checking"):

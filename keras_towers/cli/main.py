@@ -28,6 +28,8 @@ from keras_towers.system import handle_signals
 from keras_towers.user_models import (
     call_named,
     check_named,
+    model_and_data,
+    naming,
     random_examples,
 )
 
@@ -213,38 +215,22 @@ def verify(
     """
     check_named(target)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    try:
-        import keras
-        import tensorflow as tf
+    import tensorflow as tf
 
-        import keras_towers as kt
+    import keras_towers as kt
 
-        if not tf.config.list_physical_devices("GPU"):
-            kt.virtual_towers(2 if towers is None else towers)
-        built = call_named(target)
-        if isinstance(built, keras.Model):
-            examples = random_examples(
-                built, target, steps * (batch_size or 32)
-            )
-            built = (built, *examples)
-        if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
-            raise TowerError(
-                f"{target} must return a compiled keras.Model, alone or as "
-                "(model, x), (model, x, y), (model, x, y, sample_weight) or "
-                f"(model, dataset), but returned {built!r:.200}."
-            )
+    if not tf.config.list_physical_devices("GPU"):
+        kt.virtual_towers(2 if towers is None else towers)
+    with naming(target, "cannot be measured"):
+        model, data = model_and_data(call_named(target), target)
+        examples = steps * (batch_size or 32)
         differences = kt.verify(
-            *built,
+            model,
+            *(data or random_examples(model, target, examples)),
             strategy=kt.TowerStrategy(towers),
             batch_size=batch_size,
             steps=steps,
         )
-    except TowerError:
-        raise
-    except Exception as error:
-        raise TowerError(
-            f"{target} cannot be measured: {type(error).__name__}: {error}"
-        ) from error
     typer.echo(differences)
     if differences.difference > tolerance:
         typer.echo(

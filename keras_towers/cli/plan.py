@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers._types import JsonObject
 from keras_towers.cli import plan_hosts
 from keras_towers.errors import TowerError
-from keras_towers.user_models import check_named, find_named
+from keras_towers.user_models import check_named, find_named, naming
 
 if TYPE_CHECKING:
     from keras_towers.planning import Plan, PlanSetting
@@ -59,9 +58,8 @@ def plan(
     """Print the memory that training a model needs on N devices.
 
     The command does not train, and works without the devices. It prints a
-    column for each layout: a copy of the model on every device, the optimizer's
-    state in shards (updates="sharded"), and the weights in shards, too
-    (weights="sharded").
+    column for each layout: a copy of the model on every device,
+    updates="sharded" and weights="sharded".
 
     With --hosts, it predicts how long a step takes on your links, with a row
     for each layout and number of hosts.
@@ -79,13 +77,13 @@ def plan(
             devices. Adds a column.
         hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64, where three dots
             stand for repeated doubling.
-        link_between: Rate of a host's link, which its devices share, in each
-            direction, such as 100Gbit. You can add a latency, as in
-            100Gbit,30us, which is the default.
-        link_within: Rate of each device to others of its host, such as 300GB/s
-            or, with the default latency, 300GB/s,5us.
-        step_ms: Milliseconds of a step on one device alone, with its share of
-            the batch. Default: show only the times of exchanges.
+        link_between: Rate of a host's link per direction, which its devices
+            share, such as 100Gbit. You can add a latency: 100Gbit,30us (the
+            default).
+        link_within: Rate from each device to the others of its host, such as
+            300GB/s. You can add a latency: 300GB/s,5us (the default).
+        step_ms: Milliseconds that one device alone needs for its share of the
+            batch. Default: show only the times of exchanges.
         plot: Also draw the examples per second into this file (.png, .svg,
             .pdf), with matplotlib.
         as_json: Print JSON, with all sizes in bytes.
@@ -119,9 +117,9 @@ def plan(
     )
     if layouts:
         # Before what may take minutes.
-        with _naming(layouts):
+        with naming(layouts, "cannot be planned"):
             planning.check_layouts(setting)
-    with _naming(target):
+    with naming(target, "cannot be planned"):
         plans = planning.plan(find_named(target), setting)
     rows = several.timed(plans, memory) if several else []
     if as_json:
@@ -175,21 +173,6 @@ def _print(
         console.print(line, style="dim", soft_wrap=True)
     if rows:
         console.print(plan_hosts.verdict(rows), soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _naming(function: str) -> Iterator[None]:
-    """Say which function of the user's an error of this block is of."""
-    try:
-        yield
-    except TowerError as error:
-        reason = str(error)
-        if not reason.startswith(function):
-            reason = f"{function}: {reason}"
-        raise TowerError(reason) from error
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TowerError(f"{function} cannot be planned: {what}") from error
 
 
 def _as_json(plan: Plan, memory: int | None) -> JsonObject:

@@ -30,7 +30,7 @@ from keras_towers.rendezvous.hosts import (
 )
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.rank_environment import INTERFACE, seconds
-from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.rendezvous.tf_config import Member
 from keras_towers.strategies import (
     STRATEGIES,
     check_options,
@@ -148,7 +148,7 @@ def run(**options: Any) -> None:
 
     Args:
         script: The script that each rank runs.
-        arguments: Arguments and options of SCRIPT.
+        arguments: Arguments and options for SCRIPT.
         processes: Number of processes. Default: the slots of all hosts.
         hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
         hostfile: A file of hosts, with lines like 'host slots=2'.
@@ -310,7 +310,7 @@ class LaunchPlan:
     ranks: int
     hosts: dict[str, int] | None = None
     elastic: bool = False
-    joined: ClusterEnvironment | Cluster | None = None
+    joined: Member | None = None
     servers: int | None = None
 
     @property
@@ -471,7 +471,7 @@ def _allocated_hosts(ranks: int | None) -> dict[str, int] | None:
     return hosts
 
 
-def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
+def _seed(seed: int | None, member: Member | None) -> int:
     """Return the given seed, or one that is the same on all ranks."""
     if seed is not None:
         return seed

@@ -4,8 +4,6 @@
   Small data and models of the cases.
 ``cases``
   The cases of the exactness contract: a compiled model and its ``fit``.
-``ordinary``
-  Whether a model is an ordinary Keras model.
 ``outcomes``
   Uses a model on one device or on towers, and compares what came of it.
 ``strategy_check``

@@ -1,5 +1,6 @@
 """Every Keras name that strategies patch, and for how long.
 
+``context/patches.py`` replaces the names, and puts them back, after errors too.
 The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
@@ -298,7 +299,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
     ),
     (compat.TFOptimizer, "__init__", _create_optimizer),
     # keras.utils.clear_session() calls it, inside the block too.
-    (tf.compat.v1, "reset_default_graph", _reset_default_graph),
+    (compat.v1, "reset_default_graph", _reset_default_graph),
     (compat.LoadedFunction, "_call_flat", _call_loaded),
     # An error in a called function also ends its caller.
     (compat.function_module, "from_func_graph", _share_rendezvous),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
 
 Batches: TypeAlias = Literal["split", "each"]
-"""Whether towers split the global batch, or each draws a whole batch."""
+"""Whether towers split the global batch, or each takes a whole batch."""
 Bytes: TypeAlias = int | str
 """A number of bytes, such as 2**28, or "256MiB"."""
 Extent: TypeAlias = Literal["tower", "global"]
@@ -79,7 +79,7 @@ _OF_TENSORFLOW = {
 class StrategyOptions:
     """The options shared by several strategies.
 
-    Each strategy accepts some of them as keyword arguments.
+    Each strategy takes some of them as keyword arguments.
 
     Attributes:
         average: True: gradients are the same as on one device. False: they are
@@ -87,11 +87,11 @@ class StrategyOptions:
             batch and gradients were summed, as in tensorpack.
         batches: ``"split"``: towers split the global batch. All processes get
             the same data, and each takes its share of every batch. ``"each"``:
-            every tower of a process draws a whole batch, or every process reads
-            its own data. These batches together form the global batch.
+            every tower of a process takes a whole batch, or every process reads
+            its own data. Together, these batches form the global batch.
             Processes may have different numbers of batches.
         sync_every_epoch: synchronize all towers of all processes at the end of
-            each epoch, including variables that towers change individually
+            each epoch, including variables that each tower changes itself
             (moving statistics).
         batch_norm: ``"global"``: BatchNormalization uses the statistics of the
             global batch, as one device does. ``"tower"``: it uses the
@@ -100,33 +100,35 @@ class StrategyOptions:
         micro_batches: a number k: each tower processes its rows of a batch in k
             parts, one after another, and holds the activations of one part at a
             time. The result equals that of the whole batch. If an operation
-            needs all rows, such as BatchNormalization, it waits for all parts,
+            such as BatchNormalization needs all rows, it waits for all parts,
             and earlier activations stay in memory. With ``batch_norm="tower"``,
             each part has its own statistics. ``"auto"``: start with one part.
             If one of the first steps of a call runs out of memory, double the
             number, and repeat the step from the same weights. Several processes
             use the largest number that any of them needs.
-        mode: how the towers of a process sum gradients, and exchange all else:
-            ``"nccl"``, ``"collective"`` (TensorFlow's collective ops: ring on
-            CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs an even
-            number of towers), ``"towers"`` (on each in turn), ``"host"``, or
-            None to choose automatically. If a mode cannot run, another replaces
-            it, and the log says why. You can also give a function of your own,
-            a ``keras_towers.extending.Reduction``.
+        mode: how the towers of a process sum gradients and exchange other
+            tensors: ``"nccl"``, ``"collective"`` (TensorFlow's collective ops:
+            a ring on CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs
+            an even number of towers), ``"towers"`` (each tower sums some
+            tensors), ``"host"`` (the host sums all), or None to choose
+            automatically. If a mode cannot run, another replaces it, and the
+            log says why. You can also give your own function, a
+            ``keras_towers.extending.Reduction``.
         updates: ``"once"``: tower 0 updates the weights and distributes them.
             ``"each"``: every tower updates its own copy. ``"sharded"``: every
             tower of all processes updates its rows of each large weight, and
-            holds the optimizer's state for these only, as in stage 1 of ZeRO.
+            holds the optimizer's state for these rows only, as in ZeRO stage 1.
             None: ``"once"`` if the towers share memory, else ``"each"``.
         weights: ``"sharded"``: every tower holds only its own rows of each
-            large weight and of the optimizer's state, as in stage 3 of ZeRO or
-            FSDP. Use it if a model does not fit on one device. If an operation
-            needs a whole weight, towers gather it. Results do not change. None:
-            whole weights.
+            large weight and of the optimizer's state, as in ZeRO stage 3 or
+            FSDP. Use it if your model does not fit on one device. If an
+            operation needs a whole weight, towers gather it. Results do not
+            change. None: whole weights.
         gather_bytes: with ``weights="sharded"``: the bytes of gathered weights
             that a tower holds at a time, as a number or a text such as
-            "256MiB". A smaller number needs more exchanges. A weight larger
-            than a quarter of it is gathered alone, and may exceed it.
+            "256MiB". With a smaller number, towers exchange more often. If a
+            weight is larger than a quarter of it, towers gather this weight
+            alone, and it may exceed the number.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, as for ``ModelParallelStrategy``. Every process has such a
             mesh; each row of the mesh is a tower. None: each tower is a device.
@@ -138,30 +140,31 @@ class StrategyOptions:
         packer: a ``GradientPacker``, which packs the tensors that towers
             exchange into a few buffers; True for one with default settings,
             False for none. None: pack on accelerators but not on CPUs.
-        compression: how processes exchange gradients. None: losslessly, as the
-            strategy prefers. ``"none"``: losslessly, always by the strategy's
-            engine. ``"fp16"``, ``"fp16-shards"``, ``"bf16"``,
-            ``"fp16-feedback"``, ``"bf16-feedback"``, ``"power-sgd"``
+        compression: how processes exchange gradients. None: without loss; the
+            strategy chooses how. ``"none"``: without loss, and always over the
+            strategy's engine. All other values change results: ``"fp16"``,
+            ``"fp16-shards"``, ``"bf16"``, ``"fp16-feedback"``,
+            ``"bf16-feedback"``, ``"power-sgd"``
             (``keras_towers.reduction.PowerSGD(rank)`` for a rank other than 4),
             a function of a transport, tensors and a key, or a
-            ``keras_towers.reduction.StatefulHook``: these change results.
-            Sparse gradients, metrics and statistics are never compressed.
+            ``keras_towers.reduction.StatefulHook``. Processes never compress
+            sparse gradients, metrics and statistics.
         sync_every: None: ranks exchange gradients in every step. A number k:
             each rank updates its own weights from its part of each batch. Ranks
             average their weights after k updates, at the end of an epoch and
             before ``evaluate`` and ``predict``. This changes results. The
-            optimizer's variables differ between ranks until
-            ``sync_every_epoch``; files saved within a round have rank 0's
-            values.
+            optimizer's variables differ between ranks until the end of the
+            epoch (``sync_every_epoch``); files that you save within a round
+            have rank 0's values.
         outer_momentum: with ``sync_every``: the outer step uses the mean change
             of a round as a gradient, with this Nesterov momentum, as in DiLoCo.
         outer_learning_rate: the learning rate of the outer step. With 1, and no
             momentum, ranks get the mean of their weights.
         scale_gradient: divide gradients by the number of towers or workers.
             With SGD, one batch on each of them then moves the weights as far as
-            one synchronous step. Optimizers that ignore the scale of gradients,
-            such as Adam, are not affected. True: workers that update together
-            apply the average of their gradients. False: the sum.
+            one synchronous step. This does not affect optimizers that ignore
+            the scale of gradients, such as Adam. Workers that update together
+            apply the average of their gradients if True, and the sum if False.
         stall_timeout_s: seconds that a worker waits for slow or restarting
             workers before it fails; in one process, seconds in which no replica
             finishes a step.
@@ -256,12 +259,12 @@ class StrategyOptions:
             return
         for name in ("compression", "sync_every"):
             value = getattr(self, name)
-            # One value asks for nothing.
+            # Neither of these changes anything.
             if value not in (None, "none"):
                 raise TowerError(
-                    f"{in_shards[0]} contradicts {name}={value!r}: without "
-                    'shard_over="process", no rank has all shards. Add it, or '
-                    "leave one of them out."
+                    f"{in_shards[0]} contradicts {name}={value!r}: each rank "
+                    'holds only its own shards, unless shard_over="process". '
+                    "Set this, or leave one of them out."
                 )
 
     def _check_local_sgd(self) -> None:
@@ -289,8 +292,8 @@ class StrategyOptions:
         if not self.average:
             raise TowerError(
                 f"sync_every={steps} contradicts average=False: with "
-                "sync_every, no rank has the sum of all gradients. "
-                "Leave one of them out."
+                "sync_every, ranks never sum their gradients. Leave one of "
+                "them out."
             )
 
 

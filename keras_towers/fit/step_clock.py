@@ -20,8 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib
 from keras_towers._types import Structure
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.batches import tensors_in

@@ -13,7 +13,7 @@
 ``rank_job``
   A job whose processes are ranks, on the hosts that it has in each round.
 ``rank_process``
-  One process of a job, here or by ssh, as the launcher sees it.
+  One process of a job, started here or by ssh, and its environment.
 ``script_source``
   Checks a script before processes run it.
 ``script``

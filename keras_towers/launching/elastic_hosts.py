@@ -66,7 +66,7 @@ class ElasticOptions:
         if not 1 <= shortest <= longest <= 3600:
             raise TowerError(
                 "--blacklist-cooldown-range takes two numbers of seconds from "
-                f"1 to 3600, smaller one first, not {shortest} {longest}"
+                f"1 to 3600, the smaller first, not {shortest} {longest}"
             )
         if self.script and self.hosts:
             raise TowerError("give --host-discovery-script or hosts, not both")

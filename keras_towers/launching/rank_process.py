@@ -1,4 +1,4 @@
-"""One process of a job, here or by ssh, as the launcher sees it."""
+"""One process of a job, started here or by ssh, and its environment."""
 
 from __future__ import annotations
 

@@ -236,9 +236,9 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 def _save_once() -> None:
     """Let only rank 0 write the files that several ranks save."""
     from keras_towers.fit.calls import saving
-    from keras_towers.rendezvous import launchers, tf_config
+    from keras_towers.rendezvous import tf_config
 
-    member = launchers.detect() or tf_config.from_environment()
+    member = tf_config.this_member()
     if member is not None and member.size != 1:
         saving.let_rank_0_write(member.rank)
 

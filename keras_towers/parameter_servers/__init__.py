@@ -15,7 +15,7 @@ The modules, from the runtime up:
 ``server_variables``
   The copies of a model's variables on the parameter servers.
 ``training_session``
-  The training of one model by all workers of a job.
+  One model trained by all workers: how they push and apply gradients.
 ``worker_fit``
   A ``fit`` of one worker, which resumes after its last batch.
 ``server_tasks``

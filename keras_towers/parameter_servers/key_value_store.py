@@ -200,8 +200,8 @@ def introduce(cluster: Cluster, server: int) -> None:
         raise TowerError(
             f'{me} has a different "cluster" in TF_CONFIG than {other}: '
             f"{introduction['jobs']} instead of {first['jobs']}. Give all "
-            "tasks of a job the same one, and each job parameter servers of "
-            "its own"
+            "tasks of a job the same cluster, and each job its own parameter "
+            "servers."
         )
 
 

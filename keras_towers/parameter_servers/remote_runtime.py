@@ -6,10 +6,9 @@ import contextlib
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 
 import tensorflow as tf
 
@@ -17,6 +16,7 @@ from keras_towers import compat, settings
 from keras_towers._types import ConcreteFunction
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.listening import reachable_only_at
+from keras_towers.system import InThread
 
 # Otherwise a call to a dead server waits until the server is restarted.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
@@ -60,20 +60,13 @@ class RunningFunction:
     def __init__(
         self, function: ConcreteFunction, arguments: Sequence[tf.Tensor] = ()
     ):
-        self._manager = compat.CancellationManager()
-        self._outputs: Future[list[tf.Tensor]] = Future()
+        self._manager = manager = compat.CancellationManager()
 
-        def run() -> None:
-            try:
-                outputs = compat.call_cancellable(
-                    function, arguments, self._manager
-                )
-                self._outputs.set_result([*(outputs or ())])
-            except BaseException as error:
-                self._outputs.set_exception(error)
+        def run() -> list[tf.Tensor]:
+            return compat.call_cancellable(function, arguments, manager) or []
 
         # The main thread stays in Python, where it handles signals.
-        threading.Thread(target=run, daemon=True).start()
+        self._outputs: InThread[list[tf.Tensor]] = InThread(run)
 
     def wait(
         self,

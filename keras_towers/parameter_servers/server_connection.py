@@ -300,6 +300,6 @@ class ServerPeers:
         raise TowerError(
             f"{me} has waited {self.stall_timeout_s:g} s for "
             f"{missing_tasks}. Every task that TF_CONFIG names must run the "
-            "script, and to call the same methods in the same order; raise "
-            "stall_timeout_s to wait longer."
+            "script, and call the same methods in the same order. To wait "
+            "longer, raise stall_timeout_s."
         )

@@ -126,7 +126,7 @@ class ServerVariables:
             raise TowerError(
                 f"the step trains {names}, which the parameter servers do not "
                 "hold: they hold the trainable weights that the model had "
-                "when fit began. Build its layers before, for example by "
+                "when fit began. Build all layers before fit, for example by "
                 "model.evaluate on a batch."
             )
 

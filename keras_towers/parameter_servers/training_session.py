@@ -1,4 +1,4 @@
-"""The training of one model by all workers of a job.
+"""One model trained by all workers: how they push and apply gradients.
 
 Every worker computes with a local copy of the weights. A session makes the
 next weights of its gradients: ``AveragedSession`` applies the average of all

@@ -40,7 +40,7 @@ from keras_towers.parameter_servers.training_session import (
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.reduction import Gradients
 from keras_towers.rendezvous import rank_checks
-from keras_towers.replicas.hogwild import ATOMIC_ADDITIONS, seed_of_replica
+from keras_towers.replicas.hogwild import ATOMIC_ADDITIONS, draws_of
 from keras_towers.replicas.replica_calls import (
     DroppedGradients,
     OneFitPerModel,
@@ -385,25 +385,16 @@ def _assign(
     return result
 
 
-def _next_seed(
-    original: Callable[..., tf.Tensor],
-    generator: keras.random.SeedGenerator,
-    *args: object,
-    **kwargs: object,
-) -> tf.Tensor:
-    """Make workers that read different data draw different numbers."""
-    seed = original(generator, *args, **kwargs)
+def _worker_with_own_data() -> tf.Variable | None:
     session = current_session.get()
-    if session is None or session.splits_batches:
-        return seed
-    return seed_of_replica(seed, session.number)
+    return None if session is None or session.splits_batches else session.number
 
 
 # Patches for drawing random numbers and writing shared variables.
 _SHARED_VARIABLES: tuple[patches.Patch, ...] = (
     *ATOMIC_ADDITIONS,
     (compat.KerasVariable, "assign", _assign),
-    (keras.random.SeedGenerator, "next", _next_seed),
+    draws_of(_worker_with_own_data),
 )
 
 

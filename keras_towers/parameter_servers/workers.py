@@ -235,7 +235,7 @@ class Workers:
                 f"{self._name(self._rank)} waits for {name}, which has given "
                 f"no sign of life for {silent_s:.0f} s: it hangs, or was "
                 "stopped. Start all tasks of the job again, from a backup, or "
-                "give stall_timeout_s=..., in seconds, to wait for longer."
+                "give stall_timeout_s=..., in seconds, to wait longer."
             )
 
     def _becomes(
@@ -406,7 +406,7 @@ class Workers:
             f"{self._name(self._rank)} has waited {timeout_s:g} s for the "
             "other workers: "
             f"{describe_each(reasons) or 'one hangs or is very slow'}. Start "
-            "it again, or give stall_timeout_s=..., in seconds, to wait for "
+            "it again, or give stall_timeout_s=..., in seconds, to wait "
             "longer."
         )
 

@@ -89,7 +89,7 @@ with a program.
   How a value of the one-device step is laid out over towers.
 ``units``
   The units that rows are counted in, and the sizes that follow from them.
-``moments``
+``paired_variances``
   Finds the means in a graph whose variances it computes, too.
 ``gathers``
   When a step gathers weights in shards, within ``gather_bytes``.
@@ -128,7 +128,7 @@ with a program.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
 ``lifetimes``
-  How many bytes a tower has at a time while it runs a program.
+  Estimates how many bytes a tower has at a time while it runs a program.
 ``mesh``
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
 """

@@ -149,7 +149,11 @@ class _GraphInputs:
             of_graph=tensors,
             start=_scalar(on_towers=True),
             total=_scalar(on_towers=False),
-            is_first=_scalar(on_towers=True, dtype=tf.bool),
+            is_first=_scalar(
+                on_towers=True,
+                dtype=tf.bool,
+                of_batch=options.micro_batches or options.replicate_shards,
+            ),
             is_first_part=_scalar(on_towers=True, dtype=tf.bool),
             sizes=self._sizes,
             copies=self._copies,

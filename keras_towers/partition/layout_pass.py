@@ -31,8 +31,8 @@ from keras_towers.partition.layouts import (
     replicated,
     sizes_of,
 )
-from keras_towers.partition.moments import Moments
 from keras_towers.partition.nodes import Node, Scope
+from keras_towers.partition.paired_variances import PairedVariances
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
     NO_RULE,
@@ -72,10 +72,11 @@ def lay_out_graph(scope: Scope, graph: Any, inputs: Values) -> dict[str, Value]:
         values[tensor.name] = value
     lay_out = scope.lay_out_node or lay_out_node
     before, scope.values = scope.values, values
-    moments, scope.moments = scope.moments, Moments()
+    paired = scope.paired_variances
+    scope.paired_variances = PairedVariances()
     operations = graph.get_operations()
     if scope.builder.can_exchange:
-        scope.moments = Moments(operations)
+        scope.paired_variances = PairedVariances(operations)
     try:
         for operation in sort_topologically(operations, values):
             outputs = operation.outputs
@@ -87,7 +88,7 @@ def lay_out_graph(scope: Scope, graph: Any, inputs: Values) -> dict[str, Value]:
             names = [tensor.name for tensor in outputs]
             values.update(zip(names, results, strict=True))
     finally:
-        scope.values, scope.moments = before, moments
+        scope.values, scope.paired_variances = before, paired
     return values
 
 

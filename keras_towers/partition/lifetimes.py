@@ -1,6 +1,6 @@
-"""How many bytes a tower has at a time while it runs a program.
+"""Estimates how many bytes a tower has at a time while it runs a program.
 
-An estimate: operations run in the order of the trace, each result has memory
+Operations run in the order of the trace, each result has memory
 until its last use, elementwise ones that of an input that ends there, and an
 operation needs no other memory. TensorFlow runs operations in another order and
 in parallel, and its kernels need workspaces; XLA also computes several

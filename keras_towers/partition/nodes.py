@@ -21,7 +21,7 @@ from keras_towers.partition.layouts import (
     local_shape,
     sizes_of,
 )
-from keras_towers.partition.moments import Moments
+from keras_towers.partition.paired_variances import PairedVariances
 from keras_towers.partition.program import Attributes, Tensor
 from keras_towers.partition.reasons import SHAPE, require
 from keras_towers.partition.resources import VariableContents
@@ -70,8 +70,8 @@ class Scope:
             and why.
         graphs: the graphs that were laid out.
         values: the values of the current graph, by the names of its tensors.
-        moments: the means of the current graph that need an exchange, and the
-            variances that take part in it.
+        paired_variances: the means of the current graph that need an exchange,
+            and the variances that take part in it.
         lay_out_node: lays out an operation instead of the rules; None: nothing
             does.
     """
@@ -97,7 +97,7 @@ class Scope:
             self.computed_once = around.computed_once
             self.graphs = around.graphs
         self.values: dict[str, Value] = {}
-        self.moments = Moments()
+        self.paired_variances = PairedVariances()
         self.lay_out_node: Callable[[Node, list[Value]], Values] | None = None
 
     def of_function(self, **options: object) -> Scope:

@@ -35,7 +35,7 @@ list per device.
 ``packing``
   Packing of what towers exchange into a few buffers.
 ``rank_sum``
-  Sums of gradients over ranks, and the variables of their hook's state.
+  Sums of gradients over ranks, also sparse, and the state of their hook.
 ``shared_memory``
   Lossless sums over the processes of one machine, in shared memory.
 ``stateful_hooks``
@@ -60,7 +60,6 @@ from keras_towers.reduction.collectives import (
 )
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook as CommunicationHook,
-    sum_over_ranks as sum_over_ranks,
 )
 from keras_towers.reduction.compression import (
     CompressionName as CompressionName,
@@ -81,6 +80,7 @@ from keras_towers.reduction.packing import (
 from keras_towers.reduction.rank_sum import (
     RankSum as RankSum,
     SavedStates as SavedStates,
+    sum_over_ranks as sum_over_ranks,
 )
 from keras_towers.reduction.stateful_hooks import (
     ErrorFeedback as ErrorFeedback,

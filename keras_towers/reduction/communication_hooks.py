@@ -13,31 +13,24 @@
                    Distributed Optimization", 2019), with error feedback
 =================  ============================================================
 
-The last two have a state (``stateful_hooks.py``). ``rank_sum.py`` checks what
-hooks return.
+The last two have a state (``stateful_hooks.py``). ``rank_sum.py`` calls hooks,
+and checks what they return.
 
-With shards, an all-to-all followed by sums is the reduce-scatter, and an
-all-gather follows; sums are rounded again before they are sent back. Two ranks
-instead exchange all values at once, which sends the same amount, and both sum
-them. A value too large for float16 becomes infinity, which
-``LossScaleOptimizer`` detects.
+With shards, an all-to-all and local sums make a reduce-scatter. Ranks then
+round the sums again, and gather them. Two ranks instead exchange all values at
+once, which sends the same amount, and both sum them. A value too large for
+float16 becomes infinity, which ``LossScaleOptimizer`` detects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import tensorflow as tf
 
-from keras_towers.reduction.gradients import (
-    Gradient,
-    check_floats,
-    dense_of,
-    in_order,
-    sparse_of,
-)
-from keras_towers.transport import Transport, messages, next_key
+from keras_towers.reduction.gradients import check_floats
+from keras_towers.transport import Transport, messages
 
 CommunicationHook: TypeAlias = Callable[
     [Transport, Sequence[tf.Tensor], str], list[tf.Tensor]
@@ -48,46 +41,12 @@ The string is a prefix for the keys of the collectives, the same on all ranks.
 The sums are bit-identical on every rank.
 """
 
-Summed = TypeVar("Summed", bound=Gradient)
-
 
 def all_reduce(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
     """Sum tensors losslessly, by the transport's all-reduce."""
     return transport.all_reduce(tensors, key)
-
-
-def sum_over_ranks(
-    transport: Transport,
-    grads: Sequence[Summed],
-    hook: CommunicationHook = all_reduce,
-    key: str | None = None,
-) -> list[Summed]:
-    """Sum each of N gradients over the ranks.
-
-    A hook sums dense ones; of sparse ones, such as those of an embedding, the
-    slices of all ranks are gathered, and the optimizer adds up equal rows.
-
-    Args:
-        transport: connects the ranks.
-        grads: this rank's gradients.
-        hook: sums the dense ones.
-        key: of the collectives; None: the next one.
-    """
-    key = next_key("sum") if key is None else key
-    dense = dense_of(grads)
-    totals = hook(transport, dense, key)
-    # Sparse gradients become the slices of all ranks, in rank order.
-    slices = [
-        tf.IndexedSlices(
-            transport.all_gather(grad.values, f"{key}.values.{n}"),
-            transport.all_gather(grad.indices, f"{key}.indices.{n}"),
-            grad.dense_shape,
-        )
-        for n, grad in enumerate(sparse_of(grads))
-    ]
-    return in_order(grads, totals, slices)
 
 
 def sum_separately(

@@ -28,17 +28,16 @@ class GradientPacker:
     """Decides how gradients are packed into buffers.
 
     Each reduction of a buffer costs a launch and a round of messages. A few
-    buffers keep this overhead low, while several can still run concurrently:
-    a buffer is reduced while gradients for other buffers are still computed. A
-    gradient is never divided, so one that is larger than a buffer is reduced
-    alone. After tensorpack's ``GradientPacker``, which needs a single dtype and
-    known shapes; here each dtype has separate buffers, and gradients of unknown
-    shapes are reduced alone.
+    buffers keep this overhead low, and still let towers reduce one buffer while
+    they compute gradients for others. The packer never divides a gradient: if a
+    gradient is larger than a buffer, towers reduce it alone. Tensorpack's
+    ``GradientPacker`` needs a single dtype and known shapes. Here, each dtype
+    has separate buffers, and towers reduce gradients of unknown shapes alone.
 
     Args:
         num_split: the approximate number of buffers for each dtype.
-        min_elements: the smallest number of elements in a buffer: few or small
-            gradients need fewer buffers than ``num_split``.
+        min_elements: the smallest number of elements in a buffer. If gradients
+            are few or small, they need fewer buffers than ``num_split``.
 
     Raises:
         TowerError: a number of buffers or elements that is not positive.

@@ -1,4 +1,4 @@
-"""Sums of gradients over ranks, and the variables of their hook's state."""
+"""Sums of gradients over ranks, also sparse, and the state of their hook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import keras
 import numpy as np
@@ -21,9 +21,14 @@ from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     all_reduce,
-    sum_over_ranks,
 )
-from keras_towers.reduction.gradients import Gradient, check_sums
+from keras_towers.reduction.gradients import (
+    Gradient,
+    check_sums,
+    dense_of,
+    in_order,
+    sparse_of,
+)
 from keras_towers.reduction.stateful_hooks import (
     HookState,
     StatefulHook,
@@ -33,11 +38,45 @@ from keras_towers.transport import Transport, next_key
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
+Summed = TypeVar("Summed", bound=Gradient)
+
 StateLayout: TypeAlias = list[list[list[tuple[list[int | None], str, bool]]]]
 """Of each optimizer and each of its states, the tensors.
 
 A tensor is its shape, the name of its dtype, and whether it is a rank's own.
 """
+
+
+def sum_over_ranks(
+    transport: Transport,
+    grads: Sequence[Summed],
+    hook: CommunicationHook = all_reduce,
+    key: str | None = None,
+) -> list[Summed]:
+    """Sum each of N gradients over the ranks.
+
+    A hook sums dense ones; of sparse ones, such as those of an embedding, the
+    slices of all ranks are gathered, and the optimizer adds up equal rows.
+
+    Args:
+        transport: connects the ranks.
+        grads: this rank's gradients.
+        hook: sums the dense ones.
+        key: of the collectives; None: the next one.
+    """
+    key = next_key("sum") if key is None else key
+    dense = dense_of(grads)
+    totals = hook(transport, dense, key)
+    # Sparse gradients become the slices of all ranks, in rank order.
+    slices = [
+        tf.IndexedSlices(
+            transport.all_gather(grad.values, f"{key}.values.{n}"),
+            transport.all_gather(grad.indices, f"{key}.indices.{n}"),
+            grad.dense_shape,
+        )
+        for n, grad in enumerate(sparse_of(grads))
+    ]
+    return in_order(grads, totals, slices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@
 ``rank_checks``
   What the ranks of a job compare: versions, scripts, and what they do next.
 ``rank_environment``
-  What a launcher tells ranks of their job.
+  What a launcher tells ranks of their job, in environment variables.
 ``store``
   The key-value store through which a job's processes meet; its signatures.
 ``store_server``

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from keras_towers.system import InThread
 
 
 class UpdateCounts:
@@ -145,14 +146,14 @@ class Activity:
         first: the marks and the exchanges that began before this round.
         in_order: whether all ranks make the same exchanges, which they do until
             a call has failed.
-        outcomes: of a collective in another thread, for which the rank waits
-            and can stop waiting: its result or its error; None: there is none.
+        running: a collective in another thread, for which the rank waits and
+            can stop waiting; None: there is none.
         thread: that other thread; None: no rank was waited for yet.
         refuse: makes the error of what this rank does, given which ranks have
             ended that it needs; None: starting again may help.
     """
 
-    outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
+    running: InThread[Any] | None = None
     thread: threading.Thread | None = None
     refuse: Callable[[str], Exception] | None = None
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import launchers, store, tf_config
+from keras_towers.rendezvous import store, tf_config
 
 _SHARED = "shared-"
 _shared = itertools.count()
@@ -88,18 +88,14 @@ def _secret() -> str:
 
 def is_rank_0() -> bool:
     """Whether this process is rank 0 of its job, or alone."""
-    member = _member()
+    member = tf_config.this_member()
     return member is None or member.rank == 0
 
 
 def has_other_ranks() -> bool:
     """Whether this process is one of several."""
-    member = _member()
+    member = tf_config.this_member()
     return member is not None and member.size not in (None, 1)
-
-
-def _member() -> launchers.ClusterEnvironment | tf_config.Cluster | None:
-    return launchers.detect() or tf_config.from_environment()
 
 
 def share(content: bytes) -> bytes:

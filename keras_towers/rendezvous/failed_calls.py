@@ -21,8 +21,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from keras_towers import settings
-from keras_towers.rendezvous import activity, watch
-from keras_towers.rendezvous import store as store_lib
+from keras_towers.rendezvous import activity, store as store_lib, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.store import StoreClient

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 import os
-import time
 import urllib.parse
 from typing import Any
 
-from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
     launchers,
@@ -52,15 +51,13 @@ class JoinedJob:
         Raises:
             TimeoutError: no rank has written it in this time.
         """
-        until = time.monotonic() + timeout_s
-        value = None
-        while value is None:
-            left_s = max(0.0, until - time.monotonic())
-            hold_s = min(left_s, settings.HOLD_S)
-            value = self._opened().get(self._name_of(key), hold_s)
-            if value is None and not left_s:
-                raise TimeoutError(f"no rank wrote {key!r} in {timeout_s} s")
-        return value
+        try:
+            text = self._opened().wait(self._name_of(key), timeout_s)
+        except TimeoutError:
+            raise TimeoutError(
+                f"no rank wrote {key!r} in {timeout_s} s"
+            ) from None
+        return json.loads(text)
 
     def _opened(self) -> Any:
         if self._store is None:
@@ -80,19 +77,19 @@ _joined: collections.Counter[str] = collections.Counter()
 
 
 def join_job(engine: str) -> JoinedJob:
-    """Join the job that a launcher has started this process for.
+    """Join the job to which this process belongs.
 
     This recognizes ``keras-towers run``, Slurm, ``torchrun`` and other
-    launchers. A process that no launcher has started is a job of one rank.
-    Ranks compare their versions. From now on, errors name ranks that are late
-    or gone.
+    launchers. If no launcher has started this process, it is a job of one rank.
+    Ranks compare their versions. After this call, errors name ranks that are
+    late or gone.
 
     Args:
         engine: the name of the engine that will connect the ranks.
 
     Raises:
-        TowerError: the variables of a launcher contradict one another, or ranks
-            have other versions.
+        TowerError: the variables of a launcher contradict one another, or the
+            versions of ranks differ.
     """
     member, opened = launchers.detect(), None
     if member is not None and not member.is_single_process:

@@ -325,7 +325,7 @@ def _introduction(endpoint: Endpoint, nonce: str) -> JsonObject:
     return {
         "host": f"{name}-{boot[:8]}",
         "name": name,
-        "address": network.source_address(endpoint.address),
+        "address": agent.source_address(endpoint.address),
         "cores": sorted(os.sched_getaffinity(0)),
         "nonce": nonce,
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import psutil
 
 from keras_towers import settings
-from keras_towers.agent import interface_towards
+from keras_towers.agent import interface_towards, source_address
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.rank_environment import INTERFACE
@@ -97,14 +97,6 @@ def address_of_name(name: str) -> str | None:
         return None
     addresses = (str(address) for *_, (address, *_) in found)
     return next(filter(is_local_address, addresses), None)
-
-
-def source_address(address: str) -> str:
-    """The address of this machine on the route to another address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing, it only looks up a route.
-        probe.connect((address, 9))
-        return str(probe.getsockname()[0])
 
 
 def store_address(

@@ -1,4 +1,7 @@
-"""What a launcher tells ranks of their job."""
+"""What a launcher tells ranks of their job, in environment variables.
+
+``launching/rank_process.py`` passes the launcher's own ones to other hosts.
+"""
 
 from __future__ import annotations
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable
-from typing import TypeAlias
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, tf_config
-
-Member: TypeAlias = launchers.ClusterEnvironment | tf_config.Cluster
+from keras_towers.rendezvous.tf_config import Member
 
 # What the error says; None: this process may train.
 _reason: str | None = None

@@ -13,7 +13,6 @@ import hmac
 import json
 import math
 import os
-import secrets
 import stat
 import time
 import urllib.error
@@ -27,6 +26,7 @@ from keras_towers import settings
 from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity
+from keras_towers.system import replace_file
 
 _Value = TypeVar("_Value")
 
@@ -77,15 +77,22 @@ class Store(ABC):
     ) -> bytes:
         """Write bytes, optionally only if there are none; return the result."""
 
-    def wait(self, key: str) -> bytes:
+    def wait(self, key: str, timeout_s: float = math.inf) -> bytes:
         """Wait for the bytes of a key, which another process is to write.
 
-        If that process ends, the launcher ends this one.
+        Without a limit: if that process ends, the launcher ends this one.
+
+        Raises:
+            TimeoutError: none has written them in this time.
         """
-        content = None
-        while content is None:
-            content = self.read(SCOPE, key, settings.HOLD_S)
-        return content
+        until = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            content = self.read(SCOPE, key, min(left_s, settings.HOLD_S))
+            if content is not None:
+                return content
+            if not left_s:
+                raise TimeoutError
 
     def get(self, key: str, hold_s: float = 0) -> Any:
         """Read a value, waiting ``hold_s`` for a missing one; None if none."""
@@ -243,12 +250,8 @@ class FileStore:
         return None
 
     def put(self, key: str, value: object) -> None:
-        # Renamed into place, so that readers never see a part of it.
-        draft = self._folder / f".{secrets.token_hex(8)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with open(os.open(draft, flags, 0o600), "w") as file:
-            json.dump(value, file)
-        draft.replace(self._folder / key)
+        encoded = json.dumps(value).encode()
+        replace_file(self._folder / key, lambda file: file.write(encoded))
 
     def remove(self, key: str, value: object) -> None:
         """Remove a key, unless its value has changed."""

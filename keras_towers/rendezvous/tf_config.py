@@ -9,13 +9,14 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, TypeAlias
 
 from keras_towers._types import JsonObject
+from keras_towers.agent import source_address
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, store
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
-from keras_towers.rendezvous.network import reserve_port, source_address
+from keras_towers.rendezvous.network import reserve_port
 
 VARIABLE = "TF_CONFIG"
 EXAMPLE: str = (
@@ -135,6 +136,15 @@ def from_environment(
     jobs = _jobs(config["cluster"])
     role, index = _task(config.get("task"), jobs)
     return Cluster(jobs, role, index)
+
+
+Member: TypeAlias = launchers.ClusterEnvironment | Cluster
+"""A process as one of several."""
+
+
+def this_member() -> Member | None:
+    """This process as one of several, by its launcher or ``TF_CONFIG``."""
+    return launchers.detect() or from_environment()
 
 
 def make_task() -> None:

@@ -18,17 +18,15 @@ import functools
 import logging
 import math
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from keras_towers import settings, system
 from keras_towers.errors import EXIT_AGAIN, TowerError
-from keras_towers.rendezvous import activity, rank_checks
-from keras_towers.rendezvous import store as store_lib
+from keras_towers.rendezvous import activity, rank_checks, store as store_lib
 from keras_towers.rendezvous.activity import this_rank
 from keras_towers.rendezvous.liveness import (
     ANSWERED,
@@ -67,37 +65,23 @@ def wait_for_ranks(collective: Callable[[], T]) -> T:
     Raises:
         RanksEnded: other ranks have ended, or do not come within the limit.
     """
-    outcomes = queue.SimpleQueue[tuple[Any, BaseException | None]]()
-
-    def run() -> None:
-        try:
-            outcomes.put((collective(), None))
-        except BaseException as error:
-            outcomes.put((None, error))
-
-    thread = threading.Thread(target=run, name="keras-towers-wait", daemon=True)
-    this_rank.outcomes, this_rank.thread = outcomes, thread
+    running = system.InThread(collective, "keras-towers-wait")
+    this_rank.running, this_rank.thread = running, running.thread
     try:
-        thread.start()
-        result, error = outcomes.get()
-    finally:
-        this_rank.outcomes = None
-    if isinstance(error, RanksEnded):
+        return running.result()
+    except RanksEnded:
         system.limit_teardown()
-    if error is not None:
-        raise error
-    return result
+        raise
+    finally:
+        this_rank.running = None
 
 
-def can_end_wait() -> bool:
-    """Whether this rank waits in ``wait_for_ranks``."""
-    return this_rank.outcomes is not None
-
-
-def end_wait(error: Exception) -> None:
-    """Let ``wait_for_ranks``, if this rank is in it, raise an error."""
-    if this_rank.outcomes is not None:
-        this_rank.outcomes.put((None, error))
+def _end_wait(error: Exception) -> bool:
+    """Let ``wait_for_ranks`` raise an error; return if this rank is in it."""
+    running = this_rank.running
+    if running is not None:
+        running.end_wait(error)
+    return running is not None
 
 
 def join_wait() -> None:
@@ -258,9 +242,7 @@ class StallWatch(threading.Thread):
     def _fail(self, ranks: Mapping[str, str], beats: int) -> None:
         """End a wait for ranks that wait for this one in other exchanges."""
         text = rank_checks.different_things(ranks)
-        if can_end_wait():
-            end_wait(TowerError(text))
-        elif beats >= _BEATS_TO_FAIL:
+        if not _end_wait(TowerError(text)) and beats >= _BEATS_TO_FAIL:
             end_process(text, code=1)
 
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
@@ -270,8 +252,7 @@ class StallWatch(threading.Thread):
             state == TaskState.ENDED or state.endswith(store_lib.OUTSIDE)
             for state in ranks.values()
         ):
-            if can_end_wait():
-                end_wait(RanksEnded(ended))
+            if _end_wait(RanksEnded(ended)):
                 return
             if this_rank.refuse is not None:
                 end_process(str(this_rank.refuse(ended)), code=1)

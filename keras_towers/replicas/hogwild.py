@@ -235,30 +235,41 @@ def _uses_of(handle: tf.Tensor) -> list[tf.Operation]:
     ]
 
 
-def _next_seed(
-    original: Callable[..., tf.Tensor],
-    generator: keras.random.SeedGenerator,
-    *args: object,
-    **kwargs: object,
-) -> tf.Tensor:
-    """Make towers that read the same random state draw different numbers."""
-    seed = original(generator, *args, **kwargs)
-    tower = thread_state.current_step()
-    return seed if tower is None else seed_of_replica(seed, tower.index)
+# The distance between seeds of replicas: Keras counts up the second number.
+_SEED_STRIDE = 1_000_003
+
+
+def draws_of(replica: Callable[[], int | tf.Variable | None]) -> patches.Patch:
+    """Make replicas with the same random state draw different numbers.
+
+    Args:
+        replica: returns the number of the replica that draws; None: it draws
+            what others draw.
+    """
+
+    def next_seed(
+        original: Callable[..., tf.Tensor],
+        generator: keras.random.SeedGenerator,
+        *args: object,
+        **kwargs: object,
+    ) -> tf.Tensor:
+        seed, number = original(generator, *args, **kwargs), replica()
+        if number is None:
+            return seed
+        number = tf.cast(number, seed.dtype)
+        return seed + tf.stack([number * _SEED_STRIDE, tf.zeros_like(number)])
+
+    return keras.random.SeedGenerator, "next", next_seed
+
+
+def _tower() -> int | None:
+    step = thread_state.current_step()
+    return None if step is None else step.index
 
 
 # Patches for writing shared state, and for drawing random numbers from it.
 SHARED_STATE: tuple[patches.Patch, ...] = (
     *ATOMIC_ADDITIONS,
     (compat.KerasVariable, "assign", _assign),
-    (keras.random.SeedGenerator, "next", _next_seed),
+    draws_of(_tower),
 )
-
-# The distance between seeds of replicas: Keras counts up the second number.
-_SEED_STRIDE = 1_000_003
-
-
-def seed_of_replica(seed: tf.Tensor, replica: int | tf.Variable) -> tf.Tensor:
-    """Return a seed that is unique to a replica, given the replica's number."""
-    number = tf.cast(replica, seed.dtype)
-    return seed + tf.stack([number * _SEED_STRIDE, tf.zeros_like(number)])

@@ -72,9 +72,10 @@ class ReplicaCounts:
     """Gradients of each of T replicas, since the beginning of a ``fit``.
 
     Attributes:
-        updates: how many averages were applied: the global step.
-        used: gradients that entered an average, of each replica.
-        dropped: gradients that came too late and were dropped, of each replica.
+        updates: the number of averages that the optimizer applied: the global
+            step.
+        used: the number of gradients of each replica that entered an average.
+        dropped: the number of gradients of each replica that came too late.
 
     Example:
         >>> with kt.SyncReplicasStrategy(replicas_to_aggregate=3) as strategy:

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state

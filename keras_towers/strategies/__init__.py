@@ -22,9 +22,7 @@ Other packages can add strategies by entry points in the group
 ``tower``
   A replica of the model on each tower of one process, kept in sync.
 ``tower_extended``
-  What TensorFlow does with a strategy outside of ``fit``: reductions, data.
-``signatures``
-  What the constructors of strategies take, read without importing them.
+  ``strategy.extended``: what TensorFlow uses outside of ``fit``.
 ``composed``
   A strategy of parts that other packages write.
 """
@@ -32,17 +30,20 @@ Other packages can add strategies by entry points in the group
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
+import pkgutil
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import keras_towers
 from keras_towers._imports import broken_entry, load_entry
 from keras_towers.errors import TowerError, did_you_mean
-from keras_towers.fit.options import check_names, check_values
+from keras_towers.fit import options as fit_options
 from keras_towers.known_engines import ENGINES, SERVED, Engine
-from keras_towers.strategies.signatures import hints_of
 
 GROUP = "keras_towers.strategies"
 
@@ -149,8 +150,46 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
     """
     kind = STRATEGIES[name].kind
     hints = hints_of(kind)
-    check_names(kind, options, [*hints])
-    check_values(options, {n: hint for n, hint in hints.items() if hint})
+    fit_options.check_names(kind, options, [*hints])
+    fit_options.check_values(
+        options, {n: hint for n, hint in hints.items() if hint}
+    )
+
+
+@functools.cache
+def hints_of(kind: str) -> Mapping[str, str]:
+    """Read the parameters of a strategy's constructor, and their types.
+
+    Importing the strategy would import TensorFlow, which takes seconds: a
+    command that has a wrong option is to end before.
+
+    Args:
+        kind: its class in ``keras_towers``.
+
+    Returns:
+        Annotations by name; empty ones for options that are declared in
+        ``StrategyOptions``.
+    """
+    path = f"{keras_towers._home_of(kind)}".replace(".", "/")
+    source = pkgutil.get_data("keras_towers", f"{path}.py")
+    (given,) = (
+        inner.args
+        for node in ast.parse(source or b"").body
+        if isinstance(node, ast.ClassDef) and node.name == kind
+        for inner in node.body
+        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"
+    )
+    hints = {
+        each.arg: ast.unparse(each.annotation)
+        for each in (*given.args[1:], *given.kwonlyargs)
+        if each.annotation
+    }
+    if given.kwarg and given.kwarg.annotation:
+        unpacked = given.kwarg.annotation  # Unpack[RankKeywords]
+        assert isinstance(unpacked, ast.Subscript)
+        keywords = getattr(fit_options, ast.unparse(unpacked.slice))
+        hints |= dict.fromkeys(keywords.__annotations__, "")
+    return MappingProxyType(hints)
 
 
 def strategy_names() -> list[str]:

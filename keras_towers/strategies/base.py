@@ -103,8 +103,8 @@ class _StrategyClass(type):
 class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
-    A subclass calls this constructor, which creates ``_config``, and then
-    ``_compose``, with an update and a runner of its own, if any. Its towers are
+    A subclass calls this constructor, which creates ``_config``. Then it calls
+    ``_compose``, with its own update and runner, if it has any. Its towers are
     devices, or the rows of a ``Mesh``.
     """
 
@@ -179,13 +179,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Return a strategy on such devices, to plan with; it never runs."""
         config = self._config
         own = config.options if self._follows_options else StrategyOptions()
-        planned = BaseStrategy(
-            config.devices if self._mesh is None else self._mesh,
-            dataclasses.replace(own, **options),
-            transport=transport,
-        )
-        planned._compose()
-        return planned
+        devices = config.devices if self._mesh is None else self._mesh
+        return planned(devices, dataclasses.replace(own, **options), transport)
 
     @property
     def mode(self) -> str:
@@ -267,8 +262,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function on each tower, as ``tf.distribute.Strategy`` does.
 
-        A model of tf_keras is recognized here, by the module of its step
-        function: nothing else that it calls gives it away.
+        This recognizes a model of tf_keras by the module of its step function:
+        no other call shows what it is.
 
         Raises:
             TowerError: the function is a step of a model of tf_keras.
@@ -326,7 +321,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             gradients += f" times {self.num_replicas}, the number of replicas"
         data = {
             "split": "the global batch is split over the towers",
-            "each": "every tower draws a whole batch",
+            "each": "every tower takes a whole batch",
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *self._adoption.describe_held(), *state]
@@ -475,6 +470,17 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             self._adoption.claim(model)
             with self.scope():
                 self._adoption.bind(model)
+
+
+def planned(
+    devices: Sequence[str] | Mesh,
+    options: StrategyOptions,
+    transport: Transport | None = None,
+) -> BaseStrategy:
+    """Return a strategy to plan with: it never runs, and needs no devices."""
+    strategy = BaseStrategy(devices, options, transport=transport)
+    strategy._compose()
+    return strategy
 
 
 @functools.cache

@@ -24,9 +24,10 @@ class ComposedStrategy(BaseStrategy):
     """A strategy of parts that you choose or write: use it, or inherit from it.
 
     Args:
-        towers: as for ``TowerStrategy``. None: all devices; with ``transport``,
-            one.
-        transport: connects this process to the others; None: it trains alone.
+        towers: as for ``TowerStrategy``. None: one device with ``transport``,
+            else all devices.
+        transport: connects this process to the others. None: this process
+            trains alone.
         placement: a function that chooses the device of a trained weight; None:
             as ``updates`` and ``weights`` say.
         **options: the options of ``HorovodStrategy``, among them ``mode``, a

@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, known_engines, strategies
-from keras_towers import devices as devices_lib
+from keras_towers import (
+    compat,
+    devices as devices_lib,
+    known_engines,
+    strategies,
+)
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.context import patches, thread_state

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Unpack
 
 import keras
 
-from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.options import MeshKeywords, StrategyOptions, options_of
+from keras_towers.fit.options import MeshKeywords, options_of
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.device_mesh import Mesh
 
 
-class OnMesh(BaseStrategy):
-    """A strategy on the mesh of a layout map: its arguments are of ``Mesh``."""
-
-    def __init__(
-        self,
-        layout_map: keras.distribution.LayoutMap,
-        batch_dim_name: str | None,
-        options: StrategyOptions,
-        devices_of: Callable[[list[str]], Sequence[str]],
-    ):
-        mesh = Mesh.of(layout_map, batch_dim_name, devices_of)
-        super().__init__(mesh, options)
-        self._compose()
-
-
-class ModelParallelStrategy(OnMesh):
+class ModelParallelStrategy(BaseStrategy):
     """Trains a model on a mesh of devices that divides batches and weights.
 
     Each row of the mesh is a tower. Towers share the examples of each batch.
     The devices of a tower share the weights that a
     ``keras.distribution.LayoutMap`` divides, and the optimizer's state for
-    them. They also share the computing, for example of a transformer's pair of
-    dense layers or attention heads, without gathering a kernel. Results are the
-    same as on one device.
+    them. They also share the computation, for example of a transformer's pair
+    of dense layers or attention heads, without gathering a kernel. Results
+    equal those of one device.
 
     ``keras.distribution.set_distribution(keras.distribution.ModelParallel(...))``
     trains on the same strategy, so scripts for other Keras backends run
@@ -88,6 +71,5 @@ class ModelParallelStrategy(OnMesh):
                 f"layout_map={layout_map!r} is not allowed: give a "
                 "keras.distribution.LayoutMap."
             )
-        super().__init__(
-            layout_map, batch_dim_name, checked, devices_lib.devices_of
-        )
+        super().__init__(Mesh.of(layout_map, batch_dim_name), checked)
+        self._compose()

@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_towers import devices as devices_lib
-from keras_towers import reduction
+from keras_towers import devices as devices_lib, reduction
 from keras_towers._incomplete import name_of
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions

@@ -10,8 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib
 from keras_towers._strategy import Strategy
 from keras_towers._types import EpochIterator, Structure
 from keras_towers.errors import TowerError
@@ -34,13 +33,14 @@ class NoOpStrategy(BaseStrategy):
     Use it to test callbacks, schedules and scripts without waiting for a model.
     Only callbacks change weights and moving averages. ``fit`` needs no data
     (``fit(steps_per_epoch=100)``). If the length of the data is unknown,
-    ``fit`` reads the data to find its end. From a ``PyDataset``, which does not
-    declare its shapes, Keras reads a batch or two. If the model is not built,
+    ``fit`` reads the data to find its end. A ``PyDataset`` does not declare its
+    shapes, so Keras reads a batch or two of it. If the model is not built,
     ``fit`` builds it from its data.
 
     Validation inside ``fit`` also computes nothing, and runs its callbacks. If
     you call ``evaluate`` or ``predict``, for example from a callback, they
-    compute as usual, on one device. In a custom loop the strategy is one tower.
+    compute as usual, on one device. In a custom training loop, the strategy has
+    one tower.
 
     Ports tensorpack's ``NoOpTrainer``.
 

@@ -63,17 +63,17 @@ class ParameterServerTowerStrategy(BaseStrategy):
 
     Each tower reads the weights from the devices that hold them, and computes
     gradients on its share of the batch. The device of a variable sums its
-    gradients and applies them once. The weights are as exact as with
-    ``TowerStrategy``, but need memory for only one copy.
+    gradients and applies them once. Results are as exact as with
+    ``TowerStrategy``, but the weights need memory for only one copy.
 
     This applies to trained weights and the optimizer's slots. All other
     variables (moving statistics, metrics, random states, frozen weights) stay
     where they are. In a custom loop in ``strategy.scope()``, each tower has a
     replica, as with ``TowerStrategy``.
 
-    If you got a ``tf.Variable`` from the model before the block, it may be out
+    If you took a ``tf.Variable`` from the model before the block, it may be out
     of date inside the block, because the weight is on another device. After the
-    block it is up to date again. Keras variables and ``model.get_weights()``
+    block, it is up to date again. Keras variables and ``model.get_weights()``
     are always up to date.
 
     Ports tensorpack's ``SyncMultiGPUTrainerParameterServer``.
@@ -86,7 +86,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         average: True: gradients are the same as on one device. False: they are
             multiplied by the number of replicas, as in tensorpack.
         batches: ``"split"``: the towers share every batch. ``"each"``: every
-            tower draws a whole batch.
+            tower takes a whole batch.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         batch_norm: ``"global"``: BatchNormalization uses the statistics of the
             global batch. ``"tower"``: those of each tower's rows.
@@ -225,14 +225,14 @@ class _WorkerStrategy(BaseStrategy):
 class DistributedParameterServerStrategy(_WorkerStrategy):
     """Trains an existing Keras model on parameter servers.
 
-    Each trained weight and the optimizer's state for it are on one server: the
-    server with the fewest bytes. A worker sums the gradients of its towers and
-    sends the sums to the servers. Then it reads all weights into one local
+    Each trained weight, with its optimizer state, is on one server: the one
+    that held the fewest bytes so far. A worker sums the gradients of its towers
+    and sends the sums to the servers. Then it reads all weights into one local
     copy, which its towers share.
 
     All processes run the same script with ``TF_CONFIG``. Start them with
     ``keras-towers run --ps 1 --workers 3 script.py``, or yourself. Parameter
-    servers end when training does. On each worker, ``fit`` reports the metrics
+    servers end when training ends. On each worker, ``fit`` reports the metrics
     of the worker's own examples. Afterwards, all workers have the same model,
     with the chief's moving statistics. Only the chief writes files.
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers import devices as devices_lib
+from keras_towers import compat, devices as devices_lib, settings
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import (
@@ -47,23 +46,24 @@ class AsyncTowerStrategy(BaseStrategy):
     state. Each tower takes the next whole batch, computes gradients with the
     current weights, and applies them immediately, even if other towers have
     updated the weights in the meantime. So a slow tower never blocks a fast
-    one. But the weights depend on timing: they differ from one device, and you
-    cannot reproduce a run bit by bit.
+    one. But the weights depend on timing: they differ from those of one device,
+    and you cannot reproduce a run exactly.
 
     Otherwise ``fit`` behaves as usual. Each batch is one step and one update,
     no update is lost, and ``optimizer.iterations`` counts them. Metrics are
     exact, since no addition to a variable is lost. Batch callbacks run when a
     tower takes a batch, up to two batches per tower ahead of its step. They get
-    the logs of the step that ended last, at first of a step of the previous
+    the logs of the step that ended last, which may belong to the previous
     epoch. Epoch-end callbacks run after all steps of the epoch. If the length
     of the data is known, the callbacks of the last batch do, too. ``fit``
     raises errors that occur on a tower.
 
-    A single tower is plain training. ``train_on_batch``, ``evaluate``,
-    ``predict`` and custom training loops run as with ``TowerStrategy``. Eager
-    steps run as on one device. If an update depends on the number of earlier
-    updates, or reads variables that it writes (gradient accumulation, moving
-    averages, loss scaling, constraints), the towers update one at a time.
+    With a single tower, this is plain training. ``train_on_batch``,
+    ``evaluate``, ``predict`` and custom training loops run as with
+    ``TowerStrategy``. Eager steps run as on one device. If an update depends on
+    the number of earlier updates, or reads variables that it writes (gradient
+    accumulation, moving averages, loss scaling, constraints), only one tower
+    updates at a time.
 
     Ports tensorpack's ``AsyncMultiGPUTrainer``; the algorithm is
     Hogwild! (Recht, Re, Wright and Niu, "Hogwild!: A Lock-Free Approach to
@@ -155,9 +155,9 @@ class SyncReplicasStrategy(BaseStrategy):
 
     With parameter servers in ``TF_CONFIG``, every worker is a replica. The
     servers hold the weights, the gradients and the optimizer, and the chief
-    starts the updates. Only ``fit`` can train then. It ends in all workers
-    together, with the same model and ``counts``. Until then, only the chief has
-    ``counts``.
+    starts the updates. Only ``fit`` can train then. It ends on all workers
+    together, with the same model and ``counts``. Until then, only the chief
+    knows ``counts``.
 
     Ports TensorFlow 1's ``SyncReplicasOptimizer``; the algorithm is from Chen,
     Pan, Monga, Bengio and Jozefowicz, "Revisiting Distributed Synchronous SGD",
@@ -172,14 +172,14 @@ class SyncReplicasStrategy(BaseStrategy):
             training loop has to call its ``apply``.
         tokens: ``"per_replica"``: each replica computes its share of every
             update. ``"shared"``: as in TensorFlow 1, any replica may compute
-            any gradient, so a fast one may compute several of an update. The
-            weights then differ from one device, and gradients can be dropped
-            for any T and R.
+            any gradient, so a fast replica may contribute several to one
+            update. The weights then differ from those of one device, and
+            gradients can be dropped for any T and R.
         towers: the devices, as for ``TowerStrategy``; one for each replica. In
             a job with parameter servers, the devices of this worker; default:
             1.
         stall_timeout_s: seconds to wait for workers that are slow or gone; in
-            one process, seconds in which no replica finishes a step.
+            one process, seconds to wait until a replica finishes a step.
         cluster: the job; None: the job that ``TF_CONFIG`` describes, if any.
         batches: across processes only. ``"split"``, the default: all workers
             get the same data, and each takes its part of every batch.

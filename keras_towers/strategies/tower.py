@@ -13,25 +13,25 @@ class TowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several devices of one machine.
 
     Towers divide the step of one device: each computes its share of the batch.
-    They sum their gradients, and the optimizer then runs as on one device.
-    Weights, losses and metrics equal those of one device, up to float rounding,
-    for any model, including BatchNormalization, random layers and losses over
-    the whole batch. After the first step, ``describe`` lists what towers
-    exchange, and what one device computes for all.
+    They sum their gradients, and the optimizer then runs as on one device. For
+    any model, weights, losses and metrics equal those of one device, up to
+    float rounding. This includes BatchNormalization, random layers and losses
+    over the whole batch. After the first step, ``describe`` lists the exchanges
+    of the towers, and the operations that one device computes for all.
 
-    This is a ``tf.distribute.Strategy``, which also works as ``with
-    strategy.scope():`` and in custom training loops.
+    This is a ``tf.distribute.Strategy``, so ``with strategy.scope():`` and
+    custom training loops also work.
 
     Ports tensorpack's ``SyncMultiGPUTrainerReplicated``, with its modes.
 
     Args:
-        towers: number of devices, a list of GPU ids, a list of device names,
-            or None: the devices that ``virtual_towers`` made; without it, all
-            visible GPUs, or all logical CPUs if there are none.
+        towers: a number of devices, a list of GPU ids, or a list of device
+            names. None: the devices that ``virtual_towers`` made, else all
+            visible GPUs, else all logical CPUs.
         average: True: gradients are the same as on one device. False: they are
             multiplied by the number of replicas, as in tensorpack.
         batches: ``"split"``: the towers share every batch. ``"each"``: every
-            tower draws a whole batch.
+            tower takes a whole batch.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         batch_norm: ``"global"``: BatchNormalization uses the statistics of the
             global batch. ``"tower"``: those of each tower's rows.

@@ -1,4 +1,8 @@
-"""What TensorFlow does with a strategy outside of ``fit``: reductions, data."""
+"""``strategy.extended``: what TensorFlow uses outside of ``fit``.
+
+Reductions, variables and data; ``run`` and the number of replicas are those of
+``base.py``.
+"""
 
 from __future__ import annotations
 

@@ -40,18 +40,18 @@ class EngineTransport(Extensible, Transport):
     """The common part of all transports: to make one, inherit from this class.
 
     A subclass sets ``name``, and defines ``engine_sum`` and ``engine_gather``.
-    The other collectives are built from these. If the engine has its own, the
-    subclass overrides ``engine_gather_known``, ``engine_scatter``,
-    ``engine_exchange`` or ``engine_broadcast``; and ``sums_float16``, if the
-    engine sums float16 as fast as it can send it.
+    This class builds the other collectives from these. If the engine has faster
+    ones, the subclass overrides ``engine_gather_known``, ``engine_scatter``,
+    ``engine_exchange`` or ``engine_broadcast``. If the engine sums float16 as
+    fast as it can send it, the subclass overrides ``sums_float16``.
 
     These methods get N tensors and a key. They run in a ``tf.function``, and
     add operations to its graph. Operations with one key belong together: all
-    ranks run them equally often, in the same order, but operations with other
-    keys may run in between, in another order on each rank.
+    ranks run them equally often, in the same order. But operations with other
+    keys may run in between, in a different order on each rank.
 
-    A rank that waits in an operation while another one fails should stop:
-    ``abort`` and ``leave`` are called then, by another thread.
+    If a rank fails while another waits in an operation, the waiting rank should
+    stop: another thread then calls its ``abort`` and ``leave``.
 
     Args:
         place: the place of this process among the ranks, such as what

@@ -4,22 +4,60 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.rendezvous import activity
 
-Collective = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+Collective: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+_SentT = TypeVar("_SentT")
+_ReceivedT = TypeVar("_ReceivedT", bound=Sequence)
+
+
+class GraphCounts:
+    """How many exchanges have begun in graphs, and how many have ended."""
+
+    def __init__(self) -> None:
+        self._begun: tf.Variable = compat.hidden_variable(0, tf.int64)
+        self.ended: tf.Variable = compat.hidden_variable(0, tf.int64)
+
+    def counted(
+        self,
+        collective: Callable[[Sequence[_SentT]], _ReceivedT],
+        sent: Sequence[_SentT],
+    ) -> _ReceivedT:
+        """Run a collective in a graph, which counts while it runs.
+
+        It begins once this rank has computed all that it sends: so a rank that
+        computes for long does not wait.
+
+        Args:
+            collective: the collective.
+            sent: tensors or slices that this rank sends.
+        """
+        with tf.control_dependencies(_tensors(sent)), tf.device(compat.HOST):
+            number = self._begun.assign_add(1)
+        # Not after the count: what is computed first is sent first.
+        results = collective(sent)
+        with tf.control_dependencies(_tensors(results)), tf.device(compat.HOST):
+            # Not one more: a step that was cancelled may have ended none.
+            self.ended.assign(number, read_value=False)
+        return results
+
+    def read(self) -> tuple[int, int]:
+        """Return how many have begun and have ended."""
+        # Also while another thread traces; the end last, lest one that has
+        # ended seem to run.
+        with tf.init_scope():
+            return int(self._begun.numpy()), int(self.ended.numpy())
 
 
 def counted(
     name: str, collective: Collective, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Run a collective, which counts as an exchange while it runs.
-
-    In a graph it begins once this rank has computed all that it sends: so a
-    rank that computes for long does not wait.
 
     Args:
         name: of the exchange, the same on all ranks.
@@ -29,27 +67,16 @@ def counted(
     if tf.executing_eagerly():
         with activity.exchanges.running(name):
             return collective(tensors)
-    begun, ended = _counts(name)
-    with tf.control_dependencies(tensors), tf.device(compat.HOST):
-        number = begun.assign_add(1)
-    # Not after the count: what is computed first is sent first.
-    results = collective(tensors)
-    with tf.control_dependencies(results), tf.device(compat.HOST):
-        # Not one more: a step that was cancelled may have ended none.
-        ended.assign(number, read_value=False)
-    return results
+    return _counts(name).counted(collective, tensors)
 
 
 @functools.cache
-def _counts(name: str) -> tuple[tf.Variable, tf.Variable]:
-    """How many exchanges of a name have begun in graphs, and have ended."""
-    begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
-    activity.exchanges.add(name, functools.partial(_read, begun, ended))
-    return begun, ended
+def _counts(name: str) -> GraphCounts:
+    """Those of the exchanges of a name."""
+    counts = GraphCounts()
+    activity.exchanges.add(name, counts.read)
+    return counts
 
 
-def _read(begun: tf.Variable, ended: tf.Variable) -> tuple[int, int]:
-    # Also while another thread traces; the end first, lest it seem to run.
-    with tf.init_scope():
-        last = int(ended.numpy())
-        return int(begun.numpy()), last
+def _tensors(values: Sequence[object]) -> list[tf.Tensor]:
+    return tf.nest.flatten(list(values), expand_composites=True)

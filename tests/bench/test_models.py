@@ -95,7 +95,7 @@ ONES = np.ones((5, 4))
     [
         (None, "mine:build cannot be imported"),
         (lambda: 1 / 0, "mine:build failed: ZeroDivisionError"),
-        (lambda: 3, "must return a compiled Keras model, or .* returned 3"),
+        (lambda: 3, "must return a compiled keras.Model, .* returned 3"),
         (lambda: keras.Sequential(), "not compiled: call model.compile"),
         (
             any_length,

@@ -120,7 +120,7 @@ def running(words):
 def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
     # An odd number, to know this test's workers from any other.
     steps = str(20_000 + os.getpid() % 1000)
-    worker = ("keras_towers.bench.worker", f'"steps": {steps}')
+    worker = ("keras_towers.bench.cell_process", f'"steps": {steps}')
     options = "--models small --strategies multi-worker --processes 2 --steps"
     bench = Process((*BENCH, *options.split(), steps, "--json", path))
     try:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = """# Command line
 
-This page lists all commands and options, in the words of `--help`.
+All commands and options, as `--help` shows them.
 """
 
 

@@ -12,9 +12,8 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = (
     "## Environment variables\n\n"
-    "Those with an option are explained [with it]"
-    "(cli.md#keras-towers-run). Some time limits are\n"
-    "[options of a strategy](api.md).\n\n"
+    "If a variable has an option, [the option](cli.md#keras-towers-run) "
+    "explains it.\nSome time limits are [options of a strategy](api.md).\n\n"
 )
 _SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)
 _NAME = re.compile(r"^[A-Z_]+ =", re.MULTILINE)

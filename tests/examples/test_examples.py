@@ -80,10 +80,13 @@ def test_a_script_of_horovod(tmp_path):
 @pytest.mark.long
 def test_a_slow_worker_is_not_waited_for(tmp_path):
     out, _ = launched("sync_replicas.py", tmp_path)
-    counted = r"80 updates; used by replica: (\d+) (\d+) (\d+)"
-    *fast, slow = map(int, re.search(counted, out).groups())
-    # The others may be late, too, and more than two may have come in time.
-    assert sum(fast) + slow >= 160 and slow < min(fast), out
+    counted = r"(\d+) updates; used by replica: (\d+) (\d+) (\d+)"
+    found = re.search(counted, out)
+    assert found, out
+    updates, *fast, slow = map(int, found.groups())
+    # What the slow one has in time adds updates, or comes third to one.
+    assert updates >= 80 and sum(fast) + slow >= 2 * updates, out
+    assert slow < min(fast), out
     assert not re.search(r"dropped: 0 0 0\b", out)
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.conformance.ordinary import Originals
+from keras_towers.conformance.outcomes import Originals
 from keras_towers.devices import canonical
 from tests.gpu.towers import some_on_cpus, strategy, towers
 from tests.kit import gpus

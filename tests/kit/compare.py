@@ -10,10 +10,8 @@ from keras_towers.conformance.outcomes import (
     assert_close,
     assert_same,
     assert_same_values,
-    values_of,
-)
-from keras_towers.conformance.outcomes import (
     assert_towers_equal as assert_towers_equal,
+    values_of,
 )
 from tests.kit import untuned
 

@@ -10,8 +10,11 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import key_value_store as lib
-from keras_towers.parameter_servers import remote_runtime, server_process
+from keras_towers.parameter_servers import (
+    key_value_store as lib,
+    remote_runtime,
+    server_process,
+)
 from keras_towers.parameter_servers.key_value_store import (
     KeyValueStore,
     value_of,

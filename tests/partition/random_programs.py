@@ -10,8 +10,7 @@ import random
 
 import tensorflow as tf
 
-from tests.partition import kit
-from tests.partition import tensor_lists as lists
+from tests.partition import kit, tensor_lists as lists
 from tests.partition.rules.cases.case import raw_op
 
 # Branches and loops are within one another, but for one.

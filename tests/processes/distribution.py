@@ -8,8 +8,7 @@ import tensorflow as tf
 from keras_towers.strategies import keras_distribution as jobs
 from keras_towers.transport import SingleProcess
 from tests.kit.ranks import check
-from tests.processes import mesh
-from tests.processes import small as s
+from tests.processes import mesh, small as s
 
 
 @contextlib.contextmanager

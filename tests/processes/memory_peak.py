@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 import keras_towers as kt
-from keras_towers.bench.worker import peak_memory, reset_peak_memory
+from keras_towers.bench.cell_process import peak_memory, reset_peak_memory
 from keras_towers.system import resident_bytes
 
 HOW, FOLDER, LIMIT = sys.argv[1], sys.argv[2], float(sys.argv[3])

@@ -15,8 +15,7 @@ from keras_towers.reduction import HookState, StatefulHook
 from tests.kit import meshes
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check, rare_check
-from tests.processes import exact
-from tests.processes import small as s
+from tests.processes import exact, small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
 # The models are small.

@@ -19,12 +19,14 @@ import keras_towers as kt
 from keras_towers import settings
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.cases import CASES
-from keras_towers.conformance.ordinary import assert_ordinary
+from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.replicas import named_resources
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main, rare_check
-from tests.processes import exact  # noqa: F401
-from tests.processes import small as s
+from tests.processes import (
+    exact,  # noqa: F401
+    small as s,
+)
 
 settings.PART_BYTES = int(os.environ.get("PART_BYTES", settings.PART_BYTES))
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()

@@ -10,8 +10,7 @@ from keras_towers.conformance import case_models as m
 from keras_towers.conformance.cases import Case
 from keras_towers.partition.registry import AXES
 from tests.fit.calls import test_building as building
-from tests.fit.step import test_auto_micro_batches as auto
-from tests.fit.step import written
+from tests.fit.step import test_auto_micro_batches as auto, written
 from tests.fit.step.acts import Stepping
 from tests.kit import untuned
 from tests.kit.compare import assert_all_close

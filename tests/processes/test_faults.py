@@ -1,4 +1,8 @@
-"""A rank that dies, raises or stands still, in the middle of ``fit``."""
+"""A rank that leaves, raises or stands still, in the middle of ``fit``.
+
+Ranks are killed in ``test_elastic.py`` and ``tests/launching``, workers of
+parameter servers in ``test_lost_tasks.py``.
+"""
 
 import psutil
 import pytest

@@ -10,8 +10,7 @@ import urllib.error
 import pytest
 
 from keras_towers import TowerError, settings
-from keras_towers.rendezvous import activity
-from keras_towers.rendezvous import watch as watch_lib
+from keras_towers.rendezvous import activity, watch as watch_lib
 from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.store import OUTSIDE, Endpoint, StoreClient
 from tests.kit.leaving import Boom

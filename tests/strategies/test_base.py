@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.conformance.ordinary import assert_ordinary
+from keras_towers.conformance.outcomes import assert_ordinary
 from tests.kit.compare import use_model
 from tests.kit.training import compiled, fit, linear
 from tests.strategies.before import Before
@@ -34,7 +34,7 @@ def test_describe_says_what_runs_and_what_changes_results():
     many = kt.TowerStrategy(2, micro_batches=100).describe()
     assert "in 100 parts, one after another; with fewer rows, some" in many
     other = kt.TowerStrategy(2, average=False, batches="each")
-    for part in ("one device times 2", "every tower draws a whole batch"):
+    for part in ("one device times 2", "every tower takes a whole batch"):
         assert part in other.describe()
 
 

@@ -11,7 +11,7 @@ from keras.src.distribution.distribution_lib import Distribution
 import keras_towers as kt
 from keras_towers import _notices
 from keras_towers.conformance import case_models as m
-from keras_towers.conformance.ordinary import Originals, assert_ordinary
+from keras_towers.conformance.outcomes import Originals, assert_ordinary
 from keras_towers.fit import contract
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies import keras_distribution as distribution_lib

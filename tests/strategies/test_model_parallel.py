@@ -11,7 +11,7 @@ from keras import layers
 
 import keras_towers as kt
 from keras_towers import _notices
-from keras_towers.conformance.ordinary import assert_ordinary
+from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.fit.weights.shards import ShardedVariable

@@ -1,6 +1,8 @@
 """Strategies by name."""
 
+import inspect
 import sys
+from typing import get_args
 
 import pytest
 
@@ -107,7 +109,7 @@ def test_options_follow_a_name():
         ),
         ("horovod:layouts=map", "layouts='map' is not allowed: give a LayoutM"),
         ("tower:compression=fp16", "TowerStrategy has no option 'compression'"),
-        ("horovod:weights=sharded:compression=fp16", "no rank has all shards"),
+        ("horovod:weights=sharded:compression=fp16", "holds only its own s"),
         ("multi-worker:start_timeout_s=0", "start_timeout_s=0 is not allowed"),
         ("noop:logs=3", "logs=3 is not allowed: give a dictionary or None"),
         ("sync-replicas:tokens=all", "tokens='all' is not allowed: give 'per_"),
@@ -132,3 +134,16 @@ def test_options_are_checked_before_a_strategy_is_imported(text, said):
 )
 def test_what_a_strategy_takes_passes(text):
     registry.check_options(*registry.parse(text))
+
+
+@pytest.mark.parametrize("name", registry.STRATEGIES)
+def test_what_is_read_is_the_signature(name):
+    kind = registry.STRATEGIES[name].kind
+    strategy = getattr(kt, kind)
+    parameters = inspect.signature(strategy).parameters
+    wanted = {n: p.annotation for n, p in parameters.items() if n != "options"}
+    if "options" in parameters:
+        hints = inspect.get_annotations(strategy.__init__, eval_str=True)
+        (keywords,) = get_args(hints["options"])
+        wanted |= dict.fromkeys(keywords.__annotations__, "")
+    assert registry.hints_of(kind) == wanted

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.conformance.ordinary import Originals, assert_ordinary
+from keras_towers.conformance.outcomes import Originals, assert_ordinary
 from keras_towers.errors import TowerError
 from tests.fit.step.acts import Twice
 from tests.kit import compare

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from . import callbacks as callbacks
-from . import optimizers as optimizers
+from . import callbacks as callbacks, optimizers as optimizers
 from .optimizers import Optimizer as Optimizer
 
 __version__: str

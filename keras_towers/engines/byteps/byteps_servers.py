@@ -8,7 +8,6 @@ the variables that ``dmlc`` describes.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from keras_towers.errors import TowerError
 from keras_towers.launching.job import RunningJob
 from keras_towers.launching.rank_process import RankProcess, RankStart
 from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.network import is_local, resolve
+from keras_towers.rendezvous.network import is_local, reserve_port, resolve
 from keras_towers.settings import ENV_BYTEPS_LAUNCHED
 
 _SERVE = [sys.executable, "-m", __name__]
@@ -47,11 +46,12 @@ class Servers:
                 prefix="keras-towers-byteps-", ignore_cleanup_errors=True
             )
         )
+        _, _, port = reserve_port(self._address, run.undo).rpartition(":")
         self._common = {
             dmlc.NUM_WORKER: str(workers),
             dmlc.NUM_SERVER: str(number),
             dmlc.ROOT_URI: self._address,
-            dmlc.ROOT_PORT: str(_free_port(self._address)),
+            dmlc.ROOT_PORT: port,
             "PYTHONUNBUFFERED": "1",
         }
         variables = {
@@ -98,12 +98,6 @@ class Servers:
             dmlc.LOCAL_SIZE: str(local_size),
             **({dmlc.SOCKETS: sockets} if local else {}),
         }
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve() -> None:

@@ -501,7 +501,7 @@ class BytePSTransport(EngineTransport):
                     f"{rank_checks.OTHER_STEP}, and do not sum the same "
                     f"tensors: {rank_checks.describe_ranks(listed, '; ')}. "
                     "Every rank must run the same model on data of the same "
-                    "kind, and to call the same methods in the same order.",
+                    "kind, and call the same methods in the same order.",
                 )
         for name in new:
             begun, ended = (compat.hidden_variable(0) for _ in range(2))

@@ -2,7 +2,7 @@
 
 ``distributed_models``
   Models with a distributed optimizer: how they are compiled and loaded.
-``distributed_optimizer``
+``gradient_reducer``
   Makes an existing optimizer reduce its gradients over the ranks.
 ``horovod_callbacks``
   Horovod's callbacks for Keras, and the broadcast of scripts without one.
@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-import keras
 import tensorflow as tf
 
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
+from keras_towers.fit.weights.copies import native
 from keras_towers.transport import Transport
 
 
@@ -62,14 +62,9 @@ def connection() -> Transport:
     return _connect()
 
 
-def tf_variable(variable: Variable) -> tf.Variable:
-    """Return the ``tf.Variable`` of a Keras variable, or any other value."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
 def variable_key(variable: Variable) -> IdentityKey[tf.Variable]:
     """Return a key that identifies a Keras or TensorFlow variable."""
-    return IdentityKey(tf_variable(variable))
+    return IdentityKey(native(variable))
 
 
 def check_compression(compression: object, module: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_towers import compat
 from keras_towers.engines.dropin import horovod_callbacks
-from keras_towers.engines.dropin.distributed_optimizer import (
+from keras_towers.engines.dropin.gradient_reducer import (
     is_distributed,
     move_reducer_outward,
     reducer_of,

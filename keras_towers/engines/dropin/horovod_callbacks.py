@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Logs, Structure, Variable
-from keras_towers.engines.dropin import connection, tf_variable, variable_key
-from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from keras_towers.engines.dropin import connection, variable_key
+from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
+from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.callback_effects import (
     SyncedCallbacks,
     refusing_ends,
@@ -29,6 +30,7 @@ from keras_towers.fit.calls.callback_effects import (
 from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import rank_checks
 
@@ -81,12 +83,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self._done or connection().size == 1:
             return
         optimizer = model.optimizer
-        layers_built = all(layer.built for layer in model._flatten_layers())
-        # A custom step may not train these variables with this optimizer.
-        uses_default_train_step = (
-            type(model).train_step is compat.TensorFlowTrainer.train_step
-        )
-        if optimizer is not None and layers_built and uses_default_train_step:
+        if optimizer is not None and model_building.uses_optimizer(
+            model, "fit"
+        ):
             if not optimizer.built:
                 state_lib.build_optimizer(optimizer, model.trainable_variables)
             self._broadcast()
@@ -99,20 +98,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast_at_first_batch(self, train_function: Callable) -> None:
         model = self.model
-
-        @tf.autograph.experimental.do_not_convert
-        def step(batch: Structure) -> Structure:
-            # Keras passes inputs that are None as optionals.
-            return model.train_step(
-                keras.tree.map_structure(
-                    lambda leaf: (
-                        None
-                        if isinstance(leaf, tf.experimental.Optional)
-                        else leaf
-                    ),
-                    batch,
-                )
-            )
+        step = tf.autograph.experimental.do_not_convert(
+            compat.convert_optionals(model, model.train_step)
+        )
 
         def first(iterator: tf.data.Iterator) -> Structure:
             model.train_function = train_function
@@ -125,7 +113,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         variables = [
-            tf_variable(variable)
+            native(variable)
             for variable in _trained_state(self.model)
             if variable_key(variable) not in self._local
         ]
@@ -147,7 +135,7 @@ class _SameStart(BroadcastGlobalVariablesCallback):
         super().__init__(0)
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        if all(layer.built for layer in self.model._flatten_layers()):
+        if model_building.layers_are_built(self.model):
             self._broadcast()
         else:
             super().on_train_begin(logs)

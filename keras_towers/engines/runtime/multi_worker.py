@@ -7,8 +7,7 @@ from typing import Any, Unpack
 
 import tensorflow as tf
 
-from keras_towers import devices as devices_lib
-from keras_towers import settings
+from keras_towers import devices as devices_lib, settings
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,

@@ -1,1 +1,11 @@
-"""The state of a running call, thread by thread, and temporary patches."""
+"""The state of a running call, thread by thread, and temporary patches.
+
+``identity_dict``
+  A dictionary for keys without a usable ``==``, such as Keras variables.
+``patches``
+  Temporary patches of classes, modules and single objects.
+``thread_state``
+  What each thread is doing: the step that it traces or runs, its blocks.
+``without_collection``
+  Pauses Python's garbage collector while a step is traced.
+"""

@@ -175,8 +175,8 @@ def check_results(transport: Transport, values: Structure) -> None:
     )
     if odd:
         raise TowerError(
-            f"rank {odd} has other results than rank 0 of a step that runs "
-            "eagerly, on the same examples. Build and compile the model in "
+            f"rank {odd} has other results than rank 0, after a step that ran "
+            "eagerly on the same examples. Build and compile the model in "
             "the same way on every rank, run the same code, and give the "
             "random generators of Python and NumPy the same seed "
             "(keras.utils.set_random_seed)."

@@ -15,6 +15,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 
 ``adaptive_function``
   Keras's step functions: which inputs have rows, how many parts fit.
+``code_lines``
+  Which line of the user's code has added an operation of a trace.
 ``device_memory``
   Whether a model fits into the memory of its devices, before its first step.
 ``divided_batch``

@@ -1,4 +1,8 @@
-"""Keras's step functions: which inputs have rows, how many parts fit."""
+"""Keras's step functions: which inputs have rows, how many parts fit.
+
+``calls/tower_call.py`` wraps the functions that Keras makes, and
+``weights/model_binding.py`` drops those of other strategies.
+"""
 
 from __future__ import annotations
 

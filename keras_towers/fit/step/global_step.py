@@ -29,6 +29,7 @@ from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit import step_clock
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ActiveStep
+from keras_towers.fit.context.without_collection import without_collection
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.same_data import rounded_fingerprint
@@ -106,7 +107,7 @@ class GlobalStep:
         """Add a step to the current graph; return what it returns."""
         # Each tower's rows of the batch, once the previous step has ended.
         divided = self._divide(batch, settings)
-        with self._begun(divided, settings):
+        with self._begun(divided, settings), without_collection():
             # What one device computes, and its calls of optimizers.
             traced = self._trace(step, divided, settings)
             # What each tower computes of that, and what towers exchange.

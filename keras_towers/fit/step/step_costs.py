@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_towers._bytes import format_bytes
-from keras_towers.fit.step.trace import cause_of, line_of
+from keras_towers.fit.step.code_lines import cause_of, line_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.lifetimes import held_tensors

@@ -12,8 +12,8 @@ from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
+from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
-from keras_towers.fit.step.trace import line_of
 from keras_towers.partition.program import Program
 from keras_towers.partition.xla_pieces import Stages
 

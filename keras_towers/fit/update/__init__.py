@@ -7,5 +7,5 @@
 ``variable_layouts``
   How variables are divided over towers, and what ranks call them.
 ``weight_update``
-  Where weights live, and how optimizers update them.
+  Where weights and slots live, and how optimizers update them.
 """

@@ -4,6 +4,7 @@ Ports the first stage of ZeRO, and the third, which is also FSDP (Rajbhandari et
 al., "ZeRO: memory optimizations toward training trillion parameter models", SC
 2020). Keras's ``apply`` is traced with the step, and the layout divides it. A
 slot has the rows of its weight, and a gradient is added up where they are.
+``weight_update.py`` places what is not divided.
 """
 
 from __future__ import annotations

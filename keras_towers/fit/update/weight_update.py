@@ -1,4 +1,4 @@
-"""Where weights live, and how optimizers update them.
+"""Where weights and slots live, and how optimizers update them.
 
 Keras's own ``apply`` runs on sums of the towers' gradients, exactly as on one
 device. It is traced with a step of ``fit``, whose exchanges add gradients up.

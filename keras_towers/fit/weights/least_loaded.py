@@ -37,7 +37,7 @@ class LeastLoadedPlacement:
         small_device: the device of variables smaller than ``small_bytes``,
             to avoid many small reads from all devices; None: small variables
             are assigned like large ones.
-        small_bytes: the size in bytes from which a variable is large.
+        small_bytes: variables of fewer bytes are small.
 
     Attributes:
         devices: the devices to fill, in order.

@@ -10,6 +10,8 @@ From each of them a model goes back to ``FREE`` when it is released. Two more
 facts are not stages of a model: a call prepares its model anew, whatever the
 stage (``TowerCall``), and each variable in shards knows whether this rank has
 the whole of it (``ShardedVariable``).
+
+Traced functions are dropped or made again here, where devices change.
 """
 
 from __future__ import annotations

@@ -133,12 +133,12 @@ def _mean(node: Node, value: Value, over: Value) -> Values:
     """Compute a mean over rows; a tower without rows adds 0 to it."""
     builder, units, scope = node.builder, node.units, node.scope
     name = node.operation.name
-    mean = scope.values.get(scope.moments.mean_of.get(name, ""))
+    mean = scope.values.get(scope.paired_variances.mean_of.get(name, ""))
     if mean is not None and mean.variance is not None:
         return [mean.variance]
     reduced, (layout, rows) = known_axes(over, value.rank), value.as_rows()
     require(layout.axis in reduced and node.dtype(0).is_floating)
-    variance = scope.moments.variance_of.get(name)
+    variance = scope.paired_variances.variance_of.get(name)
     if variance is not None:
         return [_mean_with(variance, units, node.operation, value, reduced)]
     # The sum might overflow, so the local means are weighted.

@@ -15,12 +15,18 @@ import keras_towers as kt
 from keras_towers import byteps as bps
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
-from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main
-from tests.processes import callbacks as of_callbacks  # noqa: F401
-from tests.processes import ended, exact, failures, over_tensorflow, training  # noqa: F401
-from tests.processes import small as s
+from tests.processes import (  # noqa: F401
+    callbacks as of_callbacks,
+    ended,
+    exact,
+    failures,
+    over_tensorflow,
+    small as s,
+    training,
+)
 from tests.processes.small import RANK, X, Y, refused
 
 NAN = float("nan")

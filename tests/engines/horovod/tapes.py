@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_towers import horovod as hvd
 from keras_towers.conformance import case_models as m
-from keras_towers.engines.horovod.hvd import distributed_gradients
+from keras_towers.engines.horovod.hvd import distributed_optimizers
 from tests.engines.horovod import small
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check
@@ -15,7 +15,7 @@ from tests.kit.ranks import check
 
 @check
 def a_tape_reduces_gradients_of_a_structure():
-    distributed_gradients._reducer.cache_clear()
+    distributed_optimizers._reducer.cache_clear()
     alone = small.train(m.momentum(), small.WORDS, alone=True)
     made, optimizer = m.with_embedding(), m.momentum()
     made.compile(optimizer, m.cross_entropy())
@@ -37,7 +37,7 @@ def a_tape_reduces_gradients_of_a_structure():
         (in_a_graph if number % 2 else step)(x, y)
     small.assert_as_alone(made, alone)
     # One for all steps of a loop, though each step has another tape.
-    assert distributed_gradients._reducer.cache_info().currsize == 2
+    assert distributed_optimizers._reducer.cache_info().currsize == 2
 
 
 @check

@@ -7,10 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import TowerError
-from keras_towers import horovod as hvd
+from keras_towers import TowerError, horovod as hvd
 from keras_towers.engines.dropin import variable_key
-from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.fit import call_agreement
 from tests.kit.compare import assert_all_close, assert_close
 

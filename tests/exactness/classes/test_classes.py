@@ -7,8 +7,11 @@ has all of them.
 
 import pytest
 
-from tests.exactness.classes import groups, optimizer_recipes
-from tests.exactness.classes import loss_recipes as of_losses
+from tests.exactness.classes import (
+    groups,
+    loss_recipes as of_losses,
+    optimizer_recipes,
+)
 from tests.exactness.classes.layer_recipes import ALL_LAYERS, LAYERS
 from tests.exactness.classes.recipes import NO_PART, public
 from tests.kit.sampling import sample_of

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.conformance.ordinary import assert_ordinary
+from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.data.epoch_iterator import RELEASES
 from tests.fit.one_device import trained

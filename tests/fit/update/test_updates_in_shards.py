@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.conformance.ordinary import all_variables
+from keras_towers.conformance.outcomes import all_variables
 from keras_towers.fit.weights import tower_variables
 from tests.fit.one_device import two_layers
 from tests.fit.step.acts import Both

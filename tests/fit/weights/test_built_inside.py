@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.conformance.ordinary import assert_ordinary
+from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.fit import contract
 from tests.fit.one_device import trained, two_layers
 from tests.kit import compare

@@ -9,8 +9,10 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from keras_towers.conformance.case_models import ByHand as ByHand
-from keras_towers.conformance.case_models import apply as apply
+from keras_towers.conformance.case_models import (
+    ByHand as ByHand,
+    apply as apply,
+)
 
 # Two whole batches, which four towers share unevenly, and a last one of a
 # single example.

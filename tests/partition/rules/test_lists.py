@@ -6,8 +6,7 @@ What becomes of their elements is tried by random programs.
 import pytest
 import tensorflow as tf
 
-from tests.partition import kit
-from tests.partition import tensor_lists as of
+from tests.partition import kit, tensor_lists as of
 from tests.partition.rules.cases.case import raw_op
 
 

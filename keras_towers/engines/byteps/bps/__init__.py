@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_towers.reduction.gradients import Gradient
 from keras_towers._types import Variable
 from keras_towers.engines.byteps.byteps_transport import transport
 from keras_towers.known_engines import BYTEPS
+from keras_towers.reduction.gradients import Gradient
 
 # Raises an error with advice if BytePS is missing, before the import below.
 BYTEPS.import_module()
@@ -35,15 +36,15 @@ from byteps.tensorflow import (
     size as size,
 )
 
-from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines import dropin
-from keras_towers.engines.dropin import distributed_models
-from keras_towers.engines.dropin import use_connection
-from keras_towers.engines.dropin.distributed_optimizer import (
+from keras_towers.engines.byteps.bps import callbacks as callbacks
+from keras_towers.engines.dropin import distributed_models, use_connection
+from keras_towers.engines.dropin.gradient_reducer import (
     Reducer,
     distribute,
 )
 from keras_towers.fit import call_agreement
+from keras_towers.fit.weights.copies import native
 from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
@@ -101,7 +102,7 @@ def _compression_hook(compression: dropin.Compression) -> CommunicationHook:
 
 
 def push_pull(
-    value: object,
+    value: Any,
     scope: str = "",
     average: bool = True,
     compression: dropin.Compression = Compression.none,
@@ -126,7 +127,7 @@ def push_pull(
         A tensor with the shape and dtype of the value.
     """
     dropin.check_compression(compression, "bps")
-    tensor = tf.convert_to_tensor(dropin.tf_variable(value))
+    tensor = tf.convert_to_tensor(value)
     hook = _compression_hook(compression)
     key = _key(scope, name, "push_pull")
     (total,) = hook(transport(), [tensor], key)
@@ -143,7 +144,7 @@ def _key(scope: str, name: str | None, purpose: str) -> str:
 
 
 def broadcast(
-    value: object, root_rank: int, scope: str = "", name: str | None = None
+    value: Any, root_rank: int, scope: str = "", name: str | None = None
 ) -> tf.Tensor:
     """Send the value of one rank to all ranks.
 
@@ -157,7 +158,7 @@ def broadcast(
         The value of rank ``root_rank``, bit for bit.
     """
     key = _key(scope, name, "broadcast")
-    tensor = tf.convert_to_tensor(dropin.tf_variable(value))
+    tensor = tf.convert_to_tensor(value)
     return transport().broadcast([tensor], key, root_rank)[0]
 
 
@@ -173,7 +174,7 @@ def broadcast_variables(
         scope: ignored: names that match on all ranks are chosen.
     """
     del scope
-    values = list(map(dropin.tf_variable, variables))
+    values = list(map(native, variables))
     call_agreement.broadcast(transport(), values, root_rank)
 
 

@@ -14,7 +14,6 @@ differences are documented where they occur.
 
 from __future__ import annotations
 
-
 # First: importing Keras runs hooks of this package, which must not find the
 # modules below half imported.
 import keras as _keras  # noqa: F401
@@ -27,7 +26,7 @@ _horovod = _ENGINE.import_module()
 # ``as`` marks names that this module exports.
 from keras_towers.engines.dropin import horovod_callbacks as _callbacks
 from keras_towers.engines.horovod.hvd import elastic_states as _elastic
-from keras_towers.engines.horovod.hvd.distributed_gradients import (
+from keras_towers.engines.horovod.hvd.distributed_optimizers import (
     DistributedGradientTape as DistributedGradientTape,
     DistributedOptimizer as DistributedOptimizer,
     PartialDistributedGradientTape as PartialDistributedGradientTape,

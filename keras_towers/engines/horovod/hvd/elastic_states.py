@@ -22,7 +22,6 @@ they do not.
 
 from __future__ import annotations
 
-from keras_towers._types import Logs, Variable
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,9 +36,9 @@ from horovod.common.exceptions import (
 from horovod.tensorflow import rank as rank
 
 from keras_towers import elastic
+from keras_towers._types import Logs, Variable
 from keras_towers.elastic import run as run
-from keras_towers.engines.dropin import tf_variable
-from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.engines.horovod.hvd.operations import (
     broadcast_object as broadcast_object,
@@ -50,6 +49,7 @@ from keras_towers.engines.horovod.hvd.operations import (
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
 from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights.copies import native
 from keras_towers.reduction import sum_over_ranks
 
 # A value of ``model.stop_training`` that no other callback sets. It ends an
@@ -106,7 +106,7 @@ class VariablesState(ObjectState):
 
     def _broadcast(self) -> None:
         """Give all ranks the values of rank 0."""
-        values = list(map(tf_variable, self._variables()))
+        values = list(map(native, self._variables()))
         call_agreement.broadcast(self._transport, values)
 
     def sync(self) -> None:
@@ -115,7 +115,7 @@ class VariablesState(ObjectState):
         super().sync()
 
     def _everything(self) -> dict[str, object]:
-        values = [tf_variable(v).numpy() for v in self._variables()]
+        values = [native(v).numpy() for v in self._variables()]
         return {**super()._everything(), _VALUES: values}
 
     def _take(self, contents: dict[str, Any]) -> None:
@@ -202,10 +202,10 @@ class TensorFlowKerasState(VariablesState):
         variables = [v for v in self._variables() if id(v) not in seeds]
         transport = self._transport
         differ = call_agreement.compare_variables(transport, variables)
-        call_agreement.broadcast(transport, list(map(tf_variable, differ)))
+        call_agreement.broadcast(transport, list(map(native, differ)))
 
     def _to_commit(self) -> dict[str, object]:
-        own = [tf_variable(seed).numpy().tolist() for seed in self._own_seeds()]
+        own = [native(seed).numpy().tolist() for seed in self._own_seeds()]
         seeds = self._transport.gather_objects(own)
         return {**super()._to_commit(), "_seeds": seeds}
 
@@ -231,14 +231,6 @@ class KerasState(TensorFlowKerasState):
     Example:
         >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(model, optimizer, **kwargs)
 
 
 class TensorFlowState(VariablesState):

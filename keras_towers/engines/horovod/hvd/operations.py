@@ -28,6 +28,7 @@ from keras_towers.engines.horovod.horovod_transport import (
     connect,
 )
 from keras_towers.errors import TowerError
+from keras_towers.fit.weights.copies import native
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous import activity
 from keras_towers.transport import next_key
@@ -66,7 +67,7 @@ use_connection(HorovodTransport, as_default=True)
 def _tensor(value: _Value) -> Gradient:
     if isinstance(value, tf.IndexedSlices):
         return value
-    return tf.convert_to_tensor(dropin.tf_variable(value))
+    return tf.convert_to_tensor(value)
 
 
 def _tensors(values: Iterable[_Value]) -> list[Gradient]:
@@ -74,7 +75,7 @@ def _tensors(values: Iterable[_Value]) -> list[Gradient]:
 
 
 def _variables(variables: Iterable[Variable]) -> list[tf.Variable]:
-    return [dropin.tf_variable(variable) for variable in variables]
+    return [native(variable) for variable in variables]
 
 
 # The arguments of the functions that ``horovod.keras`` has, too. Its own module

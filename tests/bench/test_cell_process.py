@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from keras_towers.bench import worker
+from keras_towers.bench.cell_process import differences
 from keras_towers.bench.models import Workload
 from keras_towers.bench.rows import Times, fit
 from keras_towers.bench.runner import Setting
-from keras_towers.bench.worker import differences
 from keras_towers.rendezvous.store import FileStore
 
 SETTING = Setting("cpu", 8, 7, 60)

@@ -1,16 +1,16 @@
-"""Every layer of the installed Keras that XLA compiles, exact and compiled."""
+"""Every layer of the installed Keras that XLA compiles, exact and compiled.
+
+Each strategy has a file, and so may have a process: what XLA has compiled stays
+mapped into memory, and Linux limits how many maps a process has.
+"""
 
 import functools
 
 import pytest
 
-import keras_towers as kt
 from tests.exactness.classes import groups
 from tests.exactness.classes.layer_recipes import LAYERS
-from tests.kit.meshes import on_a_mesh
 from tests.kit.sampling import long_unless
-
-pytestmark = pytest.mark.alternate
 
 # Compiling takes long: `make test` has one small group for each strategy.
 GROUP, SHORT = 6, "Activation "
@@ -36,11 +36,6 @@ NOT_COMPILED = {
     "TextVectorization": "StringSplitV2",
 }
 
-STRATEGIES = {
-    "copies": lambda _: kt.TowerStrategy(2, updates="each"),
-    "shards": lambda _: kt.TowerStrategy(2, weights="sharded"),
-    "mesh": lambda group: on_a_mesh(group.model.variables, 2),
-}
 # XLA rounds fused operations differently.
 ROUNDING = 2e-4
 
@@ -49,17 +44,22 @@ def _groups():
     names = [name for name in LAYERS if name not in NOT_COMPILED]
     for start in range(0, len(names), GROUP):
         some = {name: LAYERS[name] for name in names[start : start + GROUP]}
-        for strategy in STRATEGIES:
-            case = f"{next(iter(some))} and others, {strategy}"
-            yield pytest.param(some, strategy, id=case)
+        yield pytest.param(some, id=f"{next(iter(some))} and others")
 
 
-@pytest.mark.parametrize(
-    ("recipes", "strategy"),
-    long_unless(lambda case: case.id.startswith(SHORT), _groups()),
+each_group = pytest.mark.parametrize(
+    "recipes", long_unless(lambda case: case.id.startswith(SHORT), _groups())
 )
-def test_layers_are_those_of_one_device_with_xla(recipes, strategy, functions):
+
+
+def assert_exact_and_compiled(recipes, scope_of, functions):
+    """Compare a group's layers with those of one device.
+
+    Args:
+        recipes: the group.
+        scope_of: makes the strategy for it.
+        functions: the fixture, which notes what XLA has compiled.
+    """
     make = functools.partial(groups.of_recipes, xla=True)
-    scope_of = STRATEGIES[strategy]
     assert not groups.compared(recipes, make, scope_of, ROUNDING)
     assert functions["not"] == []

@@ -19,17 +19,19 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Variable
-from keras_towers.engines.dropin import tf_variable, variable_key
+from keras_towers.engines.dropin import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.step_agreement import are_equal
+from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import build_optimizer, optimizers_in
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.transport import Transport
+from keras_towers.transport.exchange_counts import GraphCounts
 
 # In the optimizer's __dict__: Keras's __setattr__ would search the value for
 # variables to track.
@@ -160,25 +162,21 @@ class Reducer(ABC):
         groups: list[list[int]],
     ) -> list[Gradient]:
         """Reduce gradients, or fail on all ranks if the gradients differ."""
-        with tf.control_dependencies([self._assert_same(described)]):
-            reduced = self.reduce_groups(grads, groups, str(self._key))
-        begun, ended = self._counts
-        with tf.device(compat.HOST):
-            # Once it has the gradients, this rank only waits.
-            with tf.control_dependencies(_tensors(grads)):
-                number = begun.assign_add(1)
-            with tf.control_dependencies(_tensors(reduced)):
-                ended.assign(number, read_value=False)
-        return reduced
+
+        def reduce(grads: Sequence[Gradient]) -> list[Gradient]:
+            with tf.control_dependencies([self._assert_same(described)]):
+                return self.reduce_groups([*grads], groups, str(self._key))
+
+        return self._counts.counted(reduce, grads)
 
     @functools.cached_property
-    def _counts(self) -> tuple[tf.Variable, tf.Variable]:
+    def _counts(self) -> GraphCounts:
         """How many reductions have begun, and how many have ended."""
-        begun, ended = (compat.hidden_variable(0, tf.int64) for _ in range(2))
+        counts = GraphCounts()
         # Counts are compared between ranks, so all ranks have to count.
         if self.all_ranks:
-            activity.updates.add(self, functools.partial(_read, begun, ended))
-        return begun, ended
+            activity.updates.add(self, counts.read)
+        return counts
 
     def _assert_same(self, described: list[tuple[str, str]]) -> tf.Operation:
         """Return an assertion that all ranks have the same gradients.
@@ -188,11 +186,10 @@ class Reducer(ABC):
         transport, key = self.transport(), f"kt.alike.{self._key}"
         text = "\n".join(kind for kind, _ in described)
         digest = tf.constant(zlib.crc32(text.encode()), tf.int64)
-        _, ended = self._counts
         with tf.device(compat.HOST):
             # Reading the variable makes the comparison follow the previous step
             # of a loop, and keeps constant folding from running it.
-            digest = tf.where(ended >= 0, digest, 0)
+            digest = tf.where(self._counts.ended >= 0, digest, 0)
             same = tf.reduce_all(are_equal(transport, digest, [], key).exact)
 
             def describe_difference() -> str:
@@ -217,12 +214,6 @@ class Reducer(ABC):
         return tf.convert_to_tensor(grad)
 
 
-def _read(begun: tf.Variable, ended: tf.Variable) -> tuple[int, int]:
-    # Also while another reducer is traced.
-    with tf.init_scope():
-        return int(begun.numpy()), int(ended.numpy())
-
-
 def name_or_kind(variable: Variable) -> str:
     """Return the name of a variable or tensor; "tensor" if it has none."""
     return getattr(variable, "name", None) or "tensor"
@@ -237,10 +228,6 @@ def _describe(
     name = name_or_kind(variable)
     path = rank_checks.without_numbers(getattr(variable, "path", None) or name)
     return f"{index} {name} {kind}", f"{path} {kind}"
-
-
-def _tensors(values: Sequence[Gradient]) -> list[tf.Tensor]:
-    return tf.nest.flatten(list(values), expand_composites=True)
 
 
 def distribute(
@@ -426,7 +413,7 @@ class GradientAccumulator:
 
         A call may have no gradient of a variable that earlier calls had one of.
         """
-        key = tf_variable(variable)
+        key = native(variable)
         if grad is None:
             return self._sums.get(key)
         if key not in self._sums:

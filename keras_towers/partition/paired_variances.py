@@ -12,7 +12,7 @@ import tensorflow as tf
 _COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
-class Moments:
+class PairedVariances:
     """The means of a graph, and the variances that are computed with them.
 
     Args:

@@ -23,7 +23,7 @@ from keras_towers.engines.dropin import (
     distributed_models,
     variable_key,
 )
-from keras_towers.engines.dropin.distributed_optimizer import (
+from keras_towers.engines.dropin.gradient_reducer import (
     Reducer,
     distribute,
     name_or_kind,
@@ -63,15 +63,14 @@ def DistributedOptimizer(
 
     Pass the result to ``model.compile``, or use it in a custom training loop.
 
-    Unlike in Horovod, the optimizer itself is modified and returned, so that a
-    used one keeps its slots and iterations; ``Adasum`` is supported; sparse
-    gradients may be summed over backward passes; and ``optimizer.iterations``
+    Unlike Horovod's function, this modifies and returns the optimizer itself,
+    so a used optimizer keeps its slots and iterations. It supports ``Adasum``,
+    and can sum sparse gradients over backward passes. ``optimizer.iterations``
     counts updates, not backward passes.
 
     Args:
-        optimizer: any optimizer of Keras 3, possibly a
-            ``LossScaleOptimizer``. It may also be wrapped in one later, as
-            ``compile`` does.
+        optimizer: any optimizer of Keras 3, possibly a ``LossScaleOptimizer``.
+            You may also wrap it in one later, as ``compile`` does.
         name: the prefix of the names in Horovod's timeline.
         device_dense: the device on which dense gradients are reduced.
         device_sparse: the device on which sparse gradients are gathered.

@@ -1,0 +1,110 @@
+"""Which line of the user's code has added an operation of a trace."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import linecache
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.step import trace
+
+# Keras's trees are those of ``optree`` or, in its absence, ``dm-tree``.
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(str(spec.origin)), "")
+    for spec in map(
+        importlib.util.find_spec,
+        ("keras", "tensorflow", "keras_towers", "optree", "tree"),
+    )
+    if spec is not None
+)
+_GRADIENTS = "gradient_tape/"
+# Parts of Keras that say nothing of what they are called for.
+_HELPERS = tuple(
+    os.path.join(_LIBRARIES[0], "src", name, "")
+    for name in ("backend", "ops", "tree", "utils")
+)
+
+
+def cause_of(operation: tf.Operation) -> str:
+    """Return the line of an operation, or of what it computes a gradient of.
+
+    If operations of several lines may be meant, return the name of the layer.
+    """
+    frames = compat.frames_of_gradient(list(operation.traceback))
+    if frames is None or any(_is_users(frame.filename) for frame in frames):
+        return line_of(operation)
+    _, _, name = operation.name.partition(_GRADIENTS)
+    layer = ""
+    while name:
+        # The scope is that of the layer, or has the name of the operation.
+        name = name.rpartition("/")[0]
+        inside = [
+            o
+            for o in operation.graph.get_operations()
+            if name in (o.name, o.name.rpartition("/")[0])
+        ]
+        layer = layer or (name if inside else "")
+        forward = [o for o in inside if compat.is_gradient_of(o, frames)]
+        if forward:
+            line = _common_line(operation, forward)
+            return f"the gradient of {line or layer}"
+    return f"the gradient of {layer}" if layer else line_of(operation)
+
+
+def _common_line(
+    operation: tf.Operation, forward: Sequence[tf.Operation]
+) -> str:
+    """Return the line of the operations that a gradient may be of.
+
+    Args:
+        operation: an operation of the gradient.
+        forward: the operations. Those whose tensors it takes come first.
+
+    Returns:
+        The line; empty: they have several.
+    """
+    used = {id(tensor) for tensor in operation.inputs}
+    near = [
+        o
+        for o in forward
+        if any(id(t) in used for t in (*o.inputs, *o.outputs))
+    ]
+    for found in (near, forward):
+        lines = {line_of(o) for o in found}
+        if len(lines) == 1:
+            return lines.pop()
+    return ""
+
+
+def line_of(operation: tf.Operation) -> str:
+    """Return the innermost line of the user's code.
+
+    Without one, return the name of the operation, and the function of Keras
+    that added it.
+    """
+    function = ""
+    for frame in reversed(list(operation.traceback)):
+        path = frame.filename
+        if path == trace.__file__:
+            break
+        if _is_users(path):
+            line = linecache.getline(path, frame.lineno).strip()
+            return f"{os.path.basename(path)}:{frame.lineno}: {line}"
+        # Of a comprehension, Python 3.12 has no frame.
+        of_keras = path.startswith(_LIBRARIES[0]) and frame.name[0] != "<"
+        if not function and of_keras and not path.startswith(_HELPERS):
+            file = os.path.basename(path)
+            function = f", in {frame.name}() of Keras's {file}"
+    scope = operation.name.rpartition("/")[0] or operation.type
+    return f"{scope}{function}"
+
+
+@functools.cache
+def _is_users(path: str) -> bool:
+    path = os.path.abspath(path)
+    return not path.startswith(_LIBRARIES) and os.path.exists(path)
