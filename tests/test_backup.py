@@ -24,6 +24,7 @@ from keras_towers.saved_training import SavedTraining
 from keras_towers.transport import SingleProcess
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
+from tests.kit.leaving import Boom
 from tests.kit.meshes import on_a_mesh
 from tests.kit.sampling import sample_of
 from tests.kit.training import adam, stacked
@@ -279,10 +280,6 @@ def test_a_shuffled_dataset_goes_on_in_the_same_order(tmp_path, length):
     assert_equal(resumed, (plain, history))
 
 
-class Diverges(Exception):
-    """Of a trial, whose script goes on with the next one."""
-
-
 class Killed(BaseException):
     """Ends the script."""
 
@@ -293,7 +290,7 @@ def trials(folder=None, killed_in=None):
 
     def fail(epoch, logs, rate):
         if (rate, epoch) == (0.1, 1):
-            raise Diverges
+            raise Boom
         if (rate, epoch) == killed_in:
             raise Killed
 
@@ -304,7 +301,7 @@ def trials(folder=None, killed_in=None):
         callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=fails)]
         if folder is not None:
             callbacks.insert(0, kt.Backup(folder))
-        with contextlib.suppress(Diverges), kt.TowerStrategy(1):
+        with contextlib.suppress(Boom), kt.TowerStrategy(1):
             made.fit(X, Y, 5, epochs=3, verbose=0, callbacks=callbacks)
         found += [*made.get_weights(), made.optimizer.learning_rate.numpy()]
     return found
@@ -336,10 +333,10 @@ def test_after_an_error_no_backup_is_promised(tmp_path, monkeypatch):
     monkeypatch.setattr(commits, "report_resumes", reported.append)
 
     def fail(*_):
-        raise Diverges
+        raise Boom
 
     fails = keras.callbacks.LambdaCallback(on_epoch_end=fail)
-    with pytest.raises(Diverges):
+    with pytest.raises(Boom):
         train(kt.Backup(tmp_path), fails, towers=1)
     assert reported == [True, False]
 

@@ -292,7 +292,7 @@ def layers_with_other_settings_are_refused():
         for _ in range(s.RANK):
             keras.layers.Activation(name)
         dropout = keras.layers.Dropout(0.0, seed=s.RANK)
-        return make(keras.layers.Activation(name), dropout)
+        return make(keras.layers.Activation(name), dropout, metrics=[])
 
     def predict(mine):
         return mine.predict(s.X, verbose=0)
