@@ -15,6 +15,8 @@ import keras_towers as kt
 from keras_towers import settings
 from keras_towers.rendezvous import commits
 from tests.kit.compare import assert_all_close, assert_same_history
+from tests.kit.leaving import Boom
+from tests.kit.training import adam, stacked
 
 pytestmark = pytest.mark.alternate
 
@@ -22,21 +24,13 @@ X = np.random.default_rng(0).random((24, 3), "float32")
 Y = X.sum(1, keepdims=True)
 
 
-class Lost(Exception):
-    """Ends a run of a script."""
-
-
-def build():
-    keras.utils.set_random_seed(1)
-    made = keras.Sequential(
-        [
-            keras.Input((3,)),
-            keras.layers.Dropout(0.5),
-            keras.layers.Dense(1),
-        ]
-    )
-    made.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    return made
+build = stacked(
+    lambda: [keras.layers.Dropout(0.5), keras.layers.Dense(1)],
+    (3,),
+    optimizer=adam,
+    loss=keras.losses.MeanSquaredError,
+    metrics=lambda: ["mae"],
+)
 
 
 def script(lost_after=None, seen=(), model=None, asynchronous=False):
@@ -52,7 +46,7 @@ def script(lost_after=None, seen=(), model=None, asynchronous=False):
         def on_train_batch_end(self, batch, logs=None):
             self.batches += 1
             if self.batches == lost_after:
-                raise Lost
+                raise Boom
 
         def on_epoch_end(self, epoch, logs=None):
             state.best = min(state.best, logs["loss"])
@@ -81,7 +75,7 @@ def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
     wanted, alone = undisturbed
     seen = []
     for lost_after in (6, 4):
-        with pytest.raises(Lost):
+        with pytest.raises(Boom):
             script(lost_after, seen)
         starts_again()
     history, model = script(None, seen)
@@ -97,7 +91,7 @@ def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
 
 def test_steps_may_go_on_while_a_commit_is_written(undisturbed, starts_again):
     wanted, alone = undisturbed
-    with pytest.raises(Lost):
+    with pytest.raises(Boom):
         script(6, [], asynchronous=True)
     starts_again()
     history, model = script(None, [], asynchronous=True)
@@ -149,9 +143,9 @@ def test_after_an_error_no_commit_is_promised(starts_again, monkeypatch):
 
     @kt.elastic.run
     def fail(state):
-        raise Lost
+        raise Boom
 
-    with pytest.raises(Lost):
+    with pytest.raises(Boom):
         fail(kt.elastic.ObjectState(step=0))
     assert reported == [True, False]
 

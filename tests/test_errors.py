@@ -4,15 +4,9 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import shorten
+from tests.kit.leaving import Unprintable
 
 pytestmark = pytest.mark.core
-
-
-class Unprintable(Exception):
-    def __str__(self):
-        raise self
-
-    __repr__ = __str__
 
 
 def group(*errors):

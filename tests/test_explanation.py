@@ -1,7 +1,5 @@
 """``kt.explain``: what it says of steps, and that it leaves no trace."""
 
-import random
-
 import keras
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from tests.explained.steps import FOLDER, STEPS, VERSIONS, explained, file_of
 from tests.kit import gpus
 from tests.kit.compare import assert_all_close
 from tests.kit.training import X, Y, fit, linear
-from tests.test_verification import OwnStep, compiled, lazy
+from tests.test_verification import OwnStep, compiled, drawn, lazy
 
 pytestmark = pytest.mark.alternate
 
@@ -34,10 +32,6 @@ def test_the_file_of_a_step_says_what_it_does(step):
 def normalized():
     large = layers.Dense(3000)
     return linear(large, layers.BatchNormalization(), layers.Dropout(0.3))
-
-
-def drawn():
-    return random.random(), np.random.rand(), keras.random.uniform(()).numpy()
 
 
 @pytest.mark.parametrize("weights", [None, "sharded"])

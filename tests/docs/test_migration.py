@@ -355,27 +355,3 @@ def test_horovodrun(tasks, tmp_path):
         assert_all_close(one, other, 1e-5)
         for path in tmp_path.glob("model-*"):
             path.unlink()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_srun(tasks, tmp_path, monkeypatch):
-    """The script for Horovod, as two tasks of a step."""
-    pytest.importorskip("horovod.common")
-    name = "HorovodStrategy()"
-    unmodified = BEGIN.replace("keras_towers as kt", "tensorflow as tf")
-    text = unmodified + SCRIPTS[name].before + END
-    (tmp_path / "train.py").write_text(text)
-    step = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": "2",
-    }
-    command = sys.executable, "-m", "keras_towers", "train.py"
-    for rank in "01":
-        tasks.run(*command, folder=tmp_path, **step, SLURM_PROCID=rank)
-    tasks.finish()
-    monkeypatch.chdir(tmp_path)
-    for found in models_of(tmp_path):
-        assert_all_close(found, on_one_device(name), 1e-5)

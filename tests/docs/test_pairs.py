@@ -5,22 +5,16 @@
 
 import itertools
 
-import keras
-
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
 from tests.docs.pages import ROOT
-
-
-def _layouts():
-    mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
-    return keras.distribution.LayoutMap(mesh)
+from tests.kit.meshes import layout_map, mesh_of
 
 
 def _options():
     """What the table has a row for, and the options that ask for it."""
     return {
-        "`layouts`": {"layouts": _layouts()},
+        "`layouts`": {"layouts": layout_map(mesh_of(1, 1), {})},
         '`weights="sharded"`': {"weights": "sharded"},
         '`updates="sharded"`': {"updates": "sharded"},
         "`micro_batches=2`": {"micro_batches": 2},

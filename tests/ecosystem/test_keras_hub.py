@@ -12,6 +12,8 @@ from tests.kit.compare import (
     assert_exact,
     assert_same_history,
 )
+from tests.kit.meshes import mesh_of
+from tests.kit.training import fit
 
 hub = pytest.importorskip(
     "keras_hub", reason="KerasHub is not installed: make test-ecosystem"
@@ -46,11 +48,28 @@ OF_IMAGES = {
 }
 
 
+def last(outputs):
+    return outputs[:, -1]
+
+
+def regressor(backbone, features=last):
+    """A compiled model with one output of some features."""
+    outputs = keras.layers.Dense(1)(features(backbone.output))
+    model = keras.Model(backbone.input, outputs)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    return model
+
+
+def trained(model, inputs=TOKENS):
+    """The history."""
+    return fit(model, 2, inputs, TARGETS, BATCH)
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "inputs", "features"),
     [
         ("Bert", OF_TEXT, TOKENS | SEGMENTS, lambda out: out["pooled_output"]),
-        ("GPT2", OF_TEXT, TOKENS, lambda out: out[:, -1]),
+        ("GPT2", OF_TEXT, TOKENS, last),
         ("ViT", OF_IMAGES, IMAGES, lambda out: out[:, 0]),
     ],
     ids=["bert", "gpt2", "vit"],
@@ -61,20 +80,12 @@ def test_random_weights(name, sizes, inputs, features):
     def make():
         keras.utils.set_random_seed(1)
         backbone = getattr(hub.models, f"{name}Backbone")(**SIZES, **sizes)
-        outputs = keras.layers.Dense(1)(features(backbone.output))
-        model = keras.Model(backbone.input, outputs)
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
-        return model
+        return regressor(backbone, features)
 
     def act(model):
-        options = {"batch_size": BATCH, "verbose": 0}
-        history = model.fit(
-            inputs, TARGETS, epochs=2, shuffle=False, **options
-        ).history
-        return history, model.predict(inputs, **options)
+        return trained(model, inputs), model.predict(inputs, BATCH, verbose=0)
 
-    strategy = kt.TowerStrategy(2)
-    assert_exact(make, act, strategy, tolerance=4e-6)
+    assert_exact(make, act, kt.TowerStrategy(2), tolerance=4e-6)
 
 
 @pytest.mark.parametrize("name", ["Gemma", "Llama"])
@@ -94,19 +105,13 @@ def test_the_layout_map_of_a_model(name):
             intermediate_dim=32,
             **sizes,
         )
-        outputs = keras.layers.Dense(1)(backbone.output[:, -1])
-        model = keras.Model(backbone.input, outputs)
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
-        return model
+        return regressor(backbone)
 
     def act(model):
-        options = {"batch_size": BATCH, "verbose": 0}
-        history = model.fit(TOKENS, TARGETS, shuffle=False, **options)
-        return history.history, model.predict(TOKENS, **options)
+        return trained(model), model.predict(TOKENS, BATCH, verbose=0)
 
-    devices = [f"cpu:{index}" for index in range(4)]
-    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices)
-    strategy = kt.ModelParallelStrategy(kind.get_layout_map(mesh))
+    layouts = kind.get_layout_map(mesh_of(2, 2))
+    strategy = kt.ModelParallelStrategy(layouts)
     assert_exact(make, act, strategy, tolerance=2e-5)
     assert "computed once" not in strategy.describe()
 
@@ -165,9 +170,7 @@ def _sharded():
 
 
 def _layouts():
-    devices = [f"cpu:{index}" for index in range(4)]
-    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices)
-    return hub.models.GemmaBackbone.get_layout_map(mesh)
+    return hub.models.GemmaBackbone.get_layout_map(mesh_of(2, 2))
 
 
 def _on_a_mesh():
@@ -181,14 +184,10 @@ def _under_a_distribution():
 
 
 def _tuned(gemma):
-    """Train it by LoRA; return the history and the model."""
+    """Train it by LoRA; return the history."""
     keras.utils.set_random_seed(3)
     gemma.enable_lora(2)
-    outputs = keras.layers.Dense(1)(gemma.output[:, -1])
-    model = keras.Model(gemma.input, outputs)
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
-    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
-    return model.fit(TOKENS, TARGETS, epochs=2, **options).history, model
+    return trained(regressor(gemma))
 
 
 @pytest.mark.parametrize("load", LOADERS)
@@ -200,7 +199,7 @@ def test_pretrained(divided, load, pretrained, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SMALLEST_BYTES", 256)
     gemma = load(pretrained)
     weights = gemma.get_weights()
-    wanted, _ = _tuned(gemma)
+    wanted = _tuned(gemma)
     with divided():
         gemma = load(pretrained)
         in_shards = [
@@ -208,7 +207,7 @@ def test_pretrained(divided, load, pretrained, tmp_path, monkeypatch):
         ]
         assert in_shards.count(True) >= 7
         assert_all_close(gemma.get_weights(), weights, 0)
-        history, _ = _tuned(gemma)
+        history = _tuned(gemma)
         gemma.save_to_preset(str(tmp_path))
         gemma.save_weights(tmp_path / "own.weights.json", max_shard_size=4e-6)
         inside = gemma.predict(TOKENS, verbose=0)

@@ -1,26 +1,28 @@
-"""Every case of the contract with XLA, on towers that have copies of variables.
+"""Every case of the contract with XLA: it compiles what one device compiles.
 
-They compile what one device compiles, and draw what it draws.
+Towers draw what it draws, too.
 """
 
 import functools
+import itertools
 
 import keras
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.cases import CASES
+from keras_towers.conformance.cases import CASES, HARDEST
 from keras_towers.conformance.strategy_check import on_one_device
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
-from tests.kit.training import X, Y, compiled
+from tests.kit.training import X, Y, seeded, stacked
 
 pytestmark = pytest.mark.alternate
 
 # XLA rounds fused operations differently.
 ROUNDING = 1e-5
 DRAWN = 36
+SOME = *HARDEST, "draws", "loss-scale-overflow"
 
 
 def trained(model):
@@ -38,23 +40,34 @@ def with_xla(build):
     return model
 
 
+WITH_COPIES = {
+    "two with copies": functools.partial(kt.TowerStrategy, 2, updates="each"),
+    "three with copies": functools.partial(kt.TowerStrategy, 3, updates="each"),
+    "in shares": functools.partial(kt.TowerStrategy, 2, updates="sharded"),
+}
+WAYS = {
+    **WITH_COPIES,
+    "towers": functools.partial(kt.TowerStrategy, 3),
+    "in parts": functools.partial(kt.TowerStrategy, 2, micro_batches=3),
+    # XLA does not use variables of other devices: it is given values.
+    "held once": functools.partial(
+        kt.ParameterServerTowerStrategy, 2, ps_device="towers"
+    ),
+}
+
+
 _CASES = [
-    (name, updates, towers)
-    for name in CASES
-    for updates, towers in (("each", 2), ("each", 3), ("sharded", 2))
+    (name, way)
+    for name, way in itertools.product(CASES, WAYS)
+    if way in WITH_COPIES or name in SOME
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "updates", "towers"), sample_of(_CASES, DRAWN)
-)
-def test_towers_with_copies_compile_all_functions(
-    name, updates, towers, functions
-):
+@pytest.mark.parametrize(("name", "way"), sample_of(_CASES, DRAWN))
+def test_towers_compile_all_functions(name, way, functions):
     case = CASES[name]
     build = functools.partial(with_xla, case.build)
-    strategy = kt.TowerStrategy(towers, updates=updates)
-    found = use_model(build, case.fit, strategy)
+    found = use_model(build, case.fit, WAYS[way]())
     assert functions["not"] == []
     assert functions["compiled"] or build().run_eagerly
     # Of what is drawn XLA has other numbers.
@@ -117,12 +130,11 @@ class Counting(keras.layers.Layer):
 
 
 def test_branches_and_loops_that_write_are_compiled(functions):
-    def build():
-        keras.utils.set_random_seed(1)
-        layers = [Counting(), keras.layers.Dense(5, "tanh")]
-        return keras.Sequential([*layers, keras.layers.Dense(3)])
+    def layers():
+        dense = keras.layers.Dense
+        return [Counting(), dense(5, "tanh"), dense(3)]
 
-    make = compiled(build, jit_compile=True)
+    make = stacked(layers, jit_compile=True)
 
     def act(model):
         logs = trained(model)
@@ -149,11 +161,7 @@ def _drawn_in_branches(x, seed):
 
 
 def test_branches_that_draw_for_their_gradients(functions):
-    def build():
-        keras.utils.set_random_seed(1)
-        return Drawing(_drawn_in_branches)
-
-    make = compiled(build, jit_compile=True)
+    make = seeded(lambda: Drawing(_drawn_in_branches), jit_compile=True)
 
     def act(model):
         data = tf.data.Dataset.from_tensor_slices((X[:15], Y[:15])).batch(5)

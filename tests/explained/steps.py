@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
+from tests.kit.meshes import layout_map, mesh_of
 
 FOLDER = pathlib.Path(__file__).parent
 VERSIONS = f"Keras {keras.__version__}, TensorFlow {tf.__version__}"
@@ -90,13 +91,7 @@ def clipping():
 
 
 def on_mesh(rows, columns, layouts):
-    devices = [f"cpu:{k}" for k in range(rows * columns)]
-    names = ("batch", "model")
-    mesh = keras.distribution.DeviceMesh((rows, columns), names, devices)
-    layout_map = keras.distribution.LayoutMap(mesh)
-    for path, axes in layouts.items():
-        layout_map[path] = axes
-    return kt.ModelParallelStrategy(layout_map)
+    return kt.ModelParallelStrategy(layout_map(mesh_of(rows, columns), layouts))
 
 
 def mesh():

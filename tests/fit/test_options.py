@@ -65,14 +65,11 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Options, {"stall_timeout_s": True}, "stall_timeout_s=True"),
         (Options, {"sync_every": 0}, "sync_every=0 .* 1 or more"),
         (Options, {"sync_every": True}, "=True .* a whole number or N"),
-        (Options, {"sync_every": 2, "updates": "sharded"}, "contradicts"),
-        (Options, {"sync_every": 2, "average": False}, "contradicts"),
         (Options, {"shard_over": "process"}, "only applies with weights="),
         (Options, {"shard_over": "rank", **SHARDS}, "'job' or 'process'"),
         (Options, {"layouts": {}}, "a LayoutMap or None"),
-        (Options, {"layouts": MAP, **SHARDS}, "contradict weights='sharded'"),
+        # docs/test_pairs.py has the others that contradict each other.
         (Options, {"layouts": MAP, "updates": "once"}, "updates='once'"),
-        (Options, {"layouts": MAP, "sync_every": 2}, "layout map contradicts"),
         (Options, {"outer_momentum": 0.9}, "such as sync_every=16"),
         (Options, {"sync_every": 2, "outer_momentum": 1}, "=1 .* less"),
         (Options, {"outer_learning_rate": "1"}, "rate='1' .* a number"),
@@ -92,6 +89,17 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
             for parts in (0, -1, 1.5, True, "many", None)
         ),
         (Tower, {"updates": ["each"]}, r"updates=\['each'\] .*'each'"),
+        (Tower, {"weights": "whole"}, "weights='whole'"),
+        (Tower, {"sync_every_epoch": 2}, "sync_every_epoch=2"),
+        (Tower, {"gather_bytes": 10}, "only applies with weights="),
+        *(
+            (Tower, {"gather_bytes": number, **SHARDS}, said)
+            for number, said in (
+                (-1, "gather_bytes=-1"),
+                ("256", "gather_bytes='256'.* its unit"),
+                (2.5, "give a whole number or a text"),
+            )
+        ),
         (Tower, {"average": 1}, "average=1 .*True.*False"),
         (Tower, {"batch_norm": "none"}, "batch_norm='none' .*'global'"),
         (kt.NoOpStrategy, {"logs": ["loss"]}, "logs=.* dictionary"),

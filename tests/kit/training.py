@@ -36,17 +36,30 @@ def linear(*middle, optimizer=m.momentum, cls=keras.Sequential, **kwargs):
     return model
 
 
-def stacked(layers, shape=(6,), cls=keras.Sequential, **options):
-    """Like ``compiled``, of layers that a function makes, the same each time.
+def seeded(build, *args, metrics=lambda: None, **options):
+    """Like ``compiled``, of what a function or a class makes from one seed."""
+
+    def make():
+        keras.utils.set_random_seed(1)
+        return build()
+
+    return compiled(make, *args, metrics=metrics, **options)
+
+
+def stacked(
+    layers,
+    shape=(6,),
+    cls=keras.Sequential,
+    metrics=lambda: ["accuracy"],
+    **options,
+):
+    """Likewise, of layers that a function makes.
 
     Their initializers take a seed when they are made.
     """
-
-    def build():
-        keras.utils.set_random_seed(1)
-        return cls([keras.Input(shape), *layers()])
-
-    return compiled(build, **options)
+    return seeded(
+        lambda: cls([keras.Input(shape), *layers()]), metrics=metrics, **options
+    )
 
 
 def fit(model, epochs=1, x=X, y=Y, batch_size=BATCH, **kwargs):

@@ -13,6 +13,7 @@ from keras_towers.conformance import case_models as m
 from keras_towers.errors import TowerError
 from keras_towers.replicas.replica_calls import TrainFunction
 from keras_towers.strategies import parameter_server_strategies
+from tests.fit.step.acts import ReadsItsUpdate
 from tests.kit.compare import assert_same_model
 from tests.kit.leaving import Boom
 from tests.kit.sampling import sample_of
@@ -151,14 +152,6 @@ def test_an_update_in_a_condition_is_refused(strategy, name, first, said):
         model.fit(X[:, :4], X[:, :1], verbose=0)
 
 
-class ReadsAfterItsUpdate(keras.Sequential):
-    """Reads a weight that the step has already updated, as GANs do."""
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        return {**logs, "norm": tf.norm(self.trainable_variables[0])}
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -171,7 +164,7 @@ def test_a_weight_that_is_read_after_its_update_is_refused(
     strategy, name, options
 ):
     layers = [keras.layers.Input((4,)), keras.layers.Dense(1)]
-    model = ReadsAfterItsUpdate(layers, name="late")
+    model = ReadsItsUpdate(layers, name="late")
     model.compile("sgd", "mse")
     said = "calls an optimizer and then reads late/dense.*/kernel"
     with strategy(name, **options), pytest.raises(TowerError, match=said):

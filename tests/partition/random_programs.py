@@ -10,7 +10,7 @@ import random
 
 import tensorflow as tf
 
-from tests.partition import kit
+from tests.partition import kit, tensor_lists as lists
 from tests.partition.rules.cases.case import raw_op
 
 # Branches and loops are within one another, but for one.
@@ -29,18 +29,6 @@ GIVEN = (
     kit.partial_sum(2),
 )
 _FLOATS = {"element_dtype": tf.float32}
-_list_of = raw_op("TensorListFromTensor")
-_push = raw_op("TensorListPushBack")
-_pop = raw_op("TensorListPopBack", **_FLOATS)
-_set = raw_op("TensorListSetItem")
-_get = raw_op("TensorListGetItem", **_FLOATS)
-_stack = raw_op("TensorListStack", **_FLOATS)
-_resized = raw_op("TensorListResize")
-_reserved = raw_op("TensorListReserve", **_FLOATS)
-_picked = raw_op("TensorListGather", **_FLOATS)
-_scattered = raw_op("TensorListScatterV2")
-_length = raw_op("TensorListLength")
-_shape_of = raw_op("TensorListElementShape", shape_type=tf.int32)
 _OF_ANY, _OF_ROWS, _NESTED, _NESTED_OF_ROWS = [], [], [], []
 
 
@@ -552,66 +540,70 @@ def _elements(o):
     shape = o.draw.choice([[-1] * (x.shape.rank - 1) + [2], tf.shape(x)])
     length = 3
     items = o.one_of(
-        lambda: _list_of(tf.stack([x, o.rows, x * 0.5]), shape),
-        lambda: _set(_reserved(shape, length), 1, o.rows),
+        lambda: lists.list_of(tf.stack([x, o.rows, x * 0.5]), shape),
+        lambda: lists.put(lists.reserved(shape, length), 1, o.rows),
         # An element among zeros.
-        lambda: _set(_list_of(tf.zeros_like([x, x, x]), shape), 2, o.rows),
+        lambda: lists.put(
+            lists.list_of(tf.zeros_like([x, x, x]), shape), 2, o.rows
+        ),
     )
     for _ in range(o.draw.randrange(5)):
         item, at = o.draw.choice(others), o.draw.randrange(length)
         doing = o.draw.randrange(6)
         if doing == 0:
-            items, length = _push(items, item), length + 1
+            items, length = lists.push(items, item), length + 1
         elif doing == 1 and length > 1:
-            (items, _), length = _pop(items, shape), length - 1
+            (items, _), length = lists.pop(items, shape), length - 1
         elif doing == 2:
-            items = _set(items, at, item)
+            items = lists.put(items, at, item)
         elif doing == 3:
-            items, length = _resized(items, length + 1), length + 1
+            items, length = lists.resized(items, length + 1), length + 1
         elif doing == 4:
             items = tf.add_n([items, items])
         else:
             two = tf.stack([item, x])
             order = o.draw.choice([[2, 0], [0, 1]])
-            items, length = _scattered(two, order, shape, 3), 3
+            items, length = lists.scattered(two, order, shape, 3), 3
     at = o.draw.randrange(length)
     own = tf.shape(x)
     items = o.one_of(lambda: items, lambda: tf.raw_ops.ZerosLike(x=items))
-    unlike = _push(
-        _list_of(x[None], [-1] * x.shape.rank), tf.concat([x, x * 2], -1)
+    unlike = lists.push(
+        lists.list_of(x[None], [-1] * x.shape.rank), tf.concat([x, x * 2], -1)
     )
     return o.one_of(
-        lambda: _get(items, at, own) * 0.3,
-        lambda: _get(items, tf.cast(o.way, tf.int32) % length, own) * 0.3,
+        lambda: lists.get(items, at, own) * 0.3,
+        lambda: lists.get(items, tf.cast(o.way, tf.int32) % length, own) * 0.3,
         lambda: _joined(items, [-1, *x.shape[1:]])[: own[0]] * 0.3,
-        lambda: tf.reduce_sum(_stack(items, own), 0) * 0.1,
-        lambda: _picked(items, [at, 0], own)[0] * 0.3,
-        lambda: _pop(_push(items, x), shape)[1],
-        lambda: x * tf.cast(tf.reduce_sum(_shape_of(items)), tf.float32) * 0.1,
-        lambda: _get(unlike, 1, [-1] * x.shape.rank)[..., -2:] * 0.3,
+        lambda: tf.reduce_sum(lists.stack(items, own), 0) * 0.1,
+        lambda: lists.picked(items, [at, 0], own)[0] * 0.3,
+        lambda: lists.pop(lists.push(items, x), shape)[1],
+        lambda: (
+            x * tf.cast(tf.reduce_sum(lists.shape_of(items)), tf.float32) * 0.1
+        ),
+        lambda: lists.get(unlike, 1, [-1] * x.shape.rank)[..., -2:] * 0.3,
     )
 
 
 @_kind(_OF_ROWS)
 def _rows_as_elements(o):
     """A list of which the elements are the rows of all examples."""
-    x, n, items = o.x, _size(o.x), _list_of(o.x, [2])
+    x, n, items = o.x, _size(o.x), lists.list_of(o.x, [2])
     one = o.draw.choice([p for p in o.pool if p.shape.rank == 1] or [x[0]])
     items, length = o.one_of(
         lambda: (items, n),
-        lambda: (_push(items, one), n + 1),
-        lambda: (_pop(_push(items, one), [2])[0], n),
-        lambda: (_set(items, n - 1, one), n),
-        lambda: (_set(items, 0, x[-1]), n),
-        lambda: (_resized(items, n + 2), n + 2),
+        lambda: (lists.push(items, one), n + 1),
+        lambda: (lists.pop(lists.push(items, one), [2])[0], n),
+        lambda: (lists.put(items, n - 1, one), n),
+        lambda: (lists.put(items, 0, x[-1]), n),
+        lambda: (lists.resized(items, n + 2), n + 2),
         lambda: (tf.add_n([items, items]), n),
     )
     return o.one_of(
-        lambda: _stack(items, [2])[:n] * 0.5,
-        lambda: _get(items, n - 1, [2]) * 0.5,
-        lambda: _get(items, 0, [2]) * 0.5,
-        lambda: _picked(items, tf.range(n)[::-1], [2]) * 0.5,
-        lambda: x * tf.cast(_length(items) - length + 1, tf.float32),
+        lambda: lists.stack(items, [2])[:n] * 0.5,
+        lambda: lists.get(items, n - 1, [2]) * 0.5,
+        lambda: lists.get(items, 0, [2]) * 0.5,
+        lambda: lists.picked(items, tf.range(n)[::-1], [2]) * 0.5,
+        lambda: x * tf.cast(lists.length_of(items) - length + 1, tf.float32),
     )
 
 
@@ -701,29 +693,29 @@ def _rounds(o):
 def _pushed(o):
     """A loop over examples that pops from a list, or pushes to one."""
     x, n = o.x, _size(o.x)
-    items = _list_of(x, [2])
-    empty = raw_op("EmptyTensorList", **_FLOATS)([2], -1)
+    items = lists.list_of(x, [2])
+    empty = lists.empty([2])
     pops = o.draw.random() < 0.5
     by = o.draw.choice(
         [
             lambda i, found: 1,
             lambda i, found: i + 1,
-            lambda i, found: _length(found) + 1,
+            lambda i, found: lists.length_of(found) + 1,
         ]
     )
 
     def body(i, items, found, total):
         if pops:
-            items, row = _pop(items, [2])
+            items, row = lists.pop(items, [2])
         else:
-            row = _get(items, i, [2])
+            row = lists.get(items, i, [2])
         row = tf.tanh(row * tf.cast(by(i, found), tf.float32))
-        return i + 1, items, _push(found, row), total + row * 0.1
+        return i + 1, items, lists.push(found, row), total + row * 0.1
 
     found = tf.while_loop(
         lambda i, *_: i < n, body, (0, items, empty, tf.zeros([2]))
     )
-    return o.one_of(lambda: _stack(found[2], [2]), lambda: found[3])
+    return o.one_of(lambda: lists.stack(found[2], [2]), lambda: found[3])
 
 
 KINDS = {

@@ -130,20 +130,12 @@ def _list(builder, variable):
     )
 
 
-def test_a_list_is_made_where_it_is_used():
-    builder = Builder()
-    _list(builder, variable())
-    assert types(builder) == [
-        ([], ["ReadVariableOp"]),
-        (["TensorListSetItem"], []),
-    ]
-
-
-def test_a_list_may_leave_a_function():
+def test_a_list_is_made_where_it_is_used_and_may_leave_a_function():
     builder = Builder()
     result = _list(builder, variable())
     found, not_compiled = divided(builder, [result])
     assert not not_compiled
+    assert found == types(builder)
     assert found == [
         ([], ["ReadVariableOp"]),
         (["TensorListSetItem"], []),

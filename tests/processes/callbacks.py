@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
+from tests.fit.test_plain_settings import Schedule
 from tests.kit.again import begin_again
 from tests.kit.compare import (
     assert_all_close,
@@ -404,23 +405,13 @@ def fewer_examples(mine):
     s.fit(mine, s.X[:count], s.Y[:count], batch_size=8)
 
 
-class OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Says nothing of itself, as many in scripts."""
-
-    def __init__(self, first):
-        self.first = first
-
-    def __call__(self, step):
-        return self.first / (1.0 + keras.ops.cast(step, "float32"))
-
-
 def schedule(steps):
     rate = keras.optimizers.schedules.CosineDecay(0.1, steps)
     return keras.optimizers.SGD(rate), "mse"
 
 
 def own_schedule(first):
-    return keras.optimizers.SGD(OwnSchedule(first)), "mse"
+    return keras.optimizers.SGD(Schedule(first)), "mse"
 
 
 def momentum(value):

@@ -19,6 +19,7 @@ import numpy as np
 
 import keras_towers as kt
 from tests.kit.compare import assert_all_close, assert_same_history
+from tests.kit.meshes import layout_map, mesh_of
 
 FOLDER = pathlib.Path(sys.argv[1])
 STRATEGY = sys.argv[2]
@@ -47,10 +48,7 @@ def strategy_here():
     """Each process has two towers of two devices, which share the kernel."""
     if not ON_MESH:
         return kt.strategy(STRATEGY)
-    devices = [f"cpu:{index}" for index in range(4)]
-    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices)
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts[".*kernel"] = ("batch", "model")
+    layouts = layout_map(mesh_of(2, 2), {".*kernel": ("batch", "model")})
     return kt.strategy(STRATEGY, layouts=layouts, shard_over="process")
 
 

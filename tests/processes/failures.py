@@ -15,7 +15,7 @@ import keras_towers as kt
 from keras_towers import settings, system
 from keras_towers.rendezvous import watch
 from keras_towers.transport.engine_transport import EngineTransport
-from tests.kit.leaving import Boom
+from tests.kit.leaving import Boom, Unprintable
 from tests.kit.processes import wait_until
 from tests.kit.ranks import check
 from tests.processes import small as s
@@ -96,13 +96,6 @@ def a_call_that_fails_on_one_rank_fails_on_all():
         assert_fails(stopped, KeyboardInterrupt)
         s.fit(mine)
     s.assert_same_model(mine)
-
-
-class Unprintable(Exception):
-    def __str__(self):
-        raise ValueError
-
-    __repr__ = __str__
 
 
 def by_rank_1(error):

@@ -12,6 +12,7 @@ import pytest
 import keras_towers as kt
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
+from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 from tests.processes.training import Seen
@@ -152,13 +153,8 @@ def assert_rounds_in_shards(**options):
 
 @check
 def rounds_on_a_mesh():
-    mesh = keras.distribution.DeviceMesh(
-        (2, 2), ("batch", "model"), [f"cpu:{index}" for index in range(4)]
-    )
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts[".*dense.*/kernel"] = ("model", None)
-    layouts[".*dense/bias"] = ("batch",)
-    assert_rounds_in_shards(layouts=layouts)
+    layouts = {".*dense.*/kernel": ("model", None), ".*dense/bias": ("batch",)}
+    assert_rounds_in_shards(layouts=layout_map(mesh_of(2, 2), layouts))
 
 
 @check

@@ -83,20 +83,6 @@ def ranks_take_as_many_micro_batches_as_one_of_them_needs():
     assert bool(memory.failures) == (RANK == 1)
 
 
-class Largest(keras.metrics.Metric):
-    """The largest score, which is no mean over examples."""
-
-    def __init__(self):
-        super().__init__(name="largest")
-        self.value = self.add_variable((), "zeros", name="value")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.value.assign(tf.maximum(self.value, tf.reduce_max(y_pred)))
-
-    def result(self):
-        return self.value
-
-
 @check
 def what_a_step_makes_first_is_that_of_rank_0():
     """Each rank would draw other values for a layer of the loss."""
@@ -114,7 +100,8 @@ def what_a_step_makes_first_is_that_of_rank_0():
 @check
 def metrics_that_are_no_sums():
     make = stacked(
-        lambda: [keras.layers.Dense(3)], metrics=lambda: [Largest(), "accuracy"]
+        lambda: [keras.layers.Dense(3)],
+        metrics=lambda: [building.SmallestScore(), "accuracy"],
     )
     assert_exact(make, lambda model: fit(model, x=X[:13], y=Y[:13]))
 

@@ -1,7 +1,6 @@
 """Checks of a worker: what users do with a strategy on two ranks."""
 
 import functools
-import itertools
 import pathlib
 import random
 import tempfile
@@ -293,7 +292,7 @@ def layers_with_other_settings_are_refused():
         for _ in range(s.RANK):
             keras.layers.Activation(name)
         dropout = keras.layers.Dropout(0.0, seed=s.RANK)
-        return make(keras.layers.Activation(name), dropout)
+        return make(keras.layers.Activation(name), dropout, metrics=[])
 
     def predict(mine):
         return mine.predict(s.X, verbose=0)
@@ -435,6 +434,11 @@ def own_data_of_unequal_length():
     for mine, x, y, epochs in (
         (made(s.model, seed=s.RANK, steps_per_execution=3), dataset, None, 2),
         (made(s.eager, seed=s.RANK), batches_of(OWN_COUNT), None, 1),
+        (
+            made(s.model, seed=s.RANK),
+            tf.data.Dataset.from_tensor_slices(own).batch(OWN_BATCH),
+            *(None, 2),
+        ),
         (made(s.eager, seed=s.RANK), *own, 2),
     ):
         fit = functools.partial(s.fit, epochs=epochs, batch_size=OWN_BATCH)
@@ -510,41 +514,6 @@ def images_of_a_folder_are_divided():
             of_images().fit(
                 images_in(folder, batch_size=4, seed=s.RANK), verbose=0
             )
-
-
-@check
-def own_images_of_each_rank():
-    """One rank has fewer, and predicts for these alone."""
-    counts = [(3, 2), (1, 2)]
-    with tempfile.TemporaryDirectory() as name:
-        for rank, own in enumerate(counts):
-            write_images(pathlib.Path(name) / str(rank), own)
-        each, other = (
-            images_in(f"{name}/{rank}", batch_size=3, shuffle=False)
-            for rank in range(2)
-        )
-        own = (each, other)[s.RANK]
-
-        def batches():
-            for parts in itertools.zip_longest(each, other):
-                given = [part for part in parts if part is not None]
-                yield tuple(tf.concat(t, 0) for t in zip(*given, strict=True))
-
-        together = tf.data.Dataset.from_generator(
-            batches, output_signature=each.element_spec
-        ).apply(tf.data.experimental.assert_cardinality(2))
-        strategy, mine = s.Strategy(batches="each"), of_images()
-        s.assert_as_one_process(
-            mine,
-            lambda it: it.fit(own, epochs=2, verbose=0),
-            of_images(run_eagerly=True),
-            reference=lambda it: it.fit(together, epochs=2, verbose=0),
-            strategy=strategy,
-        )
-        with strategy:
-            found = mine.predict(own, verbose=0)
-        assert_close(found, mine.predict(own, verbose=0), 1e-6)
-        assert s.gather(len(found)) == [5, 3]
 
 
 @check

@@ -276,10 +276,6 @@ def test_a_dataset_without_batches(model, before):
             lambda: kt.TowerStrategy(2, "sharded"),
             "TowerStrategy(towers=None, *",
         ),
-        (
-            lambda: kt.AsyncTowerStrategy(weights="sharded"),
-            "AsyncTowerStrategy has no option 'weights'. Its options are",
-        ),
         (lambda: kt.NoOpStrategy(lag=1), "'lag'. Its options are logs"),
         (lambda: kt.ModelParallelStrategy(), "required argument: 'layout_map'"),
         (lambda: kt.strategy("tower", 2, "sharded"), "too many positional"),

@@ -18,7 +18,6 @@ from keras_towers.fit.weights.shards import ShardedVariable
 from tests.kit import meshes
 from tests.kit.compare import (
     assert_all_close,
-    assert_close,
     assert_exact,
     assert_same,
     assert_same_history,
@@ -27,6 +26,7 @@ from tests.kit.compare import (
 )
 from tests.kit.meshes import mesh_of
 from tests.kit.sampling import sample_of
+from tests.kit.training import seeded
 
 pytestmark = pytest.mark.alternate
 
@@ -148,12 +148,6 @@ _STEPS = [Logged, rows_of_a_table, all_in_columns]
 def test_what_steps_of_users_do(build):
     x = RNG.integers(0, 20, (14, 4 if build is Logged else 3))
 
-    def make():
-        keras.utils.set_random_seed(1)
-        model = build()
-        model.compile("adagrad", "mse", jit_compile=False)
-        return model
-
     def act(model):
         y = np.ones((14, 4))
         return model.fit(x, y, batch_size=5, shuffle=False, verbose=0).history
@@ -163,6 +157,9 @@ def test_what_steps_of_users_do(build):
         ".*table/embeddings": ("batch", "model"),
     }
     strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2), both))
+    make = seeded(
+        build, keras.optimizers.Adagrad, keras.losses.MeanSquaredError
+    )
     assert_exact(make, act, strategy)
 
 
@@ -193,12 +190,6 @@ def test_rows_of_other_things_than_examples(kind):
             rows = tf.RaggedTensor.from_row_splits(values, inputs.row_splits)
             return self.down(tf.reduce_mean(rows, 1))
 
-    def make():
-        keras.utils.set_random_seed(1)
-        model = Model()
-        model.compile("adam", "mse", jit_compile=False)
-        return model
-
     layouts = {
         ".*first/embeddings": ("model", None),
         ".*up/kernel": (None, "model"),
@@ -206,36 +197,8 @@ def test_rows_of_other_things_than_examples(kind):
         ".*down/kernel": ("model", None),
     }
     strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2), layouts))
-    assert_exact(
-        make, lambda m: m.fit(data, verbose=0).history["loss"], strategy
-    )
-
-
-def test_xla_draws_and_computes_the_same(caplog):
-    def make():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential(
-            [
-                keras.Input((4,)),
-                layers.Dense(96, "gelu", name="up"),
-                layers.Dropout(0.5, seed=3),
-                layers.Dense(4, name="down"),
-            ]
-        )
-        model.compile("sgd", "mse", jit_compile=True)
-        return model
-
-    def act(model):
-        return model.fit(x, x, batch_size=7, verbose=0).history["loss"]
-
-    x = RNG.normal(size=(14, 4))
-    mine, reference = make(), make()
-    wanted = act(reference)
-    with kt.ModelParallelStrategy(layout_map(mesh_of(2, 2))):
-        found = act(mine)
-    assert_close(found, wanted)
-    assert_all_close(mine.get_weights(), reference.get_weights())
-    assert "jit_compile is off" not in caplog.text
+    make = seeded(Model, keras.optimizers.Adam, keras.losses.MeanSquaredError)
+    assert_exact(make, lambda m: m.fit(data, verbose=0), strategy)
 
 
 def test_a_script_for_other_backends_runs_as_it_is():

@@ -62,7 +62,6 @@ def test_strategies_are_made_by_name_with_options():
         ("nope", {}, "'nope'; known are .*lone.*tower"),
         (["tower"], {}, "not the name .*'noop', .*'tower'"),
         ("lone", {"speed": 3}, "'lone' does not take .*speed"),
-        ("async", {"mode": "nccl"}, "AsyncTowerStrategy has no option 'mode'"),
     ],
 )
 def test_unknown_names_and_options_are_refused(name, options, message):

@@ -30,6 +30,11 @@ PARTS = {
     },
     "optimizers": optimizer_recipes.modes(),
 }
+WAYS = {
+    "at once": {"updates": "once"},
+    "slots in shards": {"updates": "sharded"},
+    "weights in shards": {"weights": "sharded", "updates": "each"},
+}
 # With an older Keras, groups are of other recipes.
 COMPLETE = (ALL_LAYERS, of_losses.ALL_LOSSES, of_losses.ALL_METRICS) == (
     LAYERS,
@@ -54,8 +59,8 @@ def _groups():
     """Some recipes of a kind each, which are trained as one model."""
     for kind, classes in PARTS.items():
         recipes = [item for parts in classes.values() for item in parts.items()]
-        # In shares each weight's slots have to be known.
-        ways = ["once", "sharded"] if kind == "optimizers" else ["once"]
+        # In shards each weight's slots have to be known.
+        ways = WAYS if kind == "optimizers" else ["at once"]
         for start in range(0, len(recipes), GROUP):
             some = dict(recipes[start : start + GROUP])
             for way in ways:
@@ -64,17 +69,17 @@ def _groups():
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipes", "updates"), sample_of(_groups(), DRAWN)
+    ("kind", "recipes", "way"), sample_of(_groups(), DRAWN)
 )
-def test_classes_are_those_of_one_device(kind, recipes, updates):
+def test_classes_are_those_of_one_device(kind, recipes, way, small_shards):
     make = groups.of_recipes
     if kind == "optimizers":
         make = optimizer_recipes.group
     programs = []
-    towers = on_towers(programs, updates=updates)
+    towers = on_towers(programs, **WAYS[way])
     assert not groups.compared(recipes, make, lambda _: towers)
     if not COMPLETE:
         return
     # Programs are too large for pytest to show.
-    once = computed_once(programs)
-    assert once == ONCE.get(next(iter(recipes)), "")
+    once, first = computed_once(programs), next(iter(recipes))
+    assert once == ONCE.get(f"{first}, {way}", ONCE.get(first, ""))

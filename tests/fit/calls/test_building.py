@@ -14,6 +14,7 @@ from keras_towers.fit.weights.shards import ShardedVariable
 from tests.kit.compare import assert_exact
 from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.sampling import sample_of
+from tests.kit.training import fit, seeded
 
 pytestmark = pytest.mark.alternate
 
@@ -34,45 +35,6 @@ WAYS = {
     "shards": lambda: kt.TowerStrategy(3, weights="sharded"),
     "mesh": _mesh,
 }
-
-
-class Headed(keras.Model):
-    """Its ``call`` uses none of its heads, and its step only one.
-
-    The step also writes a variable that is nobody's.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.policy = keras.layers.Dense(3)
-        self.value = keras.layers.Dense(1)
-        self.hidden = (lambda counter: lambda: counter)(tf.Variable(0.0))
-
-    def call(self, inputs):
-        return inputs
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = tf.sqrt(tf.reduce_mean(tf.square(self.policy(data))))
-        self.hidden().assign_add(1.0)
-        weights = self.policy.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_exact_from_the_first_step_on(way, small_shards):
-    def make():
-        keras.utils.set_random_seed(1)
-        model = Headed()
-        model.compile(m.momentum(), jit_compile=False)
-        return model
-
-    def act(model):
-        model.fit(X, batch_size=8, shuffle=False, verbose=0)
-        return model.policy.get_weights(), model.hidden().numpy()
-
-    assert_exact(make, act, WAYS[way]())
 
 
 class Smallest(keras.metrics.Metric):
@@ -150,11 +112,16 @@ class Matched(keras.Model):
             [keras.layers.Embedding(78, 6), keras.layers.Dense(4)]
         )
         self.scaled = Scaled()
+        # No step builds it.
+        self.unused = keras.layers.Dense(3)
+        # No attribute has the variable.
+        self.calls = (lambda calls: lambda: calls)(tf.Variable(0.0))
 
     def call(self, x):
         return self.queries(x)
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        self.calls().assign_add(1.0)
         off = y_pred * self.candidates(y) - 0.5
         return self.scaled(y, off) + sum(self.losses)
 
@@ -191,21 +158,22 @@ _CALLS = [
 
 @pytest.mark.parametrize(("act", "way"), sample_of(_CALLS, 6))
 def test_what_only_the_loss_uses_is_made_by_the_step(act, way, small_shards):
-    def make():
-        keras.utils.set_random_seed(1)
-        model = Matched()
-        model.compile(keras.optimizers.Adam(0.1), metrics=[SmallestScore()])
-        return model
-
     def used(model):
         found = act(model)
         divided.append(
             any(isinstance(v._value, ShardedVariable) for v in model.weights)
         )
         counted = model.queries.embeddings_regularizer.count
-        return found, float(counted), float(model.scaled.scale)
+        written = counted, model.scaled.scale, model.calls()
+        return found, list(map(float, written))
 
     divided = []
+    make = seeded(
+        Matched,
+        lambda: keras.optimizers.Adam(0.1),
+        loss=lambda: None,
+        metrics=lambda: [SmallestScore()],
+    )
     assert_exact(make, used, WAYS[way](), in_graph=True)
     assert divided == [False, way in ("shards", "mesh")]
 
@@ -272,16 +240,10 @@ def test_a_checkpoint_that_is_restored_before_the_model_is_built(
     tmp_path, caplog
 ):
     """TensorFlow then restores not all weights, on one device, too."""
-
-    def make():
-        keras.utils.set_random_seed(1)
-        model = m.Lazy()
-        model.compile(m.momentum(), "mse", jit_compile=False)
-        return model
+    make = seeded(m.Lazy, loss=keras.losses.MeanSquaredError)
 
     def act(model):
-        fitted = {"batch_size": 8, "shuffle": False, "verbose": 0}
-        return model.fit(X, X[:, :3], **fitted).history
+        return fit(model, x=X, y=X[:, :3], batch_size=8)
 
     trained = make()
     act(trained)
@@ -294,6 +256,26 @@ def test_a_checkpoint_that_is_restored_before_the_model_is_built(
 
     assert_exact(restored, act, kt.TowerStrategy(2), in_graph=True)
     assert "Build the model first" in caplog.text
+
+
+class DrawsLate(keras.Sequential):
+    """Draws for the first time in its step, with a seed and without."""
+
+    def train_step(self, data):
+        x, y, *_ = data
+        noise = keras.random.normal(tf.shape(x))
+        return super().train_step((x + 0.1 * noise, y))
+
+
+def test_a_first_draw_in_the_step():
+    def build():
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        layers = m.Always(0.4), keras.layers.Dense(3)
+        return DrawsLate([keras.Input((6,)), *layers])
+
+    make = m.compiled(build, jit_compile=False)
+    assert_exact(make, fit, kt.TowerStrategy(3), tolerance=4e-6)
 
 
 class Lazy(keras.Model):

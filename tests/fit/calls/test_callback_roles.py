@@ -1,8 +1,6 @@
 """Every callback sees and does on towers what it does on one device."""
 
-import contextlib
 import functools
-import types
 
 import keras
 import numpy as np
@@ -11,7 +9,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance.outcomes import assert_ordinary
-from keras_towers.fit.calls import callback_roles, saving
 from tests.kit.compare import assert_exact, assert_same_model
 from tests.kit.sampling import long_unless
 from tests.kit.training import STEPS, X, Y, adam, fit, linear
@@ -117,28 +114,3 @@ def test_callbacks_may_evaluate_train_and_stop(variables_on_towers):
     assert not variables_on_towers()
     assert_ordinary(probes[-1], trains_on_towers=True)
     assert_same_model(probes[-1], probes[0])
-
-
-@pytest.mark.core
-def test_a_callback_of_rank_0_alone_saves_without_the_other_ranks():
-    """Where ranks else save once together."""
-
-    class Saves(callbacks.Callback):
-        def __init__(self):
-            super().__init__()
-            self.is_alone = None
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.is_alone = saving._on_every_rank.get()
-
-    of_rank_0, of_all = Saves(), Saves()
-    peers = types.SimpleNamespace(rank=0, size=2)
-    with contextlib.ExitStack() as stack:
-        given = [kt.ChiefOnly(of_rank_0), of_all]
-        found = callback_roles.callbacks_of_rank(peers, given, stack)
-        assert found == [of_rank_0, of_all]
-        for callback in found:
-            callback.on_epoch_end(0)
-        assert of_rank_0.is_alone and not of_all.is_alone
-    of_rank_0.on_epoch_end(1)
-    assert not of_rank_0.is_alone

@@ -1,7 +1,5 @@
 """Structures, strings, ragged and sparse tensors give what one device gives."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from tests.fit.data.prefetched import (
 )
 from tests.kit.compare import assert_exact
 from tests.kit.sampling import sample_of
-from tests.kit.training import strategy_of
+from tests.kit.training import seeded, strategy_of
 
 pytestmark = pytest.mark.alternate
 
@@ -64,13 +62,6 @@ class Lazy(keras.Model):
         return self.dropout(tf.add_n(scores), training=training)
 
 
-def lazy(**options):
-    keras.utils.set_random_seed(1)
-    model = Lazy()
-    model.compile(m.momentum(), m.cross_entropy(), **options)
-    return model
-
-
 def dataset_of(names, batch=3):
     inputs = {name: INPUTS[name] for name in names}
     return tf.data.Dataset.from_tensor_slices((inputs, Y)).batch(batch)
@@ -98,7 +89,7 @@ DIVIDED = "sparse", "ragged"
 )
 def test_ragged_and_sparse(names, towers, options):
     options = {"eager": False, "prefetch": False, **options}
-    make = functools.partial(lazy, run_eagerly=options.pop("eager"))
+    make = seeded(Lazy, run_eagerly=options.pop("eager"))
     predicts = not options["prefetch"]
 
     def act(model, batch=3):
@@ -123,4 +114,4 @@ def test_nested_ragged_rows_in_batches_of_towers_own_are_refused():
         pytest.raises(kt.TowerError, match="ragged in several axes"),
         strategy_of(2, batches="each"),
     ):
-        lazy().fit(dataset_of(INPUTS), verbose=0)
+        seeded(Lazy)().fit(dataset_of(INPUTS), verbose=0)

@@ -90,3 +90,11 @@ class Twice(Stepping):
     def update(self, grads, variables):
         super().update(grads, variables)
         super().update([w * 0.1 for w in variables], variables)
+
+
+class ReadsItsUpdate(keras.Sequential):
+    """Reads a weight that the step has already updated, as GANs do."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "norm": tf.norm(self.trainable_variables[0])}

@@ -1,5 +1,7 @@
 """With micro_batches="auto", steps take smaller parts where memory ends."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from keras_towers.partition.division import elementwise
 from keras_towers.partition.registry import AXES
 from tests.kit.compare import assert_all_close, assert_exact
 from tests.kit.sampling import sample_of
-from tests.kit.training import adam, compiled, fit
+from tests.kit.training import adam, fit, stacked
 
 pytestmark = pytest.mark.alternate
 
@@ -65,17 +67,16 @@ def memory_of_each_tower(monkeypatch):
 
 
 def make_in(memory, **options):
-    def build():
-        keras.utils.set_random_seed(4)
-        layers = [
+    def layers():
+        return [
             keras.layers.Dense(7, "tanh"),
             keras.layers.Dropout(0.4, seed=2),
             Allocating(memory),
             keras.layers.Dense(3),
         ]
-        return keras.Sequential([keras.Input((6,)), *layers])
 
-    return compiled(build, lambda: adam(global_clipnorm=0.1), **options)
+    clipped = functools.partial(adam, global_clipnorm=0.1)
+    return stacked(layers, optimizer=clipped, **options)
 
 
 def on_batches(model):

@@ -1,12 +1,14 @@
 """A step of Keras on towers is traced once, as on one device."""
 
+import functools
+
 import keras
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.compare import assert_exact
-from tests.kit.training import X, adam, fit
+from tests.kit.training import X, Y, fit, linear, stacked
 
 pytestmark = pytest.mark.alternate
 
@@ -26,26 +28,18 @@ class Asking(keras.Sequential):
         return super().train_step(data)
 
 
-def asking(**options):
-    keras.utils.set_random_seed(1)
-    model = Asking([keras.Input((6,)), keras.layers.Dense(3)])
-    model.compile(adam(), "mse", **options)
-    model.optimizer.build(model.trainable_variables)
-    return model
-
-
 def test_it_is_traced_once_for_all_towers_without_a_strategy():
-    model = asking()
+    model = linear(cls=Asking)
     with kt.TowerStrategy(4):
-        fit(model, x=X[:48], y=X[:48, :3])
+        fit(model, x=X[:48], y=Y[:48])
     ((tower, _, strategy),) = model.asked
     assert (tower.index, tower.total, tower.training) == (0, 1, True)
     assert strategy.num_replicas_in_sync == 1
 
 
 def test_a_batch_of_a_fixed_size_is_traced_with_it():
-    model = asking()
-    data = tf.data.Dataset.from_tensor_slices((X[:48], X[:48, :3]))
+    model = linear(cls=Asking)
+    data = tf.data.Dataset.from_tensor_slices((X[:48], Y[:48]))
     with kt.TowerStrategy(4):
         model.fit(data.batch(12, drop_remainder=True), verbose=0)
     assert [rows for _, rows, _ in model.asked] == [12]
@@ -57,11 +51,11 @@ def test_a_batch_of_a_fixed_size_is_traced_with_it():
 )
 def test_eager_steps_run_as_on_one_device_and_warn_once(logged, cause):
     compiled = cause.startswith("run_eagerly")
-    model = asking(run_eagerly=compiled)
+    model = linear(cls=Asking, run_eagerly=compiled)
     tf.config.run_functions_eagerly(not compiled)
     try:
         with kt.TowerStrategy(2):
-            fit(model, 2, x=X[:24], y=X[:24, :3], batch_size=12)
+            fit(model, 2, x=X[:24], y=Y[:24], batch_size=12)
     finally:
         tf.config.run_functions_eagerly(False)
     assert [rows for _, rows, _ in model.asked] == [12] * 4
@@ -83,15 +77,10 @@ class Generating(keras.Sequential):
 
 @pytest.mark.parametrize("updates", ["once", "each", "sharded"])
 def test_data_without_rows(updates):
-    def make():
-        keras.utils.set_random_seed(1)
-        model = Generating([keras.Input((6,)), keras.layers.Dense(3)])
-        model.compile(adam())
-        return model
-
     def act(model):
         return model.fit(tf.data.Dataset.range(3), verbose=0)
 
+    make = functools.partial(linear, cls=Generating)
     towers = kt.TowerStrategy(2, updates=updates)
     assert_exact(make, act, towers, in_graph=True)
 
@@ -121,15 +110,8 @@ class Asked(keras.layers.Layer):
 
 @pytest.mark.parametrize("rounds_write", [False, True])
 def test_conditions_that_write_variables(rounds_write):
-    def make():
-        keras.utils.set_random_seed(1)
-        layers = [Asked(rounds_write), keras.layers.Dense(3)]
-        model = keras.Sequential([keras.Input((6,)), *layers])
-        model.compile(adam(), "mse")
-        return model
-
     def act(model):
-        logs = fit(model, x=X[:20], y=X[:20, :3])
-        return logs, float(model.layers[0].asked)
+        return fit(model), float(model.layers[0].asked)
 
+    make = stacked(lambda: [Asked(rounds_write), keras.layers.Dense(3)])
     assert_exact(make, act, kt.TowerStrategy(3, updates="each"))

@@ -11,11 +11,20 @@ import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
-from tests.fit.step.acts import Acts, Stepping, Twice, shown
+from tests.fit.step.acts import Acts, ReadsItsUpdate, Stepping, Twice, shown
 from tests.kit.compare import assert_exact, assert_same, use_model
-from tests.kit.meshes import mesh_of
-from tests.kit.sampling import long_unless, sample_of
-from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
+from tests.kit.meshes import layout_map, mesh_of
+from tests.kit.sampling import long_unless
+from tests.kit.training import (
+    X,
+    Y,
+    adam,
+    classifier,
+    compiled,
+    fit,
+    seeded,
+    stacked,
+)
 
 pytestmark = pytest.mark.alternate
 
@@ -38,20 +47,9 @@ def reasons(logged):
     return lambda: logged("jit_compile")
 
 
-def clipped_and_scaled():
-    inner = keras.optimizers.Adam(0.01, global_clipnorm=0.05)
-    return keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
-
-
 def trained(model):
     rows = (m.TOKENS if model.input_shape == (None, 4) else X)[:FEW]
     return fit(model, x=rows, y=m.LABELS[:FEW])
-
-
-def used(model):
-    logs = model.evaluate(X[:FEW], Y[:FEW], batch_size=16, verbose=0)
-    outputs = model.predict(X[:FEW], batch_size=16, verbose=0)
-    return logs, outputs, trained(model)
 
 
 def own_step_with_embedding(cls=Stepping):
@@ -60,11 +58,6 @@ def own_step_with_embedding(cls=Stepping):
 
 
 Dense = keras.layers.Dense
-
-
-def normed():
-    keras.utils.set_random_seed(1)
-    return m.mlp(keras.layers.BatchNormalization(momentum=0.5), drop())
 
 
 def dropping():
@@ -120,46 +113,17 @@ def moving_uphill():
     return Sharpness(inner.inputs, inner.outputs)
 
 
-def with_copies(**options):
-    return kt.TowerStrategy(2, updates="each", **options)
-
-
-def held_once():
-    return kt.ParameterServerTowerStrategy(2, ps_device="towers")
-
-
-CASES = {
-    "updates that follow others": (
-        functools.partial(own_step_with_embedding, Twice),
-        adam,
-        lambda: kt.TowerStrategy(2),
-        trained,
-    ),
-    # Towers draw their rows of what XLA draws for the batch.
-    "draws": (dropping, adam, lambda: kt.TowerStrategy(3), used),
-    "copies": (counting, clipped_and_scaled, with_copies, used),
-    "weights written twice before they are updated": (
-        moving_uphill,
-        m.momentum,
-        with_copies,
-        trained,
-    ),
-    # XLA does not use variables of other devices: it is given values.
-    "held once": (dropping, clipped_and_scaled, held_once, trained),
-    "in parts": (
-        normed,
-        adam,
-        lambda: kt.TowerStrategy(2, micro_batches=3),
-        trained,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", sample_of(CASES, 7))
-def test_the_same_as_one_device_with_xla(case, reasons):
-    build, optimizer, strategy, act = CASES[case]
+@pytest.mark.parametrize(
+    ("build", "optimizer", "options"),
+    [
+        (functools.partial(own_step_with_embedding, Twice), adam, {}),
+        (moving_uphill, m.momentum, {"updates": "each"}),
+    ],
+)
+def test_updates_that_follow_other_writes(build, optimizer, options, reasons):
     make = compiled(build, optimizer, metrics=lambda: None, jit_compile=True)
-    assert_exact(make, act, strategy(), tolerance=ROUNDING, in_graph=True)
+    strategy = kt.TowerStrategy(2, **options)
+    assert_exact(make, trained, strategy, tolerance=ROUNDING, in_graph=True)
     assert reasons() == []
 
 
@@ -177,7 +141,7 @@ def test_xla_reads_and_writes_the_copies_of_towers(monkeypatch):
 
     monkeypatch.setattr(TowerProgram, "add_to_graph", added)
     model = compiled(dropping, jit_compile=True)()
-    with with_copies():
+    with kt.TowerStrategy(2, updates="each"):
         trained(model)
     assert "StatefulPartitionedCall" in on_second
     assert not {"ReadVariableOp", "AssignVariableOp"} & set(on_second)
@@ -186,14 +150,9 @@ def test_xla_reads_and_writes_the_copies_of_towers(monkeypatch):
 def test_sizes_that_the_trace_does_not_know_are_those_of_each_batch():
     """A kernel of 9 does not fit into all texts."""
 
-    def build():
-        keras.utils.set_random_seed(1)
-        layers = [
-            keras.layers.Conv1D(4, 9),
-            keras.layers.GlobalAveragePooling1D(),
-            Dense(3),
-        ]
-        return keras.Sequential([keras.Input((None, 3)), *layers])
+    def layers():
+        pooling = keras.layers.GlobalAveragePooling1D()
+        return [keras.layers.Conv1D(4, 9), pooling, Dense(3)]
 
     def act(model):
         rows = np.random.default_rng(0).normal(size=(8, 20, 3))
@@ -201,7 +160,7 @@ def test_sizes_that_the_trace_does_not_know_are_those_of_each_batch():
         padded = pairs.padded_batch(8, ((None, 3), ()))
         return model.fit(padded, verbose=0).history
 
-    make = compiled(build, jit_compile=True)
+    make = stacked(layers, (None, 3), jit_compile=True)
     strategy = kt.TowerStrategy(2, updates="each")
     assert_exact(make, act, strategy, tolerance=ROUNDING)
 
@@ -318,12 +277,6 @@ class Named(keras.Model):
 
 
 def test_strings_beside_the_numbers(reasons):
-    def make(xla):
-        keras.utils.set_random_seed(1)
-        model = Named()
-        model.compile(m.momentum(), m.cross_entropy(), jit_compile=xla)
-        return model
-
     def act(model):
         x = {"numbers": X[:7], "names": tf.strings.as_string(tf.range(7))}
         data = tf.data.Dataset.from_tensor_slices((x, Y[:7])).batch(4)
@@ -331,9 +284,12 @@ def test_strings_beside_the_numbers(reasons):
         names, outputs = model.predict(data.map(lambda x, _: x), verbose=0)
         return logs, names.astype("int32"), outputs
 
-    found = use_model(lambda: make(True), act, kt.TowerStrategy(3))
+    with_xla, without = (
+        seeded(Named, jit_compile=xla) for xla in (True, False)
+    )
+    found = use_model(with_xla, act, kt.TowerStrategy(3))
     assert reasons() == []
-    assert_same(found, use_model(lambda: make(False), act), ROUNDING)
+    assert_same(found, use_model(without, act), ROUNDING)
 
 
 def test_sparse_rows_whose_number_no_function_returns(reasons):
@@ -342,14 +298,13 @@ def test_sparse_rows_whose_number_no_function_returns(reasons):
     data = tf.data.Dataset.from_tensor_slices((rows, m.LABELS[:FEW])).batch(13)
 
     def build():
-        keras.utils.set_random_seed(1)
         entry = keras.Input(X.shape[1:], sparse=True)
         return keras.Model(entry, Dense(3)(entry))
 
     def act(model):
         return model.fit(data, verbose=0).history
 
-    make = functools.partial(compiled, build, metrics=lambda: None)
+    make = functools.partial(seeded, build)
     found = use_model(make(jit_compile=True), act, kt.TowerStrategy(3))
     assert_same(found, use_model(make(jit_compile=False), act), ROUNDING)
     ((_, said),) = reasons()
@@ -472,23 +427,14 @@ def test_asynchronous_towers_compile_their_own_steps(monkeypatch):
     assert modes.count("xla") >= 2
 
 
-class ReadsItsUpdate(keras.Sequential):
-    """Reads a weight that the step has already updated."""
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        return {**logs, "norm": tf.norm(self.trainable_variables[0])}
-
-
 def test_asynchronous_towers_read_what_they_have_updated(reasons):
     """Gradients leave a compiled step at its end, so it is not compiled."""
-
-    def make():
-        keras.utils.set_random_seed(1)
-        model = ReadsItsUpdate([keras.Input((X.shape[1],)), Dense(3)])
-        rule = keras.optimizers.SGD(0.5)
-        model.compile(rule, m.cross_entropy(), jit_compile=True)
-        return model
+    make = stacked(
+        lambda: [Dense(3)],
+        cls=ReadsItsUpdate,
+        optimizer=lambda: keras.optimizers.SGD(0.5),
+        jit_compile=True,
+    )
 
     def act(model):
         """One step, since towers take others at the same time."""
@@ -502,16 +448,13 @@ def test_asynchronous_towers_read_what_they_have_updated(reasons):
 
 
 def test_a_mesh_compiles_counters_statistics_and_drops(reasons):
-    def build():
-        keras.utils.set_random_seed(1)
+    def layers():
         normed = keras.layers.BatchNormalization(momentum=0.5)
         first = Dense(8, use_bias=False)
-        layers = [first, normed, drop(), Counts(), Dense(4)]
-        return keras.Sequential([keras.Input((X.shape[1],)), *layers])
+        return [first, normed, drop(), Counts(), Dense(4)]
 
-    layouts = keras.distribution.LayoutMap(mesh_of(2, 2))
-    layouts["dense.*kernel"] = (None, "model")
-    make = compiled(build, adam, metrics=lambda: None, jit_compile=True)
+    layouts = layout_map(mesh_of(2, 2), {"dense.*kernel": (None, "model")})
+    make = stacked(layers, optimizer=adam, jit_compile=True)
     found = use_model(make, trained, kt.ModelParallelStrategy(layouts))
     assert reasons() == []
     assert_same(found, use_model(make, trained), ROUNDING)
@@ -533,26 +476,3 @@ def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
     monkeypatch.undo()
     with kt.TowerStrategy(2):
         assert classifier().jit_compile is False
-
-
-class WithFunction(keras.layers.Layer):
-    """Reads a variable in a function whose trace all steps share."""
-
-    def build(self, shape):
-        self.scale = tf.Variable(2.0, trainable=False)
-
-    @tf.function
-    def scaled(self, x):
-        return x * self.scale
-
-    def call(self, x):
-        return self.scaled(x)
-
-
-def test_functions_of_the_model_are_not_left_with_what_xla_got():
-    def act(model):
-        few = X[:FEW], Y[:FEW]
-        return fit(model, 1, *few, validation_data=few)
-
-    make = stacked(lambda: [WithFunction(), Dense(4)], jit_compile=True)
-    assert_exact(make, act, kt.TowerStrategy(2), tolerance=ROUNDING)

@@ -14,7 +14,7 @@ from keras_towers.fit.weights import tower_variables
 from tests.fit.one_device import two_layers
 from tests.fit.step.acts import Both
 from tests.kit.compare import assert_all_close, assert_exact, assert_same_model
-from tests.kit.training import adam, fit
+from tests.kit.training import X, adam, fit, linear
 
 pytestmark = [pytest.mark.alternate, pytest.mark.usefixtures("small_shards")]
 
@@ -139,22 +139,20 @@ def test_in_turns_with_other_blocks_and_one_device():
 
 def test_momentum_in_a_loop_of_ones_own():
     """The operation that updates a whole weight takes whole slots only."""
-    x, y = m.FEATURES[:8], m.FEATURES[8:16, :2]
 
     def train():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        model = linear()
 
         def replica(x, y):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum((model(x) - y) ** 2)
+                loss = tf.reduce_sum(model(x) * y[:, None])
             weights = model.trainable_variables
-            optimizer.apply(tape.gradient(loss, weights), weights)
+            model.optimizer.apply(tape.gradient(loss, weights), weights)
 
         strategy = tf.distribute.get_strategy()
         step = tf.function(lambda batch: strategy.run(replica, args=batch))
-        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+        y = m.LABELS[:8].astype("float32")
+        data = tf.data.Dataset.from_tensor_slices((X[:8], y)).batch(4)
         for batch in strategy.experimental_distribute_dataset(data):
             step(batch)
         return model.get_weights()

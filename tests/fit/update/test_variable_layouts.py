@@ -11,14 +11,21 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.errors import TowerError
-from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import shards
 from keras_towers.partition.gathers import gathered_bytes
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
-from tests.kit.training import STEPS, adam, classifier, compiled, fit, stacked
+from tests.kit.training import (
+    STEPS,
+    Y,
+    adam,
+    classifier,
+    compiled,
+    fit,
+    seeded,
+    stacked,
+)
 from tests.partition.steps import noting
 
 pytestmark = [pytest.mark.alternate, pytest.mark.usefixtures("small_shards")]
@@ -73,40 +80,6 @@ def test_a_tower_has_its_part_of_the_bytes(towers):
         assert of_slots <= 2 * (total / towers + 6 * largest_row)
 
 
-_OPTIMIZERS = {
-    "clipped by the norm of all": lambda: adam(global_clipnorm=0.05),
-    "clipped each": lambda: keras.optimizers.Lion(0.01, clipnorm=0.05),
-    "decayed, averaged": lambda: keras.optimizers.AdamW(
-        0.01, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3
-    ),
-    "accumulated": lambda: adam(
-        gradient_accumulation_steps=2, global_clipnorm=0.05
-    ),
-    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
-        adam(), initial_scale=2.0**10, dynamic_growth_steps=2
-    ),
-    "in rows and columns": lambda: keras.optimizers.Adafactor(0.01),
-    "scheduled": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5),
-        momentum=0.9,
-        nesterov=True,
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"), sample_of(itertools.product(_OPTIMIZERS, [1, 2]), 14)
-)
-def test_an_optimizer_sees_what_it_sees_on_one_device(name, parts):
-    # Micro-batches of a tower share what it computes from its shards.
-    strategy = sharded(3, micro_batches=parts, updates="each")
-    assert_exact(
-        stacked(_mlp, optimizer=_OPTIMIZERS[name]),
-        lambda model: fit(model, epochs=2),
-        strategy,
-    )
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "optimizer"),
     sample_of(itertools.product([48, 50], [m.momentum, adam])),
@@ -115,7 +88,6 @@ def test_rows_are_looked_up_where_they_are(vocabulary, optimizer):
     """A table that is divided along its rows, or along its columns."""
 
     def build():
-        keras.utils.set_random_seed(1)
         tokens = keras.Input((4,), dtype="int32")
         embedded = layers.Embedding(vocabulary, 6)(tokens)
         pooled = layers.GlobalAveragePooling1D()(embedded)
@@ -124,30 +96,24 @@ def test_rows_are_looked_up_where_they_are(vocabulary, optimizer):
     tokens = m.TOKENS[:53] * 4 % vocabulary
     # Fewer tokens than rows: the table stays where it is.
     assert_exact(
-        compiled(build, optimizer),
+        seeded(build, optimizer),
         lambda model: fit(model, x=tokens, batch_size=8),
         sharded(3 if vocabulary == 48 else 4),
     )
 
 
 def test_kernels_of_convolutions_are_gathered_not_images():
-    def make():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential(
-            [
-                keras.Input((6, 6, 4)),
-                layers.Conv2D(8, 1, activation="relu"),
-                layers.Conv2D(8, 3, padding="same", activation="relu"),
-                layers.GlobalAveragePooling2D(),
-                layers.Dense(3),
-            ]
-        )
-        model.compile("sgd", "mse", jit_compile=False)
-        return model
+    def convolutions():
+        return [
+            layers.Conv2D(8, 1, activation="relu"),
+            layers.Conv2D(8, 3, padding="same", activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(3),
+        ]
 
     x = np.random.default_rng(0).normal(size=(14, 6, 6, 4))
-    strategy = sharded()
-    assert_exact(make, lambda m: fit(m, x=x, y=x[:, 0, 0, :3]), strategy)
+    make, strategy = stacked(convolutions, (6, 6, 4)), sharded()
+    assert_exact(make, lambda m: fit(m, x=x, y=Y[:14]), strategy)
     assert "computed once" not in strategy.describe()
 
 
@@ -215,14 +181,12 @@ class Memory(keras.Model):
 
 
 def test_operations_without_a_rule_get_whole_variables():
-    def make():
-        keras.utils.set_random_seed(1)
+    def build():
         model = Memory()
         model.build((None, 6))
-        model.compile(m.momentum(), m.cross_entropy())
         return model
 
-    assert_exact(make, fit, sharded(3))
+    assert_exact(seeded(build), fit, sharded(3))
 
 
 def _recurrent(unroll):
@@ -338,25 +302,6 @@ def test_weights_are_whole_after_an_error():
     assert not np.allclose(before[0], model.get_weights()[0])
     assert fit(model)["loss"]
     assert model.optimizer.iterations.numpy() == 2 * STEPS
-
-
-def test_what_contradicts_is_refused():
-    with pytest.raises(TowerError, match='contradicts updates="sharded"'):
-        sharded(updates="sharded")
-    with pytest.raises(TowerError, match="contradicts sync_every=2"):
-        StrategyOptions(weights="sharded", sync_every=2)
-    with pytest.raises(TowerError, match="only applies with weights="):
-        kt.TowerStrategy(2, gather_bytes=10)
-    with pytest.raises(TowerError, match="gather_bytes=-1"):
-        sharded(gather_bytes=-1)
-    with pytest.raises(TowerError, match="gather_bytes='256'.* its unit"):
-        sharded(gather_bytes="256")
-    with pytest.raises(TowerError, match="give a whole number or a text"):
-        sharded(gather_bytes=2.5)
-    with pytest.raises(TowerError, match="sync_every_epoch=2"):
-        sharded(sync_every_epoch=2)
-    with pytest.raises(TowerError, match="weights='whole'"):
-        kt.TowerStrategy(2, weights="whole")
 
 
 def test_where_nothing_is_divided_a_line_says_so(caplog, monkeypatch):

@@ -1,6 +1,7 @@
 """A model built outside trains on towers and is ordinary afterwards."""
 
 import contextlib
+import functools
 import gc
 
 import keras
@@ -94,16 +95,24 @@ class Scales(keras.layers.Layer):
         return self.scaled(x)
 
 
-def test_functions_read_weights_where_they_are():
-    """Also those that were traced before a block, or in one."""
+def on_a_mesh():
     layouts = layout_map(mesh_of(2, 2), {".*scale": ("model",)})
+    return kt.ModelParallelStrategy(layouts)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "xla"),
+    # XLA gets values of weights, which no trace keeps.
+    [(on_a_mesh, False), (functools.partial(kt.TowerStrategy, 2), True)],
+)
+def test_functions_read_weights_where_they_are(strategy, xla):
+    """Also those that were traced before a block, or in one."""
 
     def act(model):
         return fit(model), model.evaluate(X, Y, verbose=0)
 
-    make = stacked(lambda: [Scales(), keras.layers.Dense(3)])
-    strategy = kt.ModelParallelStrategy(layouts)
-    found = compare.assert_exact(make, act, strategy, in_graph=True)
+    make = stacked(lambda: [Scales(), keras.layers.Dense(3)], jit_compile=xla)
+    found = compare.assert_exact(make, act, strategy(), in_graph=True)
     logs, wanted = found.model.evaluate(X, Y, verbose=0), found.returned[1]
     compare.assert_close(logs, wanted, 1e-5)
 

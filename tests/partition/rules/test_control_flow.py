@@ -94,7 +94,6 @@ def test_a_branch_that_is_known_takes_the_place_of_the_choice():
 # ---- functions that XLA compiles ---------------------------------------------
 
 _compiled = tf.function(jit_compile=True)
-_IMAGES = kit.sharded(-1, 4, 4, 4)
 
 
 @_compiled
@@ -122,33 +121,23 @@ def _branch(x, w):
     return tf.cond(is_large, lambda: _grouped(x, w), lambda: x)
 
 
+_CONVOLUTIONS = {
+    "forward and backward": _grouped,
+    "in another function": tf.function(lambda x, w: 2 * _grouped(x, w)),
+    "around another one": _compiled(lambda x, w: _grouped(tf.exp(x), w)),
+    "in a loop": _loop,
+    "in a branch": _branch,
+}
 # A function, its inputs, and its exchanges.
 _FUNCTIONS = {
-    "forward and backward": (
-        kit.with_gradients(_grouped),
-        (_IMAGES, kit.replicated(3, 3, 1, 4)),
-        {"gather": 2, "sum": 1},
-    ),
-    "in another function": (
-        kit.with_gradients(tf.function(lambda x, w: 2 * _grouped(x, w))),
-        (_IMAGES, kit.replicated(3, 3, 1, 4)),
-        {"gather": 2, "sum": 1},
-    ),
-    "around another one": (
-        kit.with_gradients(_compiled(lambda x, w: _grouped(tf.exp(x), w))),
-        (_IMAGES, kit.replicated(3, 3, 1, 4)),
-        {"gather": 2, "sum": 1},
-    ),
-    "in a loop": (
-        kit.with_gradients(_loop),
-        (_IMAGES, kit.replicated(3, 3, 1, 4)),
-        {"gather": 2, "sum": 1},
-    ),
-    "in a branch": (
-        kit.with_gradients(_branch),
-        (_IMAGES, kit.replicated(3, 3, 1, 4)),
-        {"gather": 2, "sum": 1},
-    ),
+    **{
+        name: (
+            kit.with_gradients(function),
+            (kit.sharded(-1, 4, 4, 4), kit.replicated(3, 3, 1, 4)),
+            {"gather": 2, "sum": 1},
+        )
+        for name, function in _CONVOLUTIONS.items()
+    },
     "draws": (_drawn, (kit.sharded(-1, 3),), {"gather": 1}),
     "a sum": (
         _compiled(lambda x: tf.reduce_sum(tf.exp(x), 0)),

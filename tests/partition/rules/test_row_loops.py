@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition import layout_pass
+from tests.partition import tensor_lists as lists
 from tests.partition.kit import (
     FEW,
     check_divided,
@@ -19,10 +20,6 @@ from tests.partition.kit import (
 )
 
 pytestmark = pytest.mark.alternate
-
-
-_WHOLE = np.array([3], "int32")
-_FLOAT = {"element_shape": _WHOLE, "element_dtype": tf.float32}
 
 
 def _two(x, y):
@@ -129,20 +126,14 @@ def test_the_initial_value_of_a_sum_counts_once():
 
 def test_a_list_that_is_doubled_in_each_round_is_divided():
     def doubled(x):
-        items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
+        items = lists.list_of(x, [3])
         (found,) = _rounds(x, lambda i, read, n, y: (tf.add_n([y, y]),), items)
-        return tf.raw_ops.TensorListStack(input_handle=found, **_FLOAT)
+        return lists.stack(found, [3])
 
     check_divided(doubled, sharded(-1, 3))
 
 
 # ---- what goes from one example to the next is computed once -----------------
-
-
-def _listed(x, each, **options):
-    """Rounds that write into a list: what they make of a reader and a list."""
-    found = tf.TensorArray(tf.float32, tf.shape(x)[0], **options)
-    return _rounds(x, lambda *given: (each(*given),), found)[0].stack()
 
 
 def _wider_sum(x):
@@ -151,14 +142,10 @@ def _wider_sum(x):
     return _rounds(x, each, tf.zeros([1]), shape_invariants=shapes)
 
 
-def _popped(items):
-    return tf.raw_ops.TensorListPopBack(input_handle=items, **_FLOAT)
-
-
 def _always_the_last(x):
     """Every iteration pops the last example of the same list."""
-    items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
-    each = lambda i, read, n, s: (s + _popped(items)[1],)  # noqa: E731
+    items = lists.list_of(x, [3])
+    each = lambda i, read, n, s: (s + lists.pop(items, [3])[1],)  # noqa: E731
     return _rounds(x, each, tf.zeros([3]))
 
 
@@ -173,21 +160,20 @@ def _swapped(x):
     return [found.stack() for found in _rounds(x, each, *lists)]
 
 
-def _anew(i, read, n, _):
-    """A list of which only the last round's is left."""
-    found = tf.TensorArray(tf.float32, n, element_shape=(3,))
-    return found.write(i, read(i))
+def _anew(x):
+    """Lists of which only the last round's is left."""
+
+    def made(n):
+        return tf.TensorArray(tf.float32, n, element_shape=(3,))
+
+    def each(i, read, n, _):
+        return (made(n).write(i, read(i)),)
+
+    return _rounds(x, each, made(tf.shape(x)[0]))[0].stack()
 
 
 _MEET = {
-    "scan": lambda x: tf.scan(lambda a, e: a * 0.5 + e, x),
-    "neighbour": lambda x: _listed(
-        x, lambda i, read, n, y: y.write(i, read((i + 1) % n))
-    ),
-    "anew": lambda x: _listed(x, _anew, element_shape=(3,)),
-    "sum twice": lambda x: _rounds(
-        x, lambda i, read, n, s: (s + s + read(i),), tf.zeros([3])
-    ),
+    "anew": _anew,
     "wider sum": _wider_sum,
     "always the last": _always_the_last,
     "swapped": _swapped,
