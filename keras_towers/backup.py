@@ -99,8 +99,9 @@ class Backup(ResumesFit):
         delete: whether to delete the backup when ``fit`` ends.
         asynchronous: whether steps go on while a rank writes a backup.
             Meanwhile, the host holds a copy of the data that the rank writes.
-            The next backup, a signal and the end of ``fit`` wait until it is
-            written. If writing fails, a later batch raises the error.
+            The next backup waits until this one is written. So do the end
+            after a signal and the end of ``fit``. If writing fails, a later
+            batch raises the error.
 
     Raises:
         TowerError: an argument is not allowed; ``fit`` runs outside of a

@@ -270,8 +270,9 @@ def _plan(
 def _like_first(step: LaidOutStep, setting: PlanSetting) -> list[int]:
     """Return the numbers of hosts that have the program of the first.
 
-    A program knows the number of towers by symbols, but for the axes of shards.
-    And rows that are gathered in place of sums are more with more examples.
+    A program has the number of towers only as a symbol, except in the axes of
+    shards. Where it gathers rows in place of sums, it also depends on the
+    number of examples, because more examples have more rows.
     """
     first, *others = setting.hosts or [1]
     if first == 1 or step.program.replaced_sums:

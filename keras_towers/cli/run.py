@@ -174,9 +174,9 @@ def run(**options: Any) -> None:
         stall_shutdown: Seconds until a stalled job ends. 0: never.
         grace: Seconds between SIGTERM and SIGKILL, for example to save a
             kt.Backup.
-        restarts: How often to start all processes again if one is killed, ends
-            with exit code 75, or is on a host that does not answer. With
-            kt.Backup, fit resumes.
+        restarts: Largest number of times to start all processes again if one is
+            killed, ends with exit code 75, or is on a host that does not
+            answer. With kt.Backup, fit resumes.
         standby: To restart faster, keep a second process for each rank, with
             TensorFlow imported. Export the variables that TensorFlow reads on
             import.
@@ -191,7 +191,7 @@ def run(**options: Any) -> None:
         blacklist_cooldown_range: Elastic jobs: shortest and longest time to
             avoid a host on which a worker has failed. The time doubles with
             each failure. Default: 5 600.
-        reset_limit: Elastic jobs: how often to start again with other ranks.
+        reset_limit: Elastic jobs: largest number of starts with other ranks.
             Default: no limit.
         commits: Folder for the commits of kt.elastic, which all hosts share.
             Default: a temporary one; on several hosts, in the working folder.

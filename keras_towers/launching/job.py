@@ -57,8 +57,8 @@ class Job:
         servers: how many servers of the engine to start; None: none.
         no_strategy: whether the processes are not meant to be connected.
         elastic: how their number may change; None: it is fixed.
-        restarts: how often to start all processes again if one is lost, or if
-            hosts come and go; None: without a limit.
+        restarts: the largest number of times to start all processes again if
+            one is lost, or if hosts come and go; None: without a limit.
         commits: where to make the folder in which scripts commit for that;
             None: among temporary files of this machine, or on several hosts in
             the working folder.
