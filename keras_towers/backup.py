@@ -16,11 +16,11 @@ import tensorflow as tf
 from keras_towers import backup_folder
 from keras_towers._types import Logs
 from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
-from keras_towers.fit import contract
+from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
-from keras_towers.fit.contract import FitStart
+from keras_towers.fit.components import FitStart
 from keras_towers.fit.options import check_arguments
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
@@ -39,7 +39,7 @@ END_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
 
 def _adoption() -> Adoption | None:
     """The adoption of the current strategy's models, if there is one."""
-    strategy = contract.active_strategy()
+    strategy = components.active_strategy()
     return None if strategy is None else strategy._adoption
 
 
@@ -171,7 +171,7 @@ class Backup(ResumesFit):
                 self._saved.close()
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        if contract.active_strategy() is None:
+        if components.active_strategy() is None:
             raise TowerError(
                 "Backup works only inside a strategy's block, because plain "
                 "Keras cannot resume in the middle of an epoch: use `with "

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_towers._types import Variable
 from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError
-from keras_towers.fit import call_agreement, contract
+from keras_towers.fit import call_agreement, components
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
@@ -27,7 +27,7 @@ from keras_towers.transport import SingleProcess, Transport
 
 def transport_to_ranks() -> Transport | None:
     """Return the transport to other ranks; None if there are none."""
-    strategy = contract.active_strategy()
+    strategy = components.active_strategy()
     if strategy is None:
         return None
     transport = strategy._config.transport
@@ -106,7 +106,7 @@ class SavedState:
 
     def _build_optimizers(self, model: keras.Model) -> None:
         """Make the slots of optimizers that a step of the model would build."""
-        strategy, state = contract.active_strategy(), collect(model)
+        strategy, state = components.active_strategy(), collect(model)
         # What has other optimizers or weights is refused later.
         pairs = zip(state.optimizers, self.trained, strict=False)
         for optimizer, numbers in pairs:

@@ -27,7 +27,7 @@ from keras_towers import backup_folder
 from keras_towers._types import JsonObject
 from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import contract, plain_settings
+from keras_towers.fit import components, plain_settings
 from keras_towers.fit.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
@@ -69,13 +69,13 @@ _calls: collections.defaultdict[str, _Calls] = collections.defaultdict(_Calls)
 
 def _rank_sum() -> RankSum | None:
     """What sums gradients over the ranks, if there are several."""
-    strategy = contract.active_strategy()
+    strategy = components.active_strategy()
     return None if strategy is None else strategy._update.rank_sum
 
 
 def _divides_over_ranks() -> bool:
     """Whether each rank will have rows of variables, which it has to write."""
-    strategy = contract.active_strategy()
+    strategy = components.active_strategy()
     return strategy is not None and strategy._update.layouts.are_over_ranks
 
 

@@ -15,13 +15,13 @@ import tensorflow as tf
 from keras_towers import compat, devices as devices_lib
 from keras_towers._types import Structure, Variable
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     KerasStrategy,
     NamedGradients,
     check_equal_gradients,
     name_of,
 )
+from keras_towers.fit.context import thread_state
 from keras_towers.reduction.gradients import Gradient
 
 

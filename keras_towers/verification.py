@@ -16,7 +16,7 @@ from keras_towers import compat, devices
 from keras_towers._strategy import Strategy
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract
+from keras_towers.fit import components
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import (
     TowerEpochIterator,
@@ -158,7 +158,7 @@ def checked_strategy(
     inside = tf.distribute.has_strategy()
     if not inside:
         model_binding.release_from_default(model)
-    if inside or contract.strategy_of(model) is not None:
+    if inside or components.strategy_of(model) is not None:
         what = "was called in a strategy's scope, or its model is on one"
         raise TowerError(f"{caller} {what}: call it before the `with` block.")
     if x is None:

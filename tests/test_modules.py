@@ -32,7 +32,7 @@ SHOWN_BY = {
         fit/step/divided_batch
     """,
     "fit/step/test_global_step.py": """
-        fit/contract fit/step/step_layout fit/step/tower_functions
+        fit/components fit/step/step_layout fit/step/tower_functions
         fit/step/trace
     """,
     "fit/step/test_step_costs.py": "fit/step/step_reports",

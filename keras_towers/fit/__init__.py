@@ -1,12 +1,12 @@
 """How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
 
-Its parts, from the bottom up: ``options`` and ``contract``, ``context``,
+Its parts, from the bottom up: ``options`` and ``components``, ``context``,
 ``plain_settings``, ``call_agreement`` and ``step_errors``, ``weights``,
 ``data``, ``update`` and ``step``, ``calls``, ``keras_patches``.
 
 ``call_agreement``
   What all ranks have to agree on: calls, and the variables of models.
-``contract``
+``components``
   The components that a strategy is composed of.
 ``keras_patches``
   Every Keras name that strategies patch, and for how long.

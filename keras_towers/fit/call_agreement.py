@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_towers._types import Plain, Variable
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import plain_settings
-from keras_towers.fit.contract import TRAINING, KerasCall, TowerConfig
+from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.shards import ShardedVariable, current_value
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch

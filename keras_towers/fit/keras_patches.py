@@ -58,11 +58,11 @@ from keras_towers._notices import first_time
 from keras_towers._strategy import Strategy
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract
+from keras_towers.fit import components
 from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.tower_call import StrategyProxy
+from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
-from keras_towers.fit.contract import METHODS
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import adoption, model_binding
@@ -84,7 +84,7 @@ def _scaled_loss(
 ) -> tf.Tensor:
     # Only in a custom loop does a replica see just its part of the batch.
     across = tf.distribute.in_cross_replica_context()
-    if across and contract.active_strategy() is not None:
+    if across and components.active_strategy() is not None:
         return value
     return original(value)
 
@@ -96,7 +96,7 @@ def _proxy_for_keras(
     """Return a proxy that fails if Keras's method was called directly."""
     seen = original(model)
     if isinstance(seen, StrategyProxy) or not isinstance(
-        seen, contract.KerasStrategy
+        seen, components.KerasStrategy
     ):
         return seen
     return StrategyProxy(seen, _NoCall(model))
@@ -143,7 +143,7 @@ def _notify(
 ) -> None:
     """Notify the current strategy that a model was created or compiled."""
     original(model, *args, **kwargs)
-    strategy = contract.active_strategy()
+    strategy = components.active_strategy()
     if strategy is not None:
         event(strategy._adoption, model)
 
@@ -159,7 +159,7 @@ def _create_optimizer(
     Another thread may have one of TensorFlow's own strategies.
     """
     with contextlib.ExitStack() as stack:
-        if contract.active_strategy() is not None:
+        if components.active_strategy() is not None:
             stack.enter_context(compat.single_device_mode())
         original(optimizer, *args, **kwargs)
 
@@ -185,7 +185,7 @@ def _call_loaded(
     """
     outside = tf.distribute.get_replica_context() is None
     if thread_state.current_step() is not None or (
-        outside and contract.active_strategy()
+        outside and components.active_strategy()
     ):
         captured = [
             item._primary.handle
@@ -202,7 +202,7 @@ def _create_variable(
     variable: Variable,
     value: Any,
 ) -> None:
-    strategy, call = contract.active_strategy(), tower_call.current()
+    strategy, call = components.active_strategy(), tower_call.current()
     if thread_state.current_step() is not None:
         # A step creates its variables as on one device.
         with tf.init_scope(), compat.single_device_mode():
@@ -225,7 +225,7 @@ def _create_by_initializer(
     initializer: object,
 ) -> None:
     """Create a variable; of a large one, ranks may make only their rows."""
-    strategy, deferred = contract.active_strategy(), None
+    strategy, deferred = components.active_strategy(), None
     if strategy is not None and thread_state.current_step() is None:
         deferred = strategy._adoption.defer(variable, initializer)
     if deferred is None:
@@ -398,7 +398,7 @@ def _run(
 ) -> object:
     """Run a method of Keras on the towers of its strategy, if it has one."""
     in_block = tf.distribute.has_strategy()
-    if in_block and contract.active_strategy() is None:
+    if in_block and components.active_strategy() is None:
         # One of TensorFlow's own strategies may train an ordinary model.
         model_binding.release_from_default(model)
     strategy = model_binding.strategy_that_runs(model, kind)
@@ -413,10 +413,10 @@ def _run(
             model_binding.announce_default(model, kind, strategy._config)
         runner = strategy._runner
         with runner.failing_together(kind):
-            call = contract.KerasCall.of(kind, original, model, args, kwargs)
+            call = components.KerasCall.of(kind, original, model, args, kwargs)
             with strategy.scope():
                 return runner.run_call(call)
-    trains = kind in contract.TRAINING
+    trains = kind in components.TRAINING
     block = thread_state.block_of_other_thread()
     if strategy is None and trains and block is not None:
         thread = threading.current_thread().name
@@ -448,7 +448,7 @@ def _resolve_auto(
     Under a strategy of TensorFlow's own, XLA cannot compile a step; on towers
     it can.
     """
-    if contract.tower_strategy_of(model) is None:
+    if components.tower_strategy_of(model) is None:
         return original(model)
     with patches.shadowed(model, {"_distribute_strategy": None}):
         return original(model)

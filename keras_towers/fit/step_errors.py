@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.components import TowerConfig
 
 # TensorFlow marks an error with this that is the consequence of another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"

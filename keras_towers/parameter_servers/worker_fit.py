@@ -17,16 +17,16 @@ from keras_towers._types import Logs, Step, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.tower_call import TowerCall
-from keras_towers.fit.context import patches
-from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     ApplyCall,
     FitStart,
     KerasCall,
     TowerConfig,
     TowerFunction,
 )
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.identity_dict import IdentityDict
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
 from keras_towers.fit.step_agreement import ComparedStep

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import ConcreteFunction, Variable
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import ApplyCall
+from keras_towers.fit.components import ApplyCall
 from keras_towers.fit.weights.copies import read_later
 from keras_towers.replicas.accumulators import (
     Accumulator,

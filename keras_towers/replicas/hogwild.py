@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Variable
+from keras_towers.fit.components import ApplyCall, TowerConfig
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import ApplyCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Collectives, scaled

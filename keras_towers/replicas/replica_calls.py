@@ -16,13 +16,13 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.calls.tower_runner import TowerRunner
-from keras_towers.fit.context import patches
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     FitStart,
     KerasCall,
     TowerConfig,
     TowerFunction,
 )
+from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step_clock import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate

@@ -20,8 +20,8 @@ import tensorflow as tf
 from keras_towers import compat, devices as devices_lib
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
+from keras_towers.fit.components import ApplyCall, TowerFunction
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import ApplyCall, TowerFunction
 from keras_towers.fit.step.global_step import run_for_own_batch
 from keras_towers.fit.step_clock import StepRecorder
 from keras_towers.fit.update.optimizers import as_one_device

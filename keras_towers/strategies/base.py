@@ -22,12 +22,12 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.tower_runner import TowerRunner
-from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     KerasStrategy,
     TowerConfig,
     words_for_another,
 )
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.options import Batches, StrategyOptions, check_names
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.device_memory import DoesNotFit

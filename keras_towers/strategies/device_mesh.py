@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.update.variable_layouts import VariableLayouts
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.partition.layouts import REPLICATED, InShards, MeshLayout

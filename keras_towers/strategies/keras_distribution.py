@@ -26,8 +26,8 @@ from keras_towers import (
 )
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
+from keras_towers.fit.components import TRAINING
 from keras_towers.fit.context import patches, thread_state
-from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.weights.model_binding import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import launchers, separate_training

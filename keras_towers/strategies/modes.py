@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_towers import devices as devices_lib, reduction
 from keras_towers._incomplete import name_of
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.local_sgd import LocalSGD
 from keras_towers.fit.update.variable_layouts import VariableLayouts

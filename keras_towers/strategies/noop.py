@@ -19,8 +19,8 @@ from keras_towers.fit.calls.tower_runner import (
     TowerRunner,
     run_on_one_device,
 )
+from keras_towers.fit.components import KerasCall
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import build_optimizer

@@ -173,7 +173,7 @@ def test_no_files_import_one_another():
         }
         for module in paths
     }
-    contract = imports["keras_towers.fit.contract"]
+    contract = imports["keras_towers.fit.components"]
     assert {name for name in contract if ".fit." in name} == {
         f"keras_towers.fit.{name}" for name in ("options", "places")
     }

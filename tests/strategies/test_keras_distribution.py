@@ -12,7 +12,7 @@ import keras_towers as kt
 from keras_towers import _notices
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.outcomes import Originals, assert_ordinary
-from keras_towers.fit import contract
+from keras_towers.fit import components
 from keras_towers.rendezvous import launchers
 from keras_towers.strategies import keras_distribution as distribution_lib
 from tests.kit import compare
@@ -49,7 +49,7 @@ def end():
 
 def towers_of(model: keras.Model) -> list[str]:
     """The devices that a model stays on."""
-    devices = contract.strategy_of(model).extended.worker_devices
+    devices = components.strategy_of(model).extended.worker_devices
     return [device[-5:] for device in devices]
 
 

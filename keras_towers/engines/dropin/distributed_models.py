@@ -21,8 +21,8 @@ from keras_towers.engines.dropin.gradient_reducer import (
     move_reducer_outward,
     reducer_of,
 )
+from keras_towers.fit.components import KerasCall
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.weights.model_state import optimizers_in
 
 # Horovod's examples pass this argument. In Keras 2 it selected between modes of

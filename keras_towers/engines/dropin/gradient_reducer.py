@@ -22,9 +22,9 @@ from keras_towers._types import Variable
 from keras_towers.engines.dropin import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import tower_call
+from keras_towers.fit.components import KerasStrategy
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
-from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.step_agreement import are_equal
 from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import build_optimizer, optimizers_in

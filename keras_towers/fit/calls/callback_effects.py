@@ -34,9 +34,9 @@ from keras_towers.fit.calls.callback_roles import (
     with_added,
 )
 from keras_towers.fit.calls.lone_call import why_not_alone
+from keras_towers.fit.components import KerasCall, TowerConfig
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower

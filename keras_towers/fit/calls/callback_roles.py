@@ -18,8 +18,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import saving
+from keras_towers.fit.components import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import copy_to_towers
 from keras_towers.rendezvous import rank_checks

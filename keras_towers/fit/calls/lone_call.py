@@ -16,7 +16,7 @@ import keras
 
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.tower_call import TowerCall, tower_function
-from keras_towers.fit.contract import KerasCall, TowerFunction
+from keras_towers.fit.components import KerasCall, TowerFunction
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.joint_access import holding_weights

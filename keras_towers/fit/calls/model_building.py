@@ -13,7 +13,7 @@ from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.components import TRAINING
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import model_state
 

@@ -23,7 +23,7 @@ import keras
 
 from keras_towers import settings
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import contract
+from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches, thread_state
@@ -155,7 +155,7 @@ def _save(
 
 
 def _refuse_apart(model: keras.Model) -> None:
-    strategy = contract.tower_strategy_of(model)
+    strategy = components.tower_strategy_of(model)
     if strategy is not None and strategy._adoption.are_apart(model):
         raise TowerError(
             f"model {model.name!r} cannot be saved here: with sync_every, "

@@ -16,14 +16,14 @@ from keras_towers._types import Logs, Step, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
 from keras_towers.fit.calls import model_building
-from keras_towers.fit.context import patches
-from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     FitStart,
     KerasCall,
     TowerConfig,
     TowerFunction,
 )
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (

@@ -21,13 +21,13 @@ from keras_towers.fit.calls import (
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall
 from keras_towers.fit.calls.tower_call import Runner, TowerCall
-from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     TRAINING,
     FitStart,
     KerasCall,
     TowerConfig,
 )
+from keras_towers.fit.context import thread_state
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.trace import Trace
 from keras_towers.partition import Program

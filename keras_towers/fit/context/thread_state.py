@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from keras_towers import compat
-from keras_towers.fit.contract import ApplyCall
+from keras_towers.fit.components import ApplyCall
 
 if TYPE_CHECKING:
     import tensorflow as tf

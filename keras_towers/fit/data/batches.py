@@ -15,7 +15,7 @@ from keras_towers import compat
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit import step_errors
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.transport import Transport, next_key
 

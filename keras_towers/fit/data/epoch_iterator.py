@@ -18,7 +18,7 @@ from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit.contract import FitStart, TowerConfig, words_for_another
+from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
 from keras_towers.fit.data import batches as data_lib, same_data
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.places import Places

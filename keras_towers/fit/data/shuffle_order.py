@@ -10,8 +10,8 @@ import types
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.components import FitStart
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import FitStart
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 

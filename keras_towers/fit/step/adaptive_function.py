@@ -17,9 +17,9 @@ from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers._types import Plain, Structure
 from keras_towers.errors import shorten
+from keras_towers.fit.components import TowerConfig, TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import TowerConfig, TowerFunction
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.step_layout import StepSettings

@@ -23,7 +23,7 @@ from keras_towers._notices import first_time, silence
 from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit.contract import TRAINING, KerasStrategy, TowerConfig
+from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.data.batches import Leaf
 from keras_towers.fit.step.planned_step import (
     LaidOutStep,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Structure
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.data import batches as data_lib, same_data
 from keras_towers.fit.data.batches import Batch, TowerBatch
 from keras_towers.fit.places import Places, Ranks

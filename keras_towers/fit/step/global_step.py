@@ -27,10 +27,10 @@ from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit import step_clock
+from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.context.without_collection import without_collection
-from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.same_data import rounded_fingerprint
 from keras_towers.fit.places import ALONE, Places, Ranks

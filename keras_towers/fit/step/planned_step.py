@@ -19,8 +19,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Structure
 from keras_towers.devices import short_name
+from keras_towers.fit.components import KerasStrategy, TowerConfig
 from keras_towers.fit.context import patches
-from keras_towers.fit.contract import KerasStrategy, TowerConfig
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_state
 from keras_towers.fit.weights.copies import bytes_on

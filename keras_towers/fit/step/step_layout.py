@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers._notices import first_time
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.components import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.divided_batch import DividedBatch, capture

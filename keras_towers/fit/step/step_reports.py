@@ -10,7 +10,7 @@ import keras
 from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
-from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.components import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.step_costs import StepCosts, costs_of

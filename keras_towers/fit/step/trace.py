@@ -14,8 +14,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Step, Structure, Variable
 from keras_towers.errors import TowerError
+from keras_towers.fit.components import TRAINING, ApplyCall
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.contract import TRAINING, ApplyCall
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.copies import (
     copy_on_tower,

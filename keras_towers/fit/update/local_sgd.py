@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.contract import NamedGradients, TowerConfig
+from keras_towers.fit.components import NamedGradients, TowerConfig
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by

@@ -27,10 +27,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
-from keras_towers.fit import contract
+from keras_towers.fit import components
+from keras_towers.fit.components import ApplyCall, name_of
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.contract import ApplyCall, name_of
 from keras_towers.fit.weights.copies import (
     copy_on_tower,
     copy_to_towers,
@@ -73,7 +73,7 @@ def apply(
 
 def _current_update_handler() -> Callable[[ApplyCall], None] | None:
     """Return the handler of optimizer calls here; None: Keras handles them."""
-    step, strategy = thread_state.current_step(), contract.active_strategy()
+    step, strategy = thread_state.current_step(), components.active_strategy()
     if step is not None:
         return step.apply if step.takes_updates else None
     if strategy is None:
@@ -87,7 +87,7 @@ def _current_update_handler() -> Callable[[ApplyCall], None] | None:
 def _build(
     optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
 ) -> None:
-    strategy = contract.active_strategy()
+    strategy = components.active_strategy()
     across = tf.distribute.in_cross_replica_context()
     if strategy is None or not across or optimizer.built:
         original(variables)
@@ -98,7 +98,7 @@ def _build(
 def _finalize_variable_values(
     optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
 ) -> None:
-    if contract.active_strategy() is None:
+    if components.active_strategy() is None:
         original(variables)
         return
     with as_one_device(optimizer, variables):

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import announce, first_time
+from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import slots_of
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout

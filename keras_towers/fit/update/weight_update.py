@@ -24,12 +24,12 @@ from keras_towers import compat, devices
 from keras_towers._incomplete import name_of
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import patches
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     ApplyCall,
     TowerConfig,
     check_equal_gradients,
 )
+from keras_towers.fit.context import patches
 from keras_towers.fit.step_agreement import ComparedStep
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device

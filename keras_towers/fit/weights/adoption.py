@@ -15,12 +15,12 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
-from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     TowerConfig,
     strategy_of,
     words_for_another,
 )
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.model_binding import (

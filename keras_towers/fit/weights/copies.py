@@ -16,7 +16,7 @@ from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable, VariablePart
 
 if TYPE_CHECKING:
-    from keras_towers.fit.contract import ApplyCall
+    from keras_towers.fit.components import ApplyCall
 
 
 def native(variable: Variable) -> Any:

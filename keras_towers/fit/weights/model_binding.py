@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import announce, first_time
-from keras_towers.fit.contract import (
+from keras_towers.fit.components import (
     TRAINING,
     KerasStrategy,
     TowerConfig,

@@ -17,8 +17,8 @@ from keras_towers import compat, devices
 from keras_towers._types import Variable
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
+from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.copies import (
     copy_on_tower,
     copy_to_towers,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.fit import contract
+from keras_towers.fit import components
 from tests.fit.step.acts import Stepping
 from tests.kit.compare import assert_close, assert_exact
 from tests.kit.sampling import sample_of
@@ -148,7 +148,7 @@ def test_outside_of_steps_losses_are_those_of_one_device(strategy):
     with strategy(towers=3) as towers:
         assert by_hand() == alone
         assert towers.num_replicas_in_sync == 3
-        assert contract.active_strategy() is towers
+        assert components.active_strategy() is towers
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         # Keras's own; TensorFlow's strategies are none of ours.
         assert by_hand()["loss"] == alone["loss"] / 2

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.outcomes import assert_ordinary
-from keras_towers.fit import contract
+from keras_towers.fit import components
 from tests.fit.one_device import trained, two_layers
 from tests.kit import compare
 from tests.kit.sampling import long_unless, sample_of
@@ -76,13 +76,13 @@ def test_another_block_may_train_what_was_built_inside():
         model = linear()
         fit(model, callbacks=[stop])
     fit(model)
-    assert contract.tower_strategy_of(model) is first
+    assert components.tower_strategy_of(model) is first
     with kt.TowerStrategy(3) as other:
         fit(model)
-        assert contract.tower_strategy_of(model) is other
+        assert components.tower_strategy_of(model) is other
     assert_ordinary(model, trains_on_towers=True)
     fit(model)
-    assert contract.tower_strategy_of(model) is first
+    assert components.tower_strategy_of(model) is first
     compare.assert_same_model(model, trained(4))
     assert kt.verify(model, X, Y).difference < 1e-4
     assert_ordinary(model, trains_on_towers=True)
