@@ -3,7 +3,7 @@
 ``case_models``
   Small data and models of the cases.
 ``cases``
-  The cases of the exactness contract: a compiled model and its ``fit``.
+  The cases of the exactness contract: a model, its ``fit``, a tolerance.
 ``outcomes``
   Uses a model on one device or on towers, and compares what came of it.
 ``strategy_check``

@@ -1,4 +1,4 @@
-"""The cases of the exactness contract: a compiled model and its ``fit``."""
+"""The cases of the exactness contract: a model, its ``fit``, a tolerance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Uses a model on one device or on towers, and compares what came of it."""
+"""Uses a model on one device or on towers, and compares what came of it.
+
+The tolerances of cases are in ``cases.py``.
+"""
 
 from __future__ import annotations
 

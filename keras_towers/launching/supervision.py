@@ -1,4 +1,8 @@
-"""Watches the ranks of a job until it ends."""
+"""Watches the ranks of a job until it ends.
+
+After a Ctrl-C, or if a rank fails, ``outcome.end_all`` asks the agent of each
+process to end it (``agent.py``).
+"""
 
 from __future__ import annotations
 

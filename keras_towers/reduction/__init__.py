@@ -35,7 +35,7 @@ list per device.
 ``packing``
   Packing of what towers exchange into a few buffers.
 ``rank_sum``
-  Sums of gradients over ranks, also sparse, and the state of their hook.
+  Sums of gradients over ranks, also sparse; keeps and saves hooks' states.
 ``shared_memory``
   Lossless sums over the processes of one machine, in shared memory.
 ``stateful_hooks``

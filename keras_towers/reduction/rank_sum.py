@@ -1,4 +1,4 @@
-"""Sums of gradients over ranks, also sparse, and the state of their hook."""
+"""Sums of gradients over ranks, also sparse; keeps and saves hooks' states."""
 
 from __future__ import annotations
 

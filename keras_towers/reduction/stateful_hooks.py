@@ -1,7 +1,8 @@
 """Communication hooks that keep a state from one step to the next.
 
 As in optax, the state is data: a hook makes the first one, gets the current one
-in every step, and returns the next. ``RankSum`` keeps it in variables.
+in every step, and returns the next. ``rank_sum.py`` keeps it in variables, and
+gives it to backups.
 """
 
 from __future__ import annotations

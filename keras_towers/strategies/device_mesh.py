@@ -1,4 +1,7 @@
-"""A mesh of devices in each process, whose columns divide weights."""
+"""A mesh of devices in each process, whose columns divide weights.
+
+Slots are divided like their weights, by ``fit/update/weight_update.py``.
+"""
 
 from __future__ import annotations
 
