@@ -14,6 +14,7 @@ from keras import layers
 
 from keras_towers._types import Structure
 from keras_towers.conformance import case_models as m
+from keras_towers.conformance.outcomes import TOLERANCE
 
 BATCH = 16
 _UNEVEN = 53
@@ -69,7 +70,7 @@ class Case:
 
     build: Callable[[], keras.Model]
     fit: Fit = fit(m.FEATURES, m.LABELS, _UNEVEN)
-    tolerance: float = 2e-6
+    tolerance: float = TOLERANCE
     in_graph: bool = False
 
 
@@ -77,7 +78,7 @@ def case(
     *fits: Fit,
     build: Callable[[], keras.Model] = m.mlp,
     optimizer: Callable[[], keras.optimizers.Optimizer] = m.momentum,
-    tolerance: float = 2e-6,
+    tolerance: float = TOLERANCE,
     in_graph: bool = False,
     **options: Any,
 ) -> Case:
