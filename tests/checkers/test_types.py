@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import pytest
 
-from keras_towers import compat
 from tests.kit.scripts import ROOT, run_python
 from tests.kit.wheels import build, install_alone
+from tests.test_compat import is_there
 
 HERE = Path(__file__).parent
 # A package that implements what keras_towers.extending declares.
@@ -116,7 +116,7 @@ def _check_member(
     if name in ("__getattr__", "__setattr__"):  # Of any other name.
         return
     found = getattr(kind, name, None)
-    assert hasattr(kind, name) or compat._assigns(kind, name), (kind, name)
+    assert is_there(kind, name), (kind, name)
     if callable(found) and wanted is not None and wanted.vararg is None:
         names = [
             each.arg for each in wanted.args if each.arg not in ("self", "cls")
