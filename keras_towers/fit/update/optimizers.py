@@ -220,23 +220,12 @@ def _fewer_operations(optimizer: Any) -> patches.Shadows:
     }
     repeated = _Repeated()
     if type(optimizer).update_step is keras.optimizers.SGD.update_step:
-        if not _has_shards(optimizer):
-            methods["update_step"] = _fused_step
+        methods["update_step"] = _fused_step
     elif repeats(optimizer):
         methods["update_step"] = repeated.update_step
     if type(optimizer)._apply_weight_decay is _apply_weight_decay:
         methods["_apply_weight_decay"] = repeated.apply_weight_decay
     return methods
-
-
-def _has_shards(optimizer: Any) -> bool:
-    """Whether an optimizer has weights or slots in shards.
-
-    No rule divides a fused operation. In a branch, it would keep the updates of
-    all other weights from being divided, too.
-    """
-    variables = (*trained_by(optimizer), *optimizer.variables)
-    return any(isinstance(native(v), ShardedVariable) for v in variables)
 
 
 def repeats(optimizer: Any) -> bool:
@@ -278,6 +267,8 @@ def _fused_step(
     if (
         isinstance(gradient, tf.IndexedSlices)
         or not _is_plain(variable)
+        # Also beside a whole weight; its own handle holds nothing.
+        or isinstance(slot, ShardedVariable)
         # XLA fuses the passes itself.
         or compat.in_xla_context(compat.get_default_graph())
         or variable.dtype not in (tf.float32, tf.float64)
