@@ -81,6 +81,14 @@ class LayoutOptions:
     examples: int = 64
     over_columns: bool = False
 
+    @property
+    def repeats_towers(self) -> bool:
+        """Whether what does not depend on the batch is computed repeatedly.
+
+        By all micro-batches of a tower, or by processes with the same shards.
+        """
+        return self.micro_batches or self.replicate_shards
+
 
 class Converter:
     """Converts values to layouts, each value once per layout.
@@ -341,9 +349,7 @@ class Converter:
         Only the first micro-batch of a tower contributes it, and of processes
         that have the same shards only the first.
         """
-        options = self.options
-        is_repeated = options.micro_batches or options.replicate_shards
-        if part.of_batch or not is_repeated:
+        if part.of_batch or not self.options.repeats_towers:
             return part
         return self.builder.only_if(self.is_first_part, part)
 

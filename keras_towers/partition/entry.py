@@ -152,7 +152,7 @@ class _GraphInputs:
             is_first=_scalar(
                 on_towers=True,
                 dtype=tf.bool,
-                of_batch=options.micro_batches or options.replicate_shards,
+                of_batch=options.repeats_towers,
             ),
             is_first_part=_scalar(on_towers=True, dtype=tf.bool),
             sizes=self._sizes,
