@@ -25,6 +25,7 @@ ONCE = {
     ),
     "counted_by_numpy": "PyFunc",
     "distance_of_sorted_batches": "ScatterNd, 2 TopKV2",
+    "pairs_in_a_table": "LookupTableFindV2, Mul, Sub",
     "parts_of_a_tensorflow_variable": "StridedSlice",
     "ctc": "2 AddV2, MatMul, Mul, Sub, 3 TensorScatterAdd, 2 While",
     "learned_by_an_inner_step": "6 StridedSlice",
@@ -44,7 +45,7 @@ ONCE = {
         "4 StatelessRandomGammaV3, 3 StridedSlice, 2 TopKV2"
     ),
     "Embedding": "ConcatV2, SparseCross",
-    "RandomZoom": ("ConcatV2, 2 LookupTableFindV2, Slice, StringSplitV2"),
+    "RandomZoom": "ConcatV2, Slice",
 }
 
 

@@ -24,7 +24,7 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, asserted, require
 from keras_towers.partition.registry import axes, notes, rule, shape_of
-from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
 from keras_towers.partition.units import Units
 
 
@@ -213,6 +213,12 @@ _LIKE_THEIR_INPUT = """
 @shape_of(*_LIKE_THEIR_INPUT.split())
 def _shape_of_first(node: Node, value: Value, *rest: Value) -> Shape:
     return value.sizes
+
+
+@shape_of("SoftmaxCrossEntropyWithLogits")
+def _shape_of_gradient(node: Node, scores: Value, labels: Value) -> Shape:
+    both = zip(scores.sizes, labels.sizes, strict=True)
+    return tuple(broadcast_size(size, other) for size, other in both)
 
 
 @shape_of("LookupTableFindV2")
