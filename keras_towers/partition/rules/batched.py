@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Sequence
 
 from keras_towers.partition.division import Factors, Labels
+from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,
@@ -87,6 +89,19 @@ _FAMILY_OF = {
     for family, types in _FAMILIES.items()
     for type_ in types.split()
 }
+
+
+@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+def _cross_entropy(node: Node, scores: Value, labels: Value) -> Values:
+    """Scores and labels have equally many rows, though their lengths vary."""
+    (layout, _), (own, _) = scores.as_rows(), labels.as_rows()
+    units = [node.units.whole_unit(rows.unit)[0] for rows in (layout, own)]
+    require(units[0] is units[1] and layout.unit is not own.unit)
+    require(dataclasses.replace(own, unit=layout.unit) == layout)
+    sizes = list(labels.sizes)
+    sizes[layout.axis] = layout.size
+    labels = dataclasses.replace(labels, layout=layout, shape=tuple(sizes))
+    return apply_rules(node, [scores, labels])
 
 
 @axes(*_FAMILY_OF)

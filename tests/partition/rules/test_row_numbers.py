@@ -258,7 +258,7 @@ def test_texts_are_split_where_they_are():
         words = tf.strings.split(_texts(parts))
         lengths = tf.ragged.map_flat_values(tf.strings.length, words)
         return (
-            lengths.to_tensor(0, [None, 2]),
+            lengths.to_tensor(shape=[None, 2]),
             words.flat_values,
             words.value_rowids(),
             tf.reduce_sum(lengths.flat_values),
