@@ -62,7 +62,7 @@ SHOWN_BY = {
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
         partition/layout_pass partition/nodes partition/program
-        partition/undivided partition/units
+        partition/undivided
     """,
     "processes/test_elastic.py": """
         engines/horovod/hvd/elastic_states
