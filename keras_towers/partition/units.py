@@ -22,6 +22,7 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
     NUMBERS,
     SHAPE,
+    NotDivided,
     asserted,
     require,
     unless_none,
@@ -114,8 +115,10 @@ class Units:
         Raises:
             NotDivided: the size is not available.
         """
+        if isinstance(rows, int):
+            return Sharded(axis, unit, blocks, rows)
         if not isinstance(rows, Size):
-            return Sharded(axis, unit, blocks, int(rows))
+            raise NotDivided(NUMBERS)
         each = Size(1, rows.powers)
         return Sharded(axis, self._part_of(unit, each), blocks, rows.number)
 
@@ -132,8 +135,12 @@ class Units:
                 )
             else:
                 require(not unit.of_variables)
-                counts = map(scaled, (unit.count, unit.start, unit.total))
-                part = Unit(size, *counts)
+                part = Unit(
+                    size,
+                    count=scaled(unit.count),
+                    start=scaled(unit.start),
+                    total=scaled(unit.total),
+                )
             self._parts[unit, each] = part
         return self._parts[unit, each]
 

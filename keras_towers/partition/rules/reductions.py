@@ -57,6 +57,7 @@ def _gradient_of_broadcast(node: Node, value: Value, over: Value) -> Values:
     and then takes the shape that it had before. The axis of the rows is not
     among them, unless it has a single row.
     """
+    require(over.known is None)
     builder = node.builder
     layout, rows = value.as_rows()
     sizes, other = _broadcast_sizes(node)
@@ -75,7 +76,7 @@ def _gradient_of_broadcast(node: Node, value: Value, over: Value) -> Values:
             for dtype in (node.dtype(1), tf.int32)
         ],
     )
-    shape = [UNKNOWN] * value.rank
+    shape: list[Dimension] = [UNKNOWN] * value.rank
     shape[layout.axis] = layout.size
     return node.run_on_towers(
         [rows, left], layout, shapes=[shape], attributes={"keep_dims": True}
