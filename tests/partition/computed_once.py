@@ -43,7 +43,7 @@ ONCE = {
         "4 StatelessRandomGammaV3, 3 StridedSlice, 2 TopKV2"
     ),
     "Embedding": "ConcatV2, SparseCross",
-    "RandomZoom": "ConcatV2, Slice",
+    "RandomZoom": "ConcatV2, RaggedTensorToTensor, Slice",
 }
 
 

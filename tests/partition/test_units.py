@@ -74,6 +74,7 @@ STEPS = {
         _in_heads,
         _squared,
         _weighted,
+        _classes,
         _distributions,
         _pairs,
         _some_texts,
@@ -86,19 +87,10 @@ def test_texts_of_a_varying_length_are_divided(name):
     check_divided(STEPS[name], _X, _Y, _WORDS, towers=TOWERS)
 
 
-@pytest.mark.parametrize("name", sample_of({**STEPS, "_classes": _classes}, 3))
+@pytest.mark.parametrize("name", sample_of(STEPS, 3))
 def test_batches_of_a_known_size_with_texts_of_a_varying_length(name):
-    step = {**STEPS, "_classes": _classes}[name]
     given = [dataclasses.replace(one, examples=6) for one in (_X, _Y, _WORDS)]
-    check_on_towers(step, *given, towers=((3, 3), (0, 6), (2, 0, 4)))
-
-
-def test_words_and_their_classes_may_vary_in_length():
-    program = check_on_towers(
-        kit.with_gradients(_classes), _X, _Y, _WORDS, towers=TOWERS
-    )
-    once = kit.computed_once(program)
-    assert "SparseSoftmaxCrossEntropyWithLogits" not in once
+    check_on_towers(STEPS[name], *given, towers=((3, 3), (0, 6), (2, 0, 4)))
 
 
 @pytest.mark.parametrize("length", [1, 3])

@@ -11,6 +11,7 @@ from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,
+    Sharded,
     Value,
     Values,
     known_ints,
@@ -95,15 +96,25 @@ _FAMILY_OF = {
 
 @rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 def _cross_entropy(node: Node, scores: Value, labels: Value) -> Values:
-    """Scores and labels have equally many rows, though their lengths vary."""
-    (layout, _), (own, _) = scores.as_rows(), labels.as_rows()
-    units = [node.units.whole_unit(rows.unit)[0] for rows in (layout, own)]
-    require(units[0] is units[1] and layout.unit is not own.unit)
-    require(dataclasses.replace(own, unit=layout.unit) == layout)
-    sizes = list(labels.sizes)
+    """Scores and labels have equally many rows, though their lengths vary.
+
+    What their losses are reshaped to has the length of one of them.
+    """
+    (first, _), (second, _) = scores.as_rows(), labels.as_rows()
+    units = [node.units.whole_unit(rows.unit)[0] for rows in (first, second)]
+    require(units[0] is units[1] and first.unit is not second.unit)
+    require(dataclasses.replace(second, unit=first.unit) == first)
+    layout = second if node.type.startswith("Sparse") else first
+    return apply_rules(
+        node, [_with_rows(value, layout) for value in (scores, labels)]
+    )
+
+
+def _with_rows(value: Value, layout: Sharded) -> Value:
+    """Return a value whose rows are also rows of another unit."""
+    sizes = list(value.sizes)
     sizes[layout.axis] = layout.size
-    labels = dataclasses.replace(labels, layout=layout, shape=tuple(sizes))
-    return apply_rules(node, [scores, labels])
+    return dataclasses.replace(value, layout=layout, shape=tuple(sizes))
 
 
 @axes(*_FAMILY_OF)
