@@ -126,6 +126,8 @@ def install(
 ) -> None:
     """Build and install an engine that connects processes.
 
+    keras-towers install horovod
+
     This compiles the engine for the TensorFlow of this environment. You need
     make, a C++17 compiler, and two or three minutes on two idle cores. The
     command caches the wheel, so the next installation here takes seconds.
@@ -196,6 +198,8 @@ def verify(
     tolerance: Annotated[float, typer.Option(metavar="X")] = math.inf,
 ) -> None:
     """Measure how much training on towers differs from one device.
+
+    keras-towers verify my_module:build --tolerance 1e-4
 
     The command runs a few steps on both, and compares their weights and logs.
 
