@@ -18,7 +18,7 @@ The command `keras-towers` starts jobs, and plans, measures and checks them:
 |---|---|
 {tasks}
 
-Below are all commands and options, as `--help` shows them.
+The options are those that `--help` shows.
 """
 # What each command is for, in the order of the page.
 TASKS = {
@@ -54,7 +54,9 @@ def line(parameter):
 
 
 def section(name, command):
-    parameters = [p for p in command.params if p.name != "help"]
+    # Every such command has these, too.
+    common = "help", "install_completion", "show_completion"
+    parameters = [p for p in command.params if p.name not in common]
     usage = [name, "[OPTIONS]"]
     for parameter in parameters:
         if parameter.param_type_name == "argument":
