@@ -17,8 +17,6 @@ The command `keras-towers` starts jobs, and plans, measures and checks them:
 | to | use |
 |---|---|
 {tasks}
-
-The options are those that `--help` shows.
 """
 # What each command is for, in the order of the page.
 TASKS = {
