@@ -33,10 +33,7 @@ ONCE = {
     "regions": "CropAndResize, CropAndResizeGradBoxes",
     "written_by_keras_operations": "ConcatV2, Slice, StatelessWhile",
     "written_for_autograph": "Equal, Mul, StatelessIf, StatelessWhile",
-    # Groups of Keras's classes, by their first. A branch that updates weights
-    # in shards by plain SGD gets whole weights.
-    "LossScaleOptimizer plain, weights in shards": "If",
-    "RMSprop decay, weights in shards": "If",
+    # Groups of Keras's classes, by their first.
     "BinaryCrossentropy sum_over_batch_size": "MatMul, 2 Reshape",
     "BinaryFocalCrossentropy sum_over_batch_size": (
         "4 AddV2, MatMul, 6 Mul, 2 Sub, 6 TensorScatterAdd, 4 While"

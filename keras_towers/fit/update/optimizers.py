@@ -158,7 +158,10 @@ class _InPlaceStrategy:
 
 @contextlib.contextmanager
 def as_one_device(
-    optimizer: Any, trainable_variables: Sequence[Any], tower: int = 0
+    optimizer: Any,
+    trainable_variables: Sequence[Any],
+    tower: int = 0,
+    fuses: bool = True,
 ) -> Iterator[None]:
     """Run an optimizer as if its variables existed only once.
 
@@ -171,6 +174,8 @@ def as_one_device(
         optimizer: the optimizer.
         trainable_variables: the weights that it updates.
         tower: the tower.
+        fuses: whether operations may be fused. No rule divides a fused one, and
+            in a branch it would keep all of the branch from being divided.
     """
     weights = [*trainable_variables, *trained_by(optimizer)]
     variables = [
@@ -187,7 +192,7 @@ def as_one_device(
         stack.enter_context(_updating.holding(True))
         default = _InPlaceStrategy(tf.distribute.get_strategy())
         for part in optimizers_in(optimizer):
-            replaced = patches.bind_to(part, _fewer_operations(part))
+            replaced = patches.bind_to(part, _fewer_operations(part, fuses))
             replaced["_distribution_strategy"] = default
             stack.enter_context(patches.shadowed(part, replaced))
         values = ((v, copy_on_tower(v._value, tower)) for v in variables)
@@ -213,14 +218,15 @@ _REPEATED = frozenset(
 _apply_weight_decay = keras.optimizers.Optimizer._apply_weight_decay
 
 
-def _fewer_operations(optimizer: Any) -> patches.Shadows:
+def _fewer_operations(optimizer: Any, fuses: bool) -> patches.Shadows:
     """Return replacements for methods of an optimizer, for one ``apply``."""
     methods: dict[str, Callable[..., Any]] = {
         "_all_reduce_sum_gradients": _skip_all_reduce
     }
     repeated = _Repeated()
     if type(optimizer).update_step is keras.optimizers.SGD.update_step:
-        methods["update_step"] = _fused_step
+        if fuses:
+            methods["update_step"] = _fused_step
     elif repeats(optimizer):
         methods["update_step"] = repeated.update_step
     if type(optimizer)._apply_weight_decay is _apply_weight_decay:
@@ -267,8 +273,6 @@ def _fused_step(
     if (
         isinstance(gradient, tf.IndexedSlices)
         or not _is_plain(variable)
-        # Also beside a whole weight; its own handle holds nothing.
-        or isinstance(slot, ShardedVariable)
         # XLA fuses the passes itself.
         or compat.in_xla_context(compat.get_default_graph())
         or variable.dtype not in (tf.float32, tf.float64)

@@ -405,7 +405,8 @@ class WeightUpdate:
     ) -> None:
         """Apply sums on a tower, as on one device."""
         variables = [copy_on_tower(v, tower) for v in call.variables]
-        with as_one_device(call.optimizer, call.variables, tower):
+        fuses = not self.layouts.divide_any
+        with as_one_device(call.optimizer, call.variables, tower, fuses):
             call.original(sums, variables)
 
     def collectives_for(self, weight: Any) -> Collectives:

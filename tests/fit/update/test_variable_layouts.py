@@ -23,6 +23,7 @@ from tests.kit.training import (
     classifier,
     compiled,
     fit,
+    linear,
     seeded,
     stacked,
 )
@@ -227,6 +228,28 @@ def test_frozen_tied_and_several_optimizers():
         return model
 
     assert_exact(make, lambda model: fit(model, epochs=2), sharded(3))
+
+
+_IN_BRANCHES = {
+    "accumulated": lambda: keras.optimizers.SGD(
+        0.1, gradient_accumulation_steps=2
+    ),
+    "with momentum": lambda: keras.optimizers.SGD(
+        0.1, 0.9, gradient_accumulation_steps=2
+    ),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, 0.9), initial_scale=8.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _IN_BRANCHES)
+def test_a_branch_of_sgd_is_divided_beside_whole_weights(name):
+    """Four towers have no rows each of the last layer's three biases."""
+    make = functools.partial(linear, optimizer=_IN_BRANCHES[name])
+    strategy = sharded(4)
+    assert_exact(make, fit, strategy)
+    assert "computed once" not in strategy.describe()
 
 
 # ---- where variables are -----------------------------------------------------
