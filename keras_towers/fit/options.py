@@ -87,9 +87,9 @@ class StrategyOptions:
             batch and gradients were summed, as in tensorpack.
         batches: ``"split"``: towers split the global batch. All processes get
             the same data, and each takes its share of every batch. ``"each"``:
-            every tower of a process takes a whole batch, or every process reads
-            its own data. Together, these batches form the global batch.
-            Processes may have different numbers of batches.
+            every tower takes a whole batch, and every process reads its own
+            data. Together, these batches form the global batch. Processes may
+            have different numbers of batches.
         sync_every_epoch: synchronize all towers of all processes at the end of
             each epoch, including variables that each tower changes itself
             (moving statistics).
