@@ -223,7 +223,7 @@ def accumulator(name: str, spec: GradientSpec) -> Accumulator:
     if spec.shape[0] > _MAX_ROWS:
         raise TowerError(
             f"the first axis of {spec.name} has {spec.shape[0]} entries, but "
-            f"its sparse gradients can be averaged over replicas for at most "
+            "its sparse gradients can be averaged over replicas for at most "
             f"{_MAX_ROWS}: divide the weight into several."
         )
     return SparseAccumulator(name, spec)
