@@ -138,6 +138,10 @@ class RunOptions:
 def run(**options: Any) -> None:
     """Run a script as N processes that train one model together.
 
+    Use -np on this machine, -H on several hosts, --min-np if hosts come and go,
+    --workers if the script itself enters MultiWorkerTowerStrategy, and --ps
+    with --workers for parameter servers.
+
     Each line of output begins with its rank. If a rank fails, the command stops
     the others and returns the exit code of that rank.
 
@@ -163,7 +167,7 @@ def run(**options: Any) -> None:
         output: Also write each rank's output to a file in this folder.
         processes: Number of processes. Default: the slots of all hosts.
         hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
-        hostfile: A file of hosts, with lines like 'host slots=2'.
+        hostfile: A file of hosts, with lines like 'host slots=2' (2 ranks).
         network_interface: Network interface for the rendezvous. Default: the
             one with a route to the hosts.
         workers: Number of processes that train, connected by TensorFlow or,
