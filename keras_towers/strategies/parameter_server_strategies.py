@@ -223,7 +223,7 @@ class _WorkerStrategy(BaseStrategy):
 
 
 class DistributedParameterServerStrategy(_WorkerStrategy):
-    """Trains an existing Keras model on parameter servers.
+    """Trains a model on parameter servers.
 
     Each trained weight, with its optimizer state, is on one server: the one
     that held the fewest bytes so far. A worker sums the gradients of its towers
@@ -297,7 +297,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):
-    """Trains an existing Keras model on parameter servers and local copies.
+    """Trains a model on parameter servers and local copies.
 
     Every tower of every worker has a copy of all weights. The servers average
     all gradients and apply them once, as one device applies the gradient of the

@@ -10,7 +10,7 @@ from keras_towers.strategies.base import BaseStrategy
 
 
 class TowerStrategy(BaseStrategy):
-    """Trains an existing Keras model on several devices of one machine.
+    """Trains a model on several devices of one machine.
 
     Towers divide the step of one device: each computes its share of the batch.
     They sum their gradients, and the optimizer then runs as on one device. For
