@@ -142,8 +142,8 @@ def bench(
     keras-towers bench --models my_module:build --towers 2,4
 
     The table has a line for plain Keras, and for each strategy and number of
-    towers or processes. Each run is a separate process, and takes 5 to 15
-    seconds on a CPU. Ctrl-C shows the results so far.
+    towers or processes. Ctrl-C shows the
+    results so far.
 
     Args:
         models: Your own model as MODULE:FUNCTION, or small, large, or both. The

@@ -128,7 +128,7 @@ def install(
 
     keras-towers install horovod
 
-    This compiles the engine for the TensorFlow of this environment. You need
+    This builds the engine for the TensorFlow of this environment. You need
     make, a C++17 compiler, and two or three minutes on two idle cores. The
     command caches the wheel, so the next installation here takes seconds.
 
@@ -200,8 +200,6 @@ def verify(
     """Measure how much training on towers differs from one device.
 
     keras-towers verify my_module:build --tolerance 1e-4
-
-    The command runs a few steps on both, and compares their weights and logs.
 
     The exit code is 1 if the difference is larger than --tolerance, 2 if the
     command cannot measure it, and 0 otherwise.

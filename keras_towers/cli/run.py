@@ -195,8 +195,8 @@ def run(**options: Any) -> None:
         blacklist_cooldown_range: Shortest and longest time for which an elastic
             job avoids a host on which a worker has failed. The time doubles
             with each failure. Default: 5 600.
-        reset_limit: Maximum number of times that an elastic job starts with
-            other ranks. Default: no limit.
+        reset_limit: Maximum number of times that an elastic job starts again.
+            Default: no limit.
         commits: Folder for the commits of kt.elastic, which all hosts share.
             Default: a temporary one; on several hosts, in the working folder.
     """
