@@ -14,8 +14,8 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# API reference
 
 The site has all signatures and options: run `make docs`, and open
-`site/api/index.html`. In Python, `help(kt.TowerStrategy)` shows the same. These are all
-names, after `import keras_towers as kt`:
+`site/api/index.html`. In Python, `help(kt.TowerStrategy)` shows them, too.
+These are all names, after `import keras_towers as kt`:
 
 """
 
