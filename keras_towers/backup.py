@@ -52,7 +52,7 @@ class Backup(ResumesFit):
     contains the weights, the optimizer's state, random states, metrics, the
     position in the data, and the state of each rank's communication hook
     (``StatefulHook``). If ranks hold shards of a variable, each rank writes its
-    own rows; rank 0 writes everything else. Any number of ranks and towers can
+    shards; rank 0 writes everything else. Any number of ranks and towers can
     resume from it, with or without shards.
 
     After a signal, all ranks end after the current batch, with exit code 75.
@@ -98,7 +98,8 @@ class Backup(ResumesFit):
             every epoch.
         delete: whether to delete the backup when ``fit`` ends.
         asynchronous: whether steps go on while a rank writes a backup.
-            Meanwhile, the host holds a copy of the data that the rank writes.
+            Meanwhile, the CPU memory has a copy of the data that the rank
+            writes.
             The next backup waits until this one is written. So do the end
             after a signal and the end of ``fit``. If writing fails, a later
             batch raises the error.
@@ -304,7 +305,7 @@ def load_backup(model: keras.Model, folder: str | os.PathLike[str]) -> None:
     """Load the weights of a backup into a model.
 
     This reads one variable at a time. If variables are in shards over ranks,
-    each rank reads only its rows.
+    each rank reads only its shards.
 
     Args:
         model: any Keras model with the same weights, in the same order; it need

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 
 class TowerError(ValueError):
-    """Wrong use: the message says what is allowed and what to do."""
+    """Wrong use, or another rank's error: the message says what to do."""
 
     if not TYPE_CHECKING:
         # AutoGraph preserves the class of an error raised in a tf.function only

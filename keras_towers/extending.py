@@ -2,7 +2,7 @@
 
 =====================  ========================================================
 ``Reduction``          a function that sums gradients of a process's towers
-``OnDevice``           a reduction that sums on one device, such as the host
+``OnDevice``           a reduction that sums on one device, such as the CPU
 ``CommunicationHook``  a function that sums gradients of processes
 ``StatefulHook``       a hook that keeps a state from one step to the next
 ``EngineTransport``    the base class of transports, which connect processes

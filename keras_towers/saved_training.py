@@ -226,8 +226,8 @@ class SavedTraining:
         if blind:
             raise TowerError(
                 f"rank {', '.join(map(str, blind))} does not see the folder "
-                f"{self.folder} of rank 0. Each rank must write its rows of "
-                "divided variables there: give Backup (for kt.elastic: "
+                f"{self.folder} of rank 0. Each rank must write its shards of "
+                "variables there: give Backup (for kt.elastic: "
                 "--commits) a folder that all ranks share."
             )
 

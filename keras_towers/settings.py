@@ -41,10 +41,10 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Seconds to wait for other ranks, parameter servers and the chief to start.
-#: Default: 600.
+#: Seconds to wait for other ranks, parameter servers and the chief to start;
+#: for `MultiWorkerTowerStrategy`, give it `start_timeout_s`. Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
-#: Seconds to wait for other BytePS processes that you start by hand.
+#: With BytePS, seconds to wait for processes that you start by hand.
 #: Default: 300.
 ENV_START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
 #: Seconds to wait for a small sum over NCCL; then strategies do without NCCL.

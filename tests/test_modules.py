@@ -61,7 +61,7 @@ SHOWN_BY = {
     """,
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
-        partition/layout_pass partition/nodes partition/program
+        partition/nodes partition/program
         partition/undivided
     """,
     "processes/test_elastic.py": """

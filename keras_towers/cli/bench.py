@@ -139,8 +139,11 @@ def bench(
 ) -> None:
     """Compare strategies with plain Keras: step times and memory.
 
-    Each run is a separate process and takes 5 to 15 seconds on a CPU. Ctrl-C
-    shows the results so far.
+    keras-towers bench --models my_module:build --towers 2,4
+
+    The table has a line for plain Keras, and for each strategy and number of
+    towers or processes. Ctrl-C shows the
+    results so far.
 
     Args:
         models: Your own model as MODULE:FUNCTION, or small, large, or both. The
@@ -155,7 +158,7 @@ def bench(
             tower:mode=host,horovod:compression=fp16.
         steps: Steps to time in a run, after 20 warm-up steps.
         batch_size: Examples per step, which all replicas share.
-        repeats: Runs per row.
+        repeats: Runs for each line of the table.
         device: cpu, gpu, or auto, which uses GPUs if there are enough.
         memory_limit: Split the first GPU into logical GPUs of this many MiB,
             one per tower. They share its cores.

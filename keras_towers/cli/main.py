@@ -126,7 +126,9 @@ def install(
 ) -> None:
     """Build and install an engine that connects processes.
 
-    This compiles the engine for the TensorFlow of this environment. You need
+    keras-towers install horovod
+
+    This builds the engine for the TensorFlow of this environment. You need
     make, a C++17 compiler, and two or three minutes on two idle cores. The
     command caches the wheel, so the next installation here takes seconds.
 
@@ -197,7 +199,7 @@ def verify(
 ) -> None:
     """Measure how much training on towers differs from one device.
 
-    The command runs a few steps on both, and compares their weights and logs.
+    keras-towers verify my_module:build --tolerance 1e-4
 
     The exit code is 1 if the difference is larger than --tolerance, 2 if the
     command cannot measure it, and 0 otherwise.

@@ -57,12 +57,14 @@ def plan(
 ) -> None:
     """Print the memory that training a model needs on N devices.
 
+    keras-towers plan my_module:build --towers 8 --device-memory 16GiB
+
     The command does not train, and works without the devices. It prints a
-    column for each layout: a copy of the model on every device,
+    column for each scheme: a copy of the model on every device,
     updates="sharded" and weights="sharded".
 
-    With --hosts, it predicts how long a step takes on your links, with a row
-    for each layout and number of hosts.
+    With --hosts, it predicts how long a step takes on your links, with a line
+    for each scheme and number of hosts.
 
     Args:
         target: A function without arguments. It returns a compiled model, alone

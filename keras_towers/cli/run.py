@@ -56,15 +56,7 @@ class RunOptions:
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGUMENTS")
     ] = None
-    processes: Annotated[
-        int | None, typer.Option("-np", "-n", "--num-proc", min=1, metavar="N")
-    ] = None
-    hosts: Annotated[
-        str | None, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...")
-    ] = None
-    hostfile: Annotated[Path | None, typer.Option(metavar="PATH")] = None
-    ps: Count = None
-    workers: Count = None
+    module: Annotated[bool, typer.Option("-m")] = False
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +66,6 @@ class RunOptions:
     ] = None
     no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False
     towers: Count = None
-    servers: Count = None
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, metavar="N")
     ] = None
@@ -82,8 +73,20 @@ class RunOptions:
         str | None,
         typer.Option(metavar="BYTES", envvar=settings.ENV_DEVICE_MEMORY),
     ] = None
-    module: Annotated[bool, typer.Option("-m")] = False
     output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None
+    processes: Annotated[
+        int | None, typer.Option("-np", "-n", "--num-proc", min=1, metavar="N")
+    ] = None
+    hosts: Annotated[
+        str | None, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...")
+    ] = None
+    hostfile: Annotated[Path | None, typer.Option(metavar="PATH")] = None
+    network_interface: Annotated[str | None, typer.Option(metavar="NAME")] = (
+        None
+    )
+    workers: Count = None
+    ps: Count = None
+    servers: Count = None
     stall_warning: Annotated[
         int, typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_WARNING)
     ] = settings.STALL_WARNING_S
@@ -94,9 +97,6 @@ class RunOptions:
     grace: Seconds = settings.SCRIPT_GRACE_S
     restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0
     standby: Annotated[bool, typer.Option("--standby")] = False
-    network_interface: Annotated[str | None, typer.Option(metavar="NAME")] = (
-        None
-    )
     min_np: Count = None
     max_np: Count = None
     host_discovery_script: Annotated[
@@ -138,6 +138,10 @@ class RunOptions:
 def run(**options: Any) -> None:
     """Run a script as N processes that train one model together.
 
+    Use -np on this machine, -H on several hosts, --min-np if hosts come and go,
+    --workers if the script itself enters MultiWorkerTowerStrategy, and --ps
+    with --workers for parameter servers.
+
     Each line of output begins with its rank. If a rank fails, the command stops
     the others and returns the exit code of that rank.
 
@@ -149,49 +153,49 @@ def run(**options: Any) -> None:
     Args:
         script: The script that each rank runs.
         arguments: Arguments and options for SCRIPT.
-        processes: Number of processes. Default: the slots of all hosts.
-        hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
-        hostfile: A file of hosts, with lines like 'host slots=2'.
-        ps: Number of parameter servers to start on this machine.
-        workers: Number of processes that train, connected by TensorFlow or,
-            with --ps, by parameter servers.
+        module: Take SCRIPT as the name of a module, as python -m does.
         strategy: Run the unmodified script inside this strategy. Options follow
             the name, as in horovod:weights=sharded:shard_over=process.
         no_strategy: Require no strategy: each process trains a separate model,
             unless the script itself connects them.
         towers: Towers per process, with --strategy or --ps. Without GPUs, this
             splits the CPU into as many devices.
-        servers: Number of BytePS servers to start. Default: 1 with --strategy
-            byteps, else none.
         seed: Seed of all ranks, with --strategy. Default: a random one.
         device_memory: Memory of each device, such as 24GiB. Before the first
             step, fit checks that the model needs no more. 0: no check. Default:
             the memory of GPUs.
-        module: Take SCRIPT as the name of a module, as python -m does.
         output: Also write each rank's output to a file in this folder.
-        stall_warning: Seconds until a waiting rank reports which ranks it waits
-            for. 0: never.
+        processes: Number of processes. Default: the slots of all hosts.
+        hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
+        hostfile: A file of hosts, with lines like 'host slots=2' (2 ranks).
+        network_interface: Network interface for the rendezvous. Default: the
+            one with a route to the hosts.
+        workers: Number of processes that train, connected by TensorFlow or,
+            with --ps, by parameter servers.
+        ps: Number of parameter servers to start on this machine.
+        servers: Number of BytePS servers to start. Default: 1 with --strategy
+            byteps, else none.
+        stall_warning: Seconds until a waiting rank names the ranks that it
+            waits for. 0: never.
         stall_shutdown: Seconds until a stalled job ends. 0: never.
         grace: Seconds between SIGTERM and SIGKILL, for example to save a
             kt.Backup.
-        restarts: Largest number of times to start all processes again if one is
+        restarts: Maximum number of times to start all processes again if one is
             killed, ends with exit code 75, or is on a host that does not
             answer. With kt.Backup, fit resumes.
         standby: To restart faster, keep a second process for each rank, with
             TensorFlow imported. Export the variables that TensorFlow reads on
             import.
-        network_interface: Network interface for the rendezvous. Default: the
-            one with a route to the hosts.
-        min_np: Elastic jobs: minimum number of ranks.
-        max_np: Elastic jobs: maximum number of ranks.
-        host_discovery_script: Elastic jobs: a program that prints the available
-            hosts, one host:slots per line. The command calls it once a second.
-        elastic_timeout: Elastic jobs: seconds to wait for --min-np slots.
-            Default: 600.
-        blacklist_cooldown_range: Elastic jobs: shortest and longest time to
-            avoid a host on which a worker has failed. The time doubles with
-            each failure. Default: 5 600.
-        reset_limit: Elastic jobs: largest number of starts with other ranks.
+        min_np: Minimum number of ranks of an elastic job.
+        max_np: Maximum number of ranks of an elastic job.
+        host_discovery_script: A program that prints the available hosts of an
+            elastic job, one host:slots per line. The command calls it once a
+            second.
+        elastic_timeout: Seconds to wait for --min-np slots. Default: 600.
+        blacklist_cooldown_range: Shortest and longest time for which an elastic
+            job avoids a host on which a worker has failed. The time doubles
+            with each failure. Default: 5 600.
+        reset_limit: Maximum number of times that an elastic job starts again.
             Default: no limit.
         commits: Folder for the commits of kt.elastic, which all hosts share.
             Default: a temporary one; on several hosts, in the working folder.

@@ -272,7 +272,7 @@ def compare_variables(
         if any(digest != first for digest in others):
             if first.startswith(_IN_SHARDS):
                 raise TowerError(
-                    f"rank 0 still has its rows of {variable.path}, but other "
+                    f"rank 0 still has its shard of {variable.path}, but other "
                     "ranks have made this variable again. Compile and build "
                     "the model on every rank, or on none."
                 )

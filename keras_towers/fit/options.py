@@ -36,7 +36,7 @@ Batches: TypeAlias = Literal["split", "each"]
 Bytes: TypeAlias = int | str
 """A number of bytes, such as 2**28, or "256MiB"."""
 Extent: TypeAlias = Literal["tower", "global"]
-"""Whether statistics are computed from a tower's rows or the global batch."""
+"""Whether statistics are those of a tower's examples or the global batch."""
 MicroBatches: TypeAlias = int | Literal["auto"]
 """The number of micro-batches per tower; "auto": as many as memory requires."""
 ModeName: TypeAlias = Literal[
@@ -52,7 +52,7 @@ Updates: TypeAlias = Literal["once", "each", "sharded"]
 Weights: TypeAlias = Literal["sharded"]
 """Whether each large weight is divided into shards, one on each tower."""
 Where: TypeAlias = Literal["host", "towers"]
-"""Whether weights are held on the host, or spread over the towers."""
+"""Whether weights are in CPU memory, or spread over the towers."""
 
 # What tensorpack calls them; its towers are GPUs.
 _OF_TENSORPACK = {"cpu": "host", "gpu": "towers"}
@@ -87,21 +87,21 @@ class StrategyOptions:
             batch and gradients were summed, as in tensorpack.
         batches: ``"split"``: towers split the global batch. All processes get
             the same data, and each takes its share of every batch. ``"each"``:
-            every tower of a process takes a whole batch, or every process reads
-            its own data. Together, these batches form the global batch.
-            Processes may have different numbers of batches.
+            every tower takes a whole batch, and every process reads its own
+            data. Together, these batches form the global batch. Processes may
+            have different numbers of batches.
         sync_every_epoch: synchronize all towers of all processes at the end of
             each epoch, including variables that each tower changes itself
             (moving statistics).
         batch_norm: ``"global"``: BatchNormalization uses the statistics of the
             global batch, as one device does. ``"tower"``: it uses the
-            statistics of each tower's rows. This needs no exchange, but changes
-            results.
-        micro_batches: a number k: each tower processes its rows of a batch in k
-            parts, one after another, and holds the activations of one part at a
-            time. The result equals that of the whole batch. If an operation
-            such as BatchNormalization needs all rows, it waits for all parts,
-            and earlier activations stay in memory. With ``batch_norm="tower"``,
+            statistics of each tower's examples. This needs no exchange, but
+            changes results.
+        micro_batches: a number k: each tower processes its examples in k parts,
+            one after another, and holds the activations of one part at a time.
+            The result equals that of the whole batch. If an operation such as
+            BatchNormalization needs all examples, it waits for all parts, and
+            earlier activations stay in memory. With ``batch_norm="tower"``,
             each part has its own statistics. ``"auto"``: start with one part.
             If one of the first steps of a call runs out of memory, double the
             number, and repeat the step from the same weights. Several processes
@@ -110,20 +110,20 @@ class StrategyOptions:
             tensors: ``"nccl"``, ``"collective"`` (TensorFlow's collective ops:
             a ring on CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs
             an even number of towers), ``"towers"`` (each tower sums some
-            tensors), ``"host"`` (the host sums all), or None to choose
+            tensors), ``"host"`` (the CPU sums all), or None to choose
             automatically. If a mode cannot run, another replaces it, and the
             log says why. You can also give your own function, a
             ``keras_towers.extending.Reduction``.
         updates: ``"once"``: tower 0 updates the weights and distributes them.
             ``"each"``: every tower updates its own copy. ``"sharded"``: every
-            tower of all processes updates its rows of each large weight, and
-            holds the optimizer's state for these rows only, as in ZeRO stage 1.
+            tower of all processes updates its shard of each large weight, and
+            holds the optimizer's state for this shard only, as in ZeRO stage 1.
             None: ``"once"`` if the towers share memory, else ``"each"``.
-        weights: ``"sharded"``: every tower holds only its own rows of each
-            large weight and of the optimizer's state, as in ZeRO stage 3 or
-            FSDP. Use it if your model does not fit on one device. If an
-            operation needs a whole weight, towers gather it. Results do not
-            change. None: whole weights.
+        weights: ``"sharded"``: every tower holds only its shard of each large
+            weight and of the optimizer's state, as in ZeRO stage 3 or FSDP. Use
+            it if your model does not fit on one device. If an operation needs a
+            whole weight, towers gather it. Results do not change. None: whole
+            weights.
         gather_bytes: with ``weights="sharded"``: the bytes of gathered weights
             that a tower holds at a time, as a number or a text such as
             "256MiB". With a smaller number, towers exchange more often. If a
@@ -131,7 +131,7 @@ class StrategyOptions:
             alone, and it may exceed the number.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, as for ``ModelParallelStrategy``. Every process has such a
-            mesh; each row of the mesh is a tower. None: each tower is a device.
+            mesh, whose first axis counts towers. None: each tower is a device.
         shard_over: with weights or updates in shards: ``"job"``: the towers of
             all processes share each large weight. ``"process"``: the towers of
             each process share it, and every process has all shards, as with
@@ -200,7 +200,7 @@ class StrategyOptions:
         if self.micro_batches != "auto" and self.micro_batches < 1:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
-                "the number of parts of a tower's rows, 1 or more, or 'auto'."
+                "the number of parts of a tower's batch, 1 or more, or 'auto'."
             )
         if self.gathered_bytes < 0:
             raise TowerError(

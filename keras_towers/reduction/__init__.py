@@ -5,7 +5,7 @@ process: it sums, scatters, gathers and broadcasts K lists of N tensors, one
 list per device.
 
 =============================  ==============================================
-``OnDevice()``                 all on the host's CPU (mode "host")
+``OnDevice()``                 all on the CPU (mode "host")
 ``OnTowers()``                 tensor i on tower i mod K (mode "towers")
 ``Hierarchical()``             two groups, then across (mode "hierarchical")
 ``CollectiveOps()``            TensorFlow's collective ops (mode "collective")

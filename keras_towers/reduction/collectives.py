@@ -197,14 +197,13 @@ class OnTowers(Collectives):
 
 
 class OnDevice(OnTowers):
-    """Adds up, and puts together, on one device.
+    """Sums and gathers on one device.
 
-    On the host, this is best if GPUs cannot access each other directly. If the
-    towers are logical CPUs, the host is the first of them. Ports mode "cpu" of
-    tensorpack's ``SyncMultiGPUTrainerReplicated``.
+    On the CPU, this is best if GPUs cannot access each other directly. Ports
+    mode "cpu" of tensorpack's ``SyncMultiGPUTrainerReplicated``.
 
     Args:
-        device: the device; None: the host of the towers.
+        device: the device; None: the first CPU of the towers' machine.
 
     Example:
         >>> devices = ["/device:GPU:0", "/device:GPU:1"]

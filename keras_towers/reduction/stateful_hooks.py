@@ -43,10 +43,11 @@ class HookState(NamedTuple):
 class StatefulHook(Extensible):
     """The base class of communication hooks with a state.
 
-    An optimizer has a state for each list of weights that it updates, in
-    variables beside its own. ``kt.Backup`` saves these variables. A saved model
-    does not have them, since they belong to a job of several ranks: training a
-    loaded model begins with the result of ``init``.
+    For each list of weights that an optimizer updates, it keeps a state of the
+    hook, in variables beside its own. ``kt.Backup`` saves these variables. A
+    saved model does not contain them, because they belong to a job of several
+    ranks. If you train a loaded model, the hook begins with the result of
+    ``init``.
 
     Example:
         Each rank sends only the signs of its gradients, times their mean size,

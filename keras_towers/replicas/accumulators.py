@@ -222,8 +222,8 @@ def accumulator(name: str, spec: GradientSpec) -> Accumulator:
         return DenseAccumulator(name, spec)
     if spec.shape[0] > _MAX_ROWS:
         raise TowerError(
-            f"the gradient of {spec.name} has {spec.shape[0]} rows, but at "
-            f"most {_MAX_ROWS} can be averaged over replicas: divide the "
-            "weight into several."
+            f"the first axis of {spec.name} has {spec.shape[0]} entries, but "
+            "its sparse gradients can be averaged over replicas for at most "
+            f"{_MAX_ROWS}: divide the weight into several."
         )
     return SparseAccumulator(name, spec)

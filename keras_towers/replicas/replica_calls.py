@@ -292,20 +292,22 @@ class _ThreadedCall(ReplicaCall):
         if self._threads is None:
             assert steps.alone is not None
             return steps.alone(iterator)
-        taken = 0
+        assert self.epoch_iterator is not None
+        at_end = self.epoch_iterator.at_last_step
         batches = itertools.islice(iterator, self.model.steps_per_execution)
-        for batch in batches:
-            taken += 1
+        # Always one ahead.
+        batch = next(batches)
+        while batch is not None:
             traced = steps.for_batches(iterator.element_spec)
-            self._threads.submit(traced, batch)
-        if not taken:
-            raise StopIteration
-        self._refresh_logs(self._threads)
+            following = next(batches, None)
+            is_last = at_end and following is None
+            self._threads.submit(traced, batch, is_last)
+            batch = following
+        self._refresh_logs(self._threads, at_end)
         return self._logs
 
-    def _refresh_logs(self, threads: TowerThreads) -> None:
-        assert self.epoch_iterator is not None
-        if self.epoch_iterator.at_last_step:
+    def _refresh_logs(self, threads: TowerThreads, at_end: bool) -> None:
+        if at_end:
             threads.drain()
             finish = self._original_method("_get_metrics_result_or_logs")
             self._logs = finish(threads.latest)

@@ -255,7 +255,7 @@ class TowerThreads:
     no step has ended for too long.
 
     Attributes:
-        latest: the logs of the step that has ended last.
+        latest: the logs of the last batch whose step has ended.
     """
 
     def __init__(
@@ -272,9 +272,12 @@ class TowerThreads:
         self._recorder = recorder
         # Guards all attributes below, and is notified of every change.
         self._changed = threading.Condition()
-        self._waiting: collections.deque[tuple[Sequence[Step], Structure]] = (
-            collections.deque()
-        )
+        self._waiting: collections.deque[
+            tuple[int, Sequence[Step], Structure]
+        ] = collections.deque()
+        self._submitted = 0
+        # The number of the batch that ``latest`` is of.
+        self._latest_number = 0
         # The towers that are in a step.
         self._busy: set[int] = set()
         self._ended_steps = 0
@@ -285,11 +288,25 @@ class TowerThreads:
         self._hangs = False
         self._threads: list[threading.Thread] = []
 
-    def submit(self, steps: Sequence[Step], batch: Structure) -> None:
-        """Queue a batch for the next idle tower; wait while it is full."""
+    def submit(
+        self, steps: Sequence[Step], batch: Structure, is_last: bool
+    ) -> None:
+        """Queue a batch for the next idle tower; wait while it is full.
+
+        Args:
+            steps: the towers' steps for it.
+            batch: the batch.
+            is_last: whether it is the last one of an epoch. It waits for the
+                steps before, so that metrics that its step returns are of all.
+        """
         with self._changed:
-            self._wait(lambda: len(self._waiting) < self._towers)
-            self._waiting.append((steps, batch))
+            self._wait(
+                self._is_idle
+                if is_last
+                else lambda: len(self._waiting) < self._towers
+            )
+            self._submitted += 1
+            self._waiting.append((self._submitted, steps, batch))
             self._changed.notify_all()
         if not self._threads:
             self._start()
@@ -302,10 +319,13 @@ class TowerThreads:
                 are applied, too.
         """
         with self._changed:
-            self._wait(lambda: not self._busy and not self._waiting)
+            self._wait(self._is_idle)
         self._steps.wait_for_updates(flush)
         with self._changed:
             self._raise_error()
+
+    def _is_idle(self) -> bool:
+        return not self._busy and not self._waiting
 
     def wait_for_a_step(self) -> None:
         """Wait until at least one step has ended."""
@@ -392,7 +412,7 @@ class TowerThreads:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return False
-            steps, batch = self._waiting.popleft()
+            number, steps, batch = self._waiting.popleft()
             self._busy.add(index)
             read = self._ended_steps
             self._changed.notify_all()
@@ -404,7 +424,8 @@ class TowerThreads:
         with self._changed:
             self._staleness[self._ended_steps - read] += 1
             self._ended_steps += 1
-            self.latest = result
+            if number > self._latest_number:
+                self.latest, self._latest_number = result, number
             self._busy.discard(index)
             self._changed.notify_all()
         return True

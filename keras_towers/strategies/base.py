@@ -285,7 +285,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         Example:
             >>> print(TowerStrategy(4).describe())
             TowerStrategy: 4 towers (/device:CPU:0 to /device:CPU:3)
-              mode "host": all towers are on the host, ...
+              mode "host": all towers are CPUs, ...
         """
         lines = (f"  {line}" for line in self._description_lines())
         return "\n".join([repr(self), *lines])

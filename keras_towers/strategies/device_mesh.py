@@ -95,8 +95,8 @@ class ClaimedDevices:
             return
         if towers != 1:
             raise TowerError(
-                f"layouts contradict towers={towers!r}: the rows of their mesh "
-                "are the towers of this process. Leave towers out."
+                f"layouts contradict towers={towers!r}: their mesh says which "
+                "devices are the towers. Leave towers out."
             )
         names = [str(name) for name in np.ravel(layouts.device_mesh.devices)]
         counts = all("gpu" in name.lower() for name in names)

@@ -197,10 +197,10 @@ def _layouts_of_rank(
     if owners != [{k // number} for k in range(number * _job.size)]:
         raise TowerError(
             f"ModelParallel has a mesh of {len(rows)} x {len(rows[0])} "
-            f"devices, whose rows do not fit {_job.size} processes: each "
-            "process needs the same number of whole rows, in the order of "
-            "keras.distribution.list_devices(), because the devices that "
-            "divide a layer exchange within a process. Create the mesh after "
+            f"devices, which {_job.size} processes cannot share: each process "
+            "needs the same number of towers, and all devices of these, in the "
+            "order of keras.distribution.list_devices(), because the devices "
+            "of a tower exchange within a process. Create the mesh after "
             "keras.distribution.initialize()."
         )
     own = [row for row in owned if row[0][0] == _job.rank]

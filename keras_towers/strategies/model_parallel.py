@@ -15,8 +15,8 @@ from keras_towers.strategies.device_mesh import Mesh
 class ModelParallelStrategy(BaseStrategy):
     """Trains a model on a mesh of devices that divides batches and weights.
 
-    Each row of the mesh is a tower. Towers share the examples of each batch.
-    The devices of a tower share the weights that a
+    One axis of the mesh counts towers, which share the examples of each batch.
+    The other counts the devices of a tower. These share the weights that a
     ``keras.distribution.LayoutMap`` divides, and the optimizer's state for
     them. They also share the computation, for example of a transformer's pair
     of dense layers or attention heads, without gathering a kernel. Results

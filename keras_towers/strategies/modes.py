@@ -86,7 +86,7 @@ def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     elif len(devices) == 1:
         reason = "one tower: nothing to reduce"
     elif on_host:
-        reason = "all towers are on the host, so summing there needs no copy"
+        reason = "all towers are CPUs, so sums in CPU memory need no copy"
     elif obstacle:
         reason = f"NCCL cannot run: {obstacle}"
     else:

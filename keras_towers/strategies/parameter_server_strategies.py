@@ -80,7 +80,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
 
     Args:
         towers: as for ``TowerStrategy``.
-        ps_device: ``"host"``: all weights are on the host. ``"towers"``: each
+        ps_device: ``"host"``: all weights are in CPU memory. ``"towers"``: each
             goes to the tower that holds the fewest bytes. None: ``"towers"``
             for one or two towers, else ``"host"``.
         average: True: gradients are the same as on one device. False: they are
@@ -89,9 +89,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
             tower takes a whole batch.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         batch_norm: ``"global"``: BatchNormalization uses the statistics of the
-            global batch. ``"tower"``: those of each tower's rows.
+            global batch. ``"tower"``: those of each tower's examples.
         micro_batches: the number of parts into which each tower divides its
-            rows, to save memory; ``"auto"``: as few as memory allows.
+            examples, to save memory; ``"auto"``: as few as memory allows.
         **options: ``StrategyOptions`` describes these options in more detail.
 
     Attributes:
@@ -132,7 +132,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
 
     def _description_lines(self) -> list[str]:
         where = {
-            "host": "on the host",
+            "host": "in CPU memory",
             "towers": "spread over the towers",
         }[self.ps_device]
         lines = super()._description_lines()[1:]
@@ -223,7 +223,7 @@ class _WorkerStrategy(BaseStrategy):
 
 
 class DistributedParameterServerStrategy(_WorkerStrategy):
-    """Trains an existing Keras model on parameter servers.
+    """Trains a model on parameter servers.
 
     Each trained weight, with its optimizer state, is on one server: the one
     that held the fewest bytes so far. A worker sums the gradients of its towers
@@ -297,7 +297,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):
-    """Trains an existing Keras model on parameter servers and local copies.
+    """Trains a model on parameter servers and local copies.
 
     Every tower of every worker has a copy of all weights. The servers average
     all gradients and apply them once, as one device applies the gradient of the

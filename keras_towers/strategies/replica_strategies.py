@@ -40,7 +40,7 @@ from keras_towers.strategies.parameter_server_strategies import (
 
 
 class AsyncTowerStrategy(BaseStrategy):
-    """Trains an existing Keras model on towers without synchronizing them.
+    """Trains a model on towers without synchronizing them.
 
     There is one copy of the model's weights, its metrics and its optimizer's
     state. Each tower takes the next whole batch, computes gradients with the
@@ -125,7 +125,7 @@ class AsyncTowerStrategy(BaseStrategy):
 
 
 class SyncReplicasStrategy(BaseStrategy):
-    """Trains an existing Keras model without waiting for its slowest replicas.
+    """Trains a model without waiting for its slowest replicas.
 
     Each of T replicas takes the next whole batch and computes its gradients.
     When R gradients have arrived, the strategy applies their average once, as

@@ -10,7 +10,7 @@ from keras_towers.strategies.base import BaseStrategy
 
 
 class TowerStrategy(BaseStrategy):
-    """Trains an existing Keras model on several devices of one machine.
+    """Trains a model on several devices of one machine.
 
     Towers divide the step of one device: each computes its share of the batch.
     They sum their gradients, and the optimizer then runs as on one device. For
@@ -34,16 +34,17 @@ class TowerStrategy(BaseStrategy):
             tower takes a whole batch.
         sync_every_epoch: synchronize all variables at the end of each epoch.
         batch_norm: ``"global"``: BatchNormalization uses the statistics of the
-            global batch. ``"tower"``: those of each tower's rows.
+            global batch. ``"tower"``: those of each tower's examples.
         micro_batches: the number of parts into which each tower divides its
-            rows, to save memory; ``"auto"``: as few as memory allows.
+            examples, to save memory; ``"auto"``: as few as memory allows.
         mode: how towers exchange tensors: ``"nccl"``, ``"collective"``,
             ``"hierarchical"``, ``"towers"``, ``"host"``, or None to choose.
         updates: ``"once"``: one tower updates the weights; ``"each"``: every
             tower updates its copy; ``"sharded"``: every tower updates its
             share; None to choose.
-        weights: ``"sharded"``: every tower holds its rows of each large weight,
-            for models that do not fit on one device; None: whole weights.
+        weights: ``"sharded"``: every tower holds a part (a shard) of each large
+            weight, for models that do not fit on one device; None: whole
+            weights.
         gather_bytes: with ``weights="sharded"``: how many bytes of gathered
             weights a tower holds at a time, such as ``"256MiB"``.
         packer: packs tensors for an exchange into a few buffers: a

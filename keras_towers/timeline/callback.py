@@ -51,7 +51,7 @@ class Timeline(ObservesFit):
 
     When ``fit`` ends or fails, the callback writes a file that
     https://ui.perfetto.dev and ``chrome://tracing`` show: each rank is a
-    process with one row for input and callbacks, and one row per tower. A
+    process with one track for input and callbacks, and one for each tower. A
     tower's step has these phases:
 
     * compute: from the start of its part of the batch until all of its
@@ -62,21 +62,21 @@ class Timeline(ObservesFit):
     * update: until the weights are updated, and copied to other towers. If one
       tower updates them for all, only that tower has this phase.
 
-    The callback prints a table of the phases, with means and medians. (If a
-    mean is far above the median, a few steps were long.) If a phase stands out,
-    it also prints advice on what to change first. Work between epochs, such as
-    a validation, has a row of its own. The table leaves out calls in which
-    TensorFlow traced the step. The callback keeps the times of the last 10,000
-    steps, or of ``steps`` if that is more, so memory does not grow.
+    The callback prints a table of the phases, with means and medians. If a mean
+    is far above the median, a few steps were long. If a phase stands out, the
+    callback also prints advice on what to change first. Work between epochs,
+    such as a validation, is on a separate line. The table leaves out calls in
+    which TensorFlow traced the step. The callback keeps the times of the last
+    10,000 steps, or of ``steps`` if that is more, so memory does not grow.
 
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
-    step: the row of each shows its own steps. With this callback, ``fit``
+    step: the track of each shows its own steps. With this callback, ``fit``
     traces its step again, and so does the next ``fit`` without it. Operations
     that draw without an explicit seed, such as ``tf.random.normal``, then
     restart their streams.
 
     On accelerators, TensorFlow only queues work. A phase ends when a value that
-    was queued after it has reached the host. Measuring does not change the
+    was queued after it has reached the CPU. Measuring does not change the
     weights.
 
     Args:

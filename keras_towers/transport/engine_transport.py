@@ -116,10 +116,10 @@ class EngineTransport(Extensible, Transport):
 
     @abstractmethod
     def engine_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        """Concatenate the rows of all ranks, in the order of ranks.
+        """Concatenate the tensors of all ranks, in the order of ranks.
 
         Args:
-            tensor: of any dtype but strings. Only the number of its rows may
+            tensor: of any dtype but strings. Only its first dimension may
                 differ between ranks, and may be 0.
             key: the name of this gather, the same on all ranks.
         """
@@ -283,7 +283,7 @@ class EngineTransport(Extensible, Transport):
         return describe_each(watch.wait_for_gone_ranks())
 
     def sum_on(self, gpu: str | None) -> None:
-        """Sum on a GPU, over NCCL; None: on the host."""
+        """Sum on a GPU, over NCCL; None: in CPU memory."""
         raise NotImplementedError
 
     def try_nccl(self, gpu: str | None) -> None:
@@ -301,7 +301,7 @@ class EngineTransport(Extensible, Transport):
             EngineTransport._nccl_failure = why
             if why and gpu is not None and self.rank == 0:
                 logger.warning(
-                    "the ranks sum on the host, and not over NCCL: %s", why
+                    "the ranks sum in CPU memory, not over NCCL: %s", why
                 )
         if gpu is not None and not EngineTransport._nccl_failure:
             self.sum_on(gpu)
@@ -349,14 +349,15 @@ class EngineTransport(Extensible, Transport):
             raise TowerError(
                 f"NCCL does not work between the ranks ({why}), and "
                 f"{self.name} cannot cancel the sum that it has begun. To sum "
-                f"on the host, start the job again with {ENV_NCCL_TIMEOUT}=0."
+                "in CPU memory, start the job again with "
+                f"{ENV_NCCL_TIMEOUT}=0."
             ) from None
 
     def describe_nccl(self) -> str:
         """Describe whether ranks sum over NCCL; empty if it was not tried."""
         why = EngineTransport._nccl_failure
         if why:
-            return f"ranks sum on the host, and not over NCCL: {why}"
+            return f"ranks sum in CPU memory, not over NCCL: {why}"
         return "" if why is None else "ranks sum over NCCL"
 
     def compare_once(self, engine: str = "") -> None:

@@ -12,8 +12,27 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = """# Command line
 
-All commands and options, as `--help` shows them.
+The command `keras-towers` starts jobs, and plans, measures and checks them:
+
+| to | use |
+|---|---|
+{tasks}
 """
+# What each command is for, in the order of the page.
+TASKS = {
+    "run": "train one model in several processes",
+    "install": "build Horovod or BytePS, which connect processes",
+    "doctor": "check an installation",
+    "plan": "see whether a model fits, and how fast several hosts train it",
+    "bench": "compare the speed of strategies with plain Keras",
+    "verify": "compare the results of towers with one device",
+}
+# The title of a group of options of ``run``, by the first of them.
+GROUPS = {
+    "processes": "Processes and hosts",
+    "stall_warning": "Slow and failed ranks",
+    "min_np": "Elastic jobs",
+}
 
 
 def line(parameter):
@@ -33,7 +52,9 @@ def line(parameter):
 
 
 def section(name, command):
-    parameters = [p for p in command.params if p.name != "help"]
+    # Every such command has these, too.
+    common = "help", "install_completion", "show_completion"
+    parameters = [p for p in command.params if p.name not in common]
     usage = [name, "[OPTIONS]"]
     for parameter in parameters:
         if parameter.param_type_name == "argument":
@@ -47,19 +68,30 @@ def section(name, command):
         command.help,
         flags=re.MULTILINE,
     )
+    lines = []
+    for parameter in parameters:
+        if name == "keras-towers run" and parameter.name in GROUPS:
+            lines.append(f"\n**{GROUPS[parameter.name]}**\n\n")
+        lines.append(line(parameter))
     return (
         f"\n## {name}\n\n```\n{' '.join(usage)}\n```\n\n{text.strip()}\n\n"
-        f"{''.join(map(line, parameters))}"
+        f"{''.join(lines)}"
     )
 
 
 def page():
     """The page, from the commands, their arguments and their options."""
-    commands = {"keras-towers": COMMANDS}
-    for name, command in COMMANDS.commands.items():
-        commands[f"keras-towers {name}"] = command
-    return HEAD + "".join(
-        section(name, command) for name, command in commands.items()
+    assert TASKS.keys() == COMMANDS.commands.keys()
+    commands = {
+        f"keras-towers {name}": COMMANDS.commands[name] for name in TASKS
+    }
+    tasks = (
+        f"| {task} | [`{name}`](#keras-towers-{name}) |"
+        for name, task in TASKS.items()
+    )
+    return HEAD.format(tasks="\n".join(tasks)) + "".join(
+        section(name, command)
+        for name, command in (*commands.items(), ("keras-towers", COMMANDS))
     )
 
 

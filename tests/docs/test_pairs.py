@@ -50,7 +50,7 @@ def table():
     rows = {}
     for (first, reason), seconds in partners.items():
         rows.setdefault((reason, tuple(seconds)), []).append(first)
-    lines = ["| | is refused with | because |", "|---|---|---|"]
+    lines = ["| | excludes | because |", "|---|---|---|"]
     for (reason, seconds), firsts in rows.items():
         lines.append(
             f"| {', '.join(firsts)} | {', '.join(seconds)} | {reason} |"

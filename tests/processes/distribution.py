@@ -81,5 +81,5 @@ def a_mesh_of_the_devices_of_all_processes():
         s.assert_same_model(mine, reference)
         wrong = mesh.layout_map(rows=1, columns=8, names=devices)
         distribution = keras.distribution.ModelParallel(layout_map=wrong)
-        with s.refused("do not fit 2 processes"), distribution.scope():
+        with s.refused("2 processes cannot share"), distribution.scope():
             mesh.fit(mesh.build())

@@ -388,11 +388,11 @@ def ranks_that_cannot_sum_over_nccl_sum_on_the_host():
         return [total + 1 for total in exact(tensors, key)]
 
     for sum_of_rank_1, why in (
-        (no_link, "on the host, .*InternalError: NCCL: no link"),
-        (takes_no_part, "on the host, .*has not ended after 2 s"),
+        (no_link, "in CPU memory, .*InternalError: NCCL: no link"),
+        (takes_no_part, "in CPU memory, .*has not ended after 2 s"),
         (
             adds_wrongly,
-            r"on the host, .*\[4.0, 6.0\]\] instead of \[3.0, 5.0\]",
+            r"in CPU memory, .*\[4.0, 6.0\]\] instead of \[3.0, 5.0\]",
         ),
         (None, "^ranks sum over NCCL"),
     ):

@@ -14,6 +14,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.outcomes import Originals, assert_ordinary
+from keras_towers.replicas import tower_threads
 from tests.kit import compare
 from tests.kit.again import begin_again
 from tests.kit.leaving import Boom, interrupt
@@ -431,6 +432,39 @@ def test_logs_that_are_no_metrics(eagerly):
     own = np.array(history["this_batch"])
     assert (own > 0).all()
     compare.assert_close(2 * own, history["double"])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("source", ["dataset", "unknown length"])
+def test_an_epoch_ends_with_the_logs_of_its_last_batch(
+    source, size, monkeypatch
+):
+    """Also where another tower hands its logs over later."""
+
+    def trained():
+        keras.utils.set_random_seed(2)
+        model = m.OwnStep()
+        still = keras.optimizers.SGD(0.0)
+        model.compile(still, steps_per_execution=size)
+        make, _ = cases.SOURCES[source]
+        return model.fit(**make(), verbose=0).history
+
+    wanted = trained()
+    (last,) = wanted["this_batch"]
+
+    def late(logs):
+        values = to_numpy(logs)
+        if not np.isclose(values["this_batch"], last):
+            time.sleep(0.1)
+        return values
+
+    to_numpy = tower_threads._to_numpy
+    monkeypatch.setattr(tower_threads, "_to_numpy", late)
+    with kt.AsyncTowerStrategy(2):
+        found = trained()
+    compare.assert_close(found["this_batch"], [last])
+    if source == "dataset":
+        compare.assert_close(found["loss"], wanted["loss"])
 
 
 def test_a_slow_tower_holds_nobody_and_is_stale(tmp_path):

@@ -39,7 +39,7 @@ def test_the_default_is_the_host_for_cpus_and_nccl_for_gpus(nccl):
     )
     for devices, name, reason in (
         (CPUS[:1], "host", "one tower"),
-        *((CPUS[:number], "host", "on the host") for number in range(2, 9)),
+        *((CPUS[:number], "host", "are CPUs") for number in range(2, 9)),
         (GPUS[:1], "towers", "one tower"),
         *((GPUS[:number], *on_gpus) for number in range(2, 9)),
         ([CPUS[0], GPUS[0]], "towers", "CPU:0 is not a GPU"),

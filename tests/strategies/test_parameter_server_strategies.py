@@ -31,7 +31,7 @@ def with_slots(model):
 def test_default_by_the_number_of_towers():
     for towers, expected, said in (
         (2, "towers", "weights are spread over the towers"),
-        (3, "host", "weights are on the host"),
+        (3, "host", "weights are in CPU memory"),
     ):
         strategy = kt.ParameterServerTowerStrategy(towers)
         assert strategy.ps_device == expected

@@ -44,7 +44,7 @@ class BytePS(Recipe):
     name = "byteps"
     title = "BytePS"
     purpose = "To sum gradients on servers"
-    without_nccl = "takes gradients from the host; to take them from GPUs"
+    without_nccl = "copies gradients to CPU memory; to send from GPUs"
     for_one_cpu = True
     version = "0.2.5.post15"
     sha256 = "9d6a3c5be4c4b5a172739744bb32725c433f9a9f63794e1885e7376ff4eea99f"

@@ -15,7 +15,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class BytePSStrategy(BaseStrategy):
-    """Trains an existing Keras model in several processes, over BytePS.
+    """Trains a model in several processes, over BytePS.
 
     Servers sum the gradients. They run beside the processes that train, or on
     spare machines without GPUs. All processes run the same script. Start them

@@ -173,7 +173,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     if all ranks have the same number of examples.
 
     Args:
-        device: ignored: the mean is computed on the host.
+        device: ignored: the CPU computes the mean.
     """
 
     def __init__(self, device: str = ""):

@@ -87,7 +87,7 @@ class Horovod(Recipe):
     name = "horovod"
     title = "Horovod"
     purpose = "For several processes or machines"
-    without_nccl = "sums on the host; to sum on the GPUs"
+    without_nccl = "sums in CPU memory; to sum on the GPUs"
     version = "0.28.1"
     sha256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
     revision = 1

@@ -16,7 +16,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class HorovodStrategy(BaseStrategy):
-    """Trains an existing Keras model in several processes, over Horovod.
+    """Trains a model in several processes, over Horovod.
 
     All processes run the same script. Start them with ``keras-towers run -np 4
     script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of

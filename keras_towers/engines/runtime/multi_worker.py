@@ -24,7 +24,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class MultiWorkerTowerStrategy(BaseStrategy):
-    """Trains an existing Keras model on several machines, over TensorFlow.
+    """Trains a model on several machines, over TensorFlow.
 
     This strategy needs only TensorFlow. All tasks in ``TF_CONFIG`` run the same
     script, and exchange tensors with TensorFlow's own collective operations and

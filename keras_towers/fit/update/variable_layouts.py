@@ -65,7 +65,7 @@ class VariableLayouts:
         if not self.divides_weights:
             return line
         least = f"{SMALLEST_BYTES // 1024} KiB"
-        return f"{line}, and holds only its rows of those from {least}"
+        return f"{line}, and holds only its shards of those from {least}"
 
     @property
     def divide_any(self) -> bool:

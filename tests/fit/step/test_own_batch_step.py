@@ -262,6 +262,18 @@ def test_only_what_xla_lacks_runs_without_it(reasons):
     assert_same(found, use_model(make(tf.identity), trained), ROUNDING)
 
 
+def _checked(x):
+    tf.debugging.assert_less(tf.reduce_max(x), 1e9)
+    return x
+
+
+def test_of_checks_that_xla_drops_nobody_is_told(reasons):
+    model = compiled(lambda: m.mlp(Acts(_checked)), jit_compile=True)
+    with kt.TowerStrategy(2):
+        trained(model())
+    assert reasons() == []
+
+
 class Named(keras.Model):
     """Predicts for examples that have names, and returns them beside."""
 

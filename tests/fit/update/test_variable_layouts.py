@@ -333,7 +333,7 @@ def test_where_nothing_is_divided_a_line_says_so(caplog, monkeypatch):
     with caplog.at_level("INFO"), sharded() as strategy:
         fit(model)
         fit(model)
-    assert "its rows of those from 64 KiB" in strategy.describe()
+    assert "its shards of those from 64 KiB" in strategy.describe()
     (said,) = [r.message for r in caplog.records if "divides" in r.message]
     assert said.startswith(
         'weights="sharded" divides nothing here, since every '

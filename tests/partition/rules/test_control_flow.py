@@ -5,6 +5,7 @@ import functools
 import pytest
 import tensorflow as tf
 
+from keras_towers.partition.rules.control_flow import own_mean
 from tests.partition import kit
 
 pytestmark = pytest.mark.alternate
@@ -175,6 +176,20 @@ def test_what_xla_compiles_with_the_rest_is_inlined():
 
     program = _check(centered, kit.sharded(-1, 3), xla=True)
     assert kit.exchange_counts(program) == {"sum": 1, "gather": 1}
+
+
+# ---- means of a tower's rows -------------------------------------------------
+
+
+def test_without_towers_a_tower_s_mean_is_that_of_all_rows():
+    rows = tf.constant([[1.0, 2.0], [3.0, 6.0], [5.0, 7.0]])
+    weights = tf.constant([[1.0, 0.0], [0.0, 2.0], [2.0, 4.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        means = own_mean(rows)
+    assert means.numpy().tolist() == [[3.0, 5.0]] * 3
+    gradient = tape.gradient(means, rows, weights)
+    assert gradient.numpy().tolist() == [[1.0, 2.0]] * 3
 
 
 # ---- effects -----------------------------------------------------------------
