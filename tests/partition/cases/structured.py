@@ -109,6 +109,19 @@ def words_of_texts():
     )
 
 
+@t.compiled_model(lambda: (t.normal(9, 3), t.normal(1)))
+def dilated_convolutions():
+    return t.compiled(
+        t.stack(
+            layers.Conv1D(4, 2, dilation_rate=2, padding="causal"),
+            layers.SeparableConv1D(3, 2, dilation_rate=4, padding="same"),
+            layers.Flatten(),
+            layers.Dense(1),
+            shape=(9, 3),
+        )
+    )
+
+
 def _recurrent():
     both_ways = layers.Bidirectional(layers.GRU(4, return_sequences=True))
     return t.stack(both_ways, layers.Dense(5), shape=(12, 3))
