@@ -445,7 +445,8 @@ def _ragged(o):
         lambda: tf.math.divide_no_nan(tf.reduce_sum(ragged, 1), count),
         lambda: _bounded(tf.reduce_max(ragged, 1)),
         lambda: ragged.to_tensor(shape=(None, 3, 2))[:, 1],
-        lambda: tf.reduce_sum(ragged.to_tensor(), 1) * 0.3,
+        # The mean is of the longest row of all.
+        lambda: tf.reduce_mean(ragged.to_tensor(), 1) * 0.3,
         lambda: tf.reduce_sum(tf.tanh(ragged.values), 0) * 0.1,
         lambda: tf.cast(ragged.bounding_shape()[1], tf.float32) * 0.1 * x,
         lambda: tf.cast(ragged.row_splits[1:], tf.float32)[:, None] * 0.1 * x,
