@@ -61,8 +61,8 @@ SHOWN_BY = {
     """,
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
-        partition/layout_pass partition/nodes partition/program
-        partition/undivided partition/units
+        partition/nodes partition/program
+        partition/undivided
     """,
     "processes/test_elastic.py": """
         engines/horovod/hvd/elastic_states

@@ -197,6 +197,9 @@ class _ColumnGraph:
                 operations, self._known, outputs, program.graphs, names=names
             )
             self._known.update(zip(outputs, values, strict=True))
+            for tensor, value in zip(outputs, values, strict=True):
+                # TensorFlow infers less than some functions of Python set.
+                value.set_shape(tensor.shape)
             for operation in operations:
                 # TensorFlow renames what is named like a scope.
                 name = names[id(operation)]

@@ -148,10 +148,9 @@ def is_data_dependent(size: Dimension) -> bool:
 
 
 def multiple_of(size: Dimension, unit: Size) -> int | None:
-    """Return m if a size is m times a symbol, or None."""
-    if isinstance(size, Size) and size.powers == unit.powers:
-        return size.number
-    return None
+    """Return m if a size is m times another size, or None."""
+    quotient = size // unit if isinstance(size, Size) else None
+    return quotient if isinstance(quotient, int) else None
 
 
 def _size(number: int, powers: dict[str, int]) -> Dimension:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,14 +19,24 @@ from keras_towers.partition.layouts import (
     Unit,
 )
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.reasons import SHAPE, asserted, require, unless_none
+from keras_towers.partition.reasons import (
+    NUMBERS,
+    SHAPE,
+    NotDivided,
+    asserted,
+    require,
+    unless_none,
+)
 from keras_towers.partition.sizes import (
     UNKNOWN,
     Dimension,
     Size,
     data_dependent_symbol,
+    is_data_dependent,
     symbol_name,
 )
+
+AnyUnit: TypeAlias = "Unit | DataDependentUnit"
 
 
 class Units:
@@ -52,6 +62,7 @@ class Units:
         self.of_variables: dict[int, Unit] = {}
         self.sizes: dict[str, Tensor] = {}
         self._by_key: dict[Hashable, DataDependentUnit] = {}
+        self._parts: dict[tuple[AnyUnit, Size], AnyUnit] = {}
         self._fractions: dict[Hashable, Tensor] = {}
         self._numbers = itertools.count()
         if around is not None:
@@ -71,6 +82,7 @@ class Units:
         inside = Units(builder, self.of_batch, self)
         inside.found.update(self.found)
         inside._by_key.update(self._by_key)
+        inside._parts.update(self._parts)
         return inside
 
     def data_dependent_unit(
@@ -92,18 +104,64 @@ class Units:
         """Have another key identify a unit, unless the key is in use."""
         self._by_key.setdefault(key, unit)
 
-    def has_unit(self, unit: Unit | DataDependentUnit) -> bool:
+    def rows_of(
+        self, axis: int, unit: AnyUnit, blocks: int, rows: Dimension
+    ) -> Sharded:
+        """Return a layout of as many rows of a unit as a size says.
+
+        If the size varies, such as the length of texts, the rows are units of
+        their own: a part of the unit each.
+
+        Raises:
+            NotDivided: the size is not available.
+        """
+        if isinstance(rows, int):
+            return Sharded(axis, unit, blocks, rows)
+        if not isinstance(rows, Size):
+            raise NotDivided(NUMBERS)
+        each = Size(1, rows.powers)
+        return Sharded(axis, self._part_of(unit, each), blocks, rows.number)
+
+    def _part_of(self, unit: AnyUnit, each: Size) -> AnyUnit:
+        """Return the unit of which another unit has so many."""
+        require(not is_data_dependent(each), NUMBERS)
+        if (unit, each) not in self._parts:
+            number = unless_none(self.global_size(each), NUMBERS)
+            scaled = functools.partial(self.builder.compute_size, "Mul", number)
+            size: Any = unit.size * each
+            if isinstance(unit, DataDependentUnit):
+                part: AnyUnit = DataDependentUnit(
+                    size, scaled(unit.count), self.builder
+                )
+            else:
+                require(not unit.of_variables)
+                part = Unit(
+                    size,
+                    count=scaled(unit.count),
+                    start=scaled(unit.start),
+                    total=scaled(unit.total),
+                )
+            self._parts[unit, each] = part
+        return self._parts[unit, each]
+
+    def whole_unit(self, unit: AnyUnit) -> tuple[AnyUnit, Dimension]:
+        """Return the unit of which a unit is a part, and how many it has."""
+        for (whole, each), part in self._parts.items():
+            if part is unit:
+                return whole, each
+        return unit, 1
+
+    def has_unit(self, unit: AnyUnit) -> bool:
         """Whether a unit is counted outside of the functions that it calls."""
         known = (
             self.of_batch,
             *self.found.values(),
+            *self._parts.values(),
             *self.of_variables.values(),
         )
         return any(unit is other for other in known)
 
-    def unit_fraction(
-        self, unit: Unit | DataDependentUnit, dtype: tf.DType
-    ) -> Tensor:
+    def unit_fraction(self, unit: AnyUnit, dtype: tf.DType) -> Tensor:
         """Return the fraction of all units that each tower has."""
         key = unit, dtype
         if key not in self._fractions:
@@ -119,7 +177,8 @@ class Units:
 
     def find_rows(self, axis: int, size: Dimension) -> Sharded | None:
         """Return the layout of an axis whose size is a multiple of a unit's."""
-        for unit in (self.of_batch, *self.found.values()):
+        units = self.of_batch, *self.found.values(), *self._parts.values()
+        for unit in units:
             layout = Sharded(axis, unit)
             rows = layout.rows_per_unit_in(size)
             if rows:

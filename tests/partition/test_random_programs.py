@@ -42,7 +42,7 @@ ONCE = {
     "number": 0,
     "pair": 0,
     "of_rows": 0,
-    "across_rows": 24,
+    "across_rows": 20,
     "gathered": 18,
     "entries": 3,
     "segments": 29,

@@ -141,7 +141,15 @@ def all_in_columns():
     return keras.Model(words, layers.GlobalAveragePooling1D()(x))
 
 
-_STEPS = [Logged, rows_of_a_table, all_in_columns]
+def looked_up():
+    """Python tells TensorFlow the shape of what a table has."""
+    words = keras.Input((3,), dtype="int32")
+    numbers = layers.IntegerLookup(vocabulary=[1, 2, 5, 7])(words)
+    x = layers.Embedding(20, 4, name="table")(numbers)
+    return keras.Model(words, layers.Dense(4)(layers.Flatten()(x)))
+
+
+_STEPS = [Logged, rows_of_a_table, all_in_columns, looked_up]
 
 
 @pytest.mark.parametrize("build", sample_of(_STEPS))
@@ -161,6 +169,7 @@ def test_what_steps_of_users_do(build):
         build, keras.optimizers.Adagrad, keras.losses.MeanSquaredError
     )
     assert_exact(make, act, strategy)
+    assert "LookupTableFind" not in strategy.describe()
 
 
 @pytest.mark.parametrize("kind", sample_of(["ragged", "sparse"]))

@@ -239,6 +239,9 @@ class TowerCall:
             self.model, f"{kind}_function", self.config, settings, force
         )
         if isinstance(function, AdaptiveFunction):
+            if iterator is None and kind == "test":
+                # The validation of a fit, which has made its iterator.
+                iterator = getattr(self.model, "_eval_epoch_iterator", None)
             function.begin_call(
                 settings,
                 rows_may_differ=self.config.options.batches == "split"

@@ -85,7 +85,8 @@ def _constants_in(traced: Trace) -> Iterator[tuple[tf.Tensor, np.ndarray]]:
         if tensor.dtype.is_numpy_compatible and not tf.is_symbolic_tensor(
             tensor
         ):
-            yield inside, tensor.numpy()
+            # A single text is of type bytes.
+            yield inside, np.asarray(tensor.numpy())
 
 
 def _fingerprint(value: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ The file of an operation's rule, with some of TensorFlow's names:
 
 * ``batched.py``: matrix products, convolutions, softmax, and other operations
   on each item of a batch: MatMul BatchMatMulV2 Einsum Conv2D MaxPool
-  ResizeBilinear Softmax LogSoftmax TopKV2 Cholesky FFT
+  SpaceToBatchND ResizeBilinear Softmax LogSoftmax TopKV2 Cholesky FFT
   SparseSoftmaxCrossEntropyWithLogits
 * ``elementwise.py``: arithmetic and functions of single entries: AddV2 Mul
   RealDiv Relu Exp Cast Equal SelectV2 BiasAdd StringLower Identity
@@ -19,7 +19,7 @@ The file of an operation's rule, with some of TensorFlow's names:
   GatherNd ScatterNd TensorScatterUpdate UnsortedSegmentSum
   SparseTensorDenseMatMul DynamicStitch DenseBincount
 * ``row_numbers.py``: integers that refer to rows, as of a mask, and ragged
-  rows: Where Range DynamicPartition RaggedTensorToTensor
+  rows: Where Range DynamicPartition StringSplitV2 RaggedTensorToTensor
 * ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
   StatelessTruncatedNormalV2
 * ``mesh_columns.py``: exchanges among columns of a mesh, in the graph of one of
@@ -29,7 +29,7 @@ The file of an operation's rule, with some of TensorFlow's names:
 * ``loops.py``: loops, also with one round for each example (``row_loops.py``),
   as in ``tf.map_fn``: While
 * ``variables.py``: reads, writes and look-ups: ReadVariableOp AssignVariableOp
-  ResourceGather
+  ResourceGather LookupTableFindV2
 * ``lists.py``: lists of tensors in loops, and optionals: TensorListReserve
   TensorListSetItem TensorListStack OptionalFromValue
 

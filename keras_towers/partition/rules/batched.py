@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Hashable, Sequence
 
 from keras_towers.partition.division import Factors, Labels
+from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,
+    Sharded,
     Value,
     Values,
+    known_ints,
     local_shape,
     sizes_of,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import SHAPE, require, unless_none
 from keras_towers.partition.registry import axes, rule, shape_of
-from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.sizes import UNKNOWN, Size
 
 # The axes of the batch: some of the first, or all but some of the last; the
 # number of inputs that have them, which are the first; and the groups of inputs
@@ -89,6 +94,29 @@ _FAMILY_OF = {
 }
 
 
+@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+def _cross_entropy(node: Node, scores: Value, labels: Value) -> Values:
+    """Scores and labels have equally many rows, though their lengths vary.
+
+    What their losses are reshaped to has the length of one of them.
+    """
+    (first, _), (second, _) = scores.as_rows(), labels.as_rows()
+    units = [node.units.whole_unit(rows.unit)[0] for rows in (first, second)]
+    require(units[0] is units[1] and first.unit is not second.unit)
+    require(dataclasses.replace(second, unit=first.unit) == first)
+    layout = second if node.type.startswith("Sparse") else first
+    return apply_rules(
+        node, [_with_rows(value, layout) for value in (scores, labels)]
+    )
+
+
+def _with_rows(value: Value, layout: Sharded) -> Value:
+    """Return a value whose rows are also rows of another unit."""
+    sizes = list(value.sizes)
+    sizes[layout.axis] = layout.size
+    return dataclasses.replace(value, layout=layout, shape=tuple(sizes))
+
+
 @axes(*_FAMILY_OF)
 def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     first, count, linear = _FAMILY_OF[node.type]
@@ -113,6 +141,34 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     )
 
 
+@shape_of("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MaxPool", "AvgPool")
+def _image_shape(node: Node, images: Value, *kernel: Value) -> Shape:
+    """Images keep their size if they are padded; the channels are known."""
+    require(node.attr("padding") == b"SAME", SHAPE)
+    return tuple(
+        size if stride == 1 and isinstance(size, Size) else UNKNOWN
+        for size, stride in zip(images.sizes, node.attr("strides"), strict=True)
+    )
+
+
+@rule("SpaceToBatchND", "BatchToSpaceND")
+def _space_and_batch(
+    node: Node, images: Value, block: Value, ends: Value
+) -> Values:
+    """Make blocks of images of parts of them, as dilated convolutions do."""
+    layout, own = images.as_rows()
+    number, blocks = math.prod(known_ints(block)), layout.blocks
+    is_joined = node.type == "BatchToSpaceND"
+    require(not layout.axis and not (is_joined and blocks % number))
+    after = dataclasses.replace(
+        layout, blocks=blocks // number if is_joined else blocks * number
+    )
+    converter = node.converter
+    operands = [own, converter.replicate(block), converter.replicate(ends)]
+    sizes = [after.size, *sizes_of(node.shapes[0][1:])]
+    return node.run_on_towers(operands, after, shapes=[sizes])
+
+
 @rule(*_INPUT_GRADIENTS.split())
 def _input_gradient(node: Node, size: Value, *rest: Value) -> Values:
     """Lay out operations that take the shape of their output."""
@@ -125,7 +181,7 @@ def _input_gradient(node: Node, size: Value, *rest: Value) -> Values:
         # Trailing sizes may come from the kernel.
         require(len(size.known) == len(sizes))
         for axis, known in enumerate(size.known):
-            if axis and isinstance(known, int):
+            if axis and known is not UNKNOWN:
                 sizes[axis] = known
     return node.run_with_shape([size, *rest], 0, sizes, layout)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import tensorflow as tf
 
 from keras_towers.partition.builder import static
 from keras_towers.partition.division import Factors, NewAxis, along_axes
@@ -17,13 +18,10 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.reasons import asserted, require
+from keras_towers.partition.reasons import NUMBERS, asserted, require
 from keras_towers.partition.registry import axes, rule, shape_of
-from keras_towers.partition.sizes import Dimension
+from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 
@@ -49,6 +47,54 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
         # Axes that the trace computes from shapes may include axes of size 1.
         entries={1: reduced},
     )
+
+
+@rule("Sum")
+def _gradient_of_broadcast(node: Node, value: Value, over: Value) -> Values:
+    """Sum over axes that are known only when the step runs.
+
+    The gradient of a broadcast is the sum over the axes that were broadcast,
+    and then takes the shape that it had before. The axis of the rows is not
+    among them, unless it has a single row.
+    """
+    require(over.known is None)
+    builder = node.builder
+    layout, rows = value.as_rows()
+    sizes, other = _broadcast_sizes(node)
+    require(value.rank == len(sizes) == len(other))
+    require(layout.size in (sizes[layout.axis], other[layout.axis]))
+    require(sizes[layout.axis] == other[layout.axis])
+    consumers = node.operation.outputs[0].consumers()
+    require(all(consumer.type == "Reshape" for consumer in consumers))
+    axes_of_rows = builder.constant([layout.axis], node.dtype(1))
+    left, _ = builder.add(
+        "ListDiff",
+        [node.converter.replicate(over), axes_of_rows],
+        {"T": node.dtype(1), "out_idx": tf.int32},
+        [
+            (dtype, tf.TensorShape([None]))
+            for dtype in (node.dtype(1), tf.int32)
+        ],
+    )
+    shape: list[Dimension] = [UNKNOWN] * value.rank
+    shape[layout.axis] = layout.size
+    return node.run_on_towers(
+        [rows, left], layout, shapes=[shape], attributes={"keep_dims": True}
+    )
+
+
+def _broadcast_sizes(node: Node) -> tuple[list[Dimension], list[Dimension]]:
+    """Return two shapes whose broadcast gives the axes of a sum, this first.
+
+    Raises:
+        NotDivided: its axes come from somewhere else.
+    """
+    axes_of = node.operation.inputs[1]
+    require(axes_of.op.type == "BroadcastGradientArgs", NUMBERS)
+    index = axes_of.value_index
+    values = [node.scope.values[tensor.name] for tensor in axes_of.op.inputs]
+    own, other = values[index], values[1 - index]
+    return own.entries, other.entries
 
 
 @rule(*_EXTREMES)

@@ -12,11 +12,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
+    REPLICATED,
     BelowLimit,
     RaggedSplits,
     RowNumbers,
@@ -27,9 +29,14 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.reasons import require
+from keras_towers.partition.reasons import (
+    NotDivided,
+    asserted,
+    require,
+    unless_none,
+)
 from keras_towers.partition.registry import notes, rule
-from keras_towers.partition.sizes import Dimension
+from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.spans import Span, spans
 
 # Moves that leave out no row number, or all.
@@ -78,6 +85,33 @@ def index_value(
         own, rows, of.unit, of.rows, is_first_column=rank > 1
     )
     return Value(rows, numbers, shape=(rows.size, rank), meaning=row_numbers)
+
+
+@rule("StringSplitV2")
+def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
+    """Split each tower's texts into words."""
+    builder, units, converter = node.builder, node.units, node.converter
+    layout, local = texts.as_rows()
+    require(layout == Sharded(0, layout.unit, rows=layout.rows))
+    indices, words, size = node.copy([local, converter.replicate(separator)])
+    unit = units.data_dependent_unit(("words", local), builder.axis_size(words))
+    rows = Sharded(0, unit)
+    most = converter.reduce_over_towers(
+        "Max", builder.vector_entry(size, 1), ()
+    )
+    whole = builder.size_vector(
+        [asserted(units.global_size(layout.size)), asserted(most.whole)],
+        node.output_dtype(2),
+    )
+    return [
+        index_value(builder, indices, rows, layout, rank=2),
+        Value(rows, words, shape=(rows.size,)),
+        Value(
+            REPLICATED,
+            whole=whole,
+            known=np.array([layout.size, UNKNOWN], object),
+        ),
+    ]
 
 
 @notes("Range")
@@ -283,16 +317,28 @@ def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
 @rule("RaggedTensorToTensor")
 def _ragged_to_tensor(node: Node, *inputs: Value) -> Values:
     """Pad ragged rows to a known length."""
-    converter = node.converter
-    require(node.attr("row_partition_types") == [b"ROW_SPLITS"])
-    target, entries, default, ends = inputs
-    splits, sizes = _splits(ends, "row_splits"), known_ints(target)
-    # The number of rows is not given, but taken from the splits.
+    converter, of_batch = node.converter, node.units.of_batch
+    target, entries, default, *ends = inputs
+    sizes = known_ints(target)
+    # The number of rows is not given, but taken from the ends.
     require(len(sizes) > 1 and sizes[0] == -1 and sizes[1] >= 0)
-    rows = converter.shard(entries, Sharded(0, splits.unit))
+    match node.attr("row_partition_types"):
+        case [b"ROW_SPLITS"]:
+            splits = _splits(ends[0], "row_splits")
+            layout, locals_of_ends = Sharded(0, splits.unit), [splits.local]
+        case [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
+            numbers = unless_none(ends[1].row_numbers)
+            require(numbers.row_layout == Sharded(0, of_batch))
+            require(not numbers.is_first_column)
+            require(ends[0].number == of_batch.size)
+            count = node.builder.cast(of_batch.count, node.dtype(3))
+            layout, locals_of_ends = numbers.layout, [count, numbers.local]
+        case _:
+            raise NotDivided
+    rows = converter.shard(entries, layout)
     shape, fill = map(converter.replicate, (target, default))
-    operands = [shape, rows, fill, splits.local]
-    return node.run_on_towers(operands, Sharded(0, node.units.of_batch))
+    operands = [shape, rows, fill, *locals_of_ends]
+    return node.run_on_towers(operands, Sharded(0, of_batch))
 
 
 def _splits(value: Value, kind: str) -> RaggedSplits:

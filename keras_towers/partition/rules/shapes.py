@@ -24,7 +24,7 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, asserted, require
 from keras_towers.partition.registry import axes, notes, rule, shape_of
-from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
 from keras_towers.partition.units import Units
 
 
@@ -127,34 +127,36 @@ def _reshape(node: Node, value: Value, target: Value) -> Values:
         factors = Factors([None, None], [[None] * len(sizes)], linear=[[0]])
         return divide(node, [value, target], factors)
     before, _ = value.as_rows()
-    layout = _rows_after(before, value.sizes, sizes)
+    layout = _rows_after(node.units, before, value.sizes, sizes)
     return node.run_with_shape([value, target], 1, sizes, layout)
 
 
-def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
+def _rows_after(
+    units: Units, layout: Sharded, shape: Shape, sizes: Shape
+) -> Sharded:
     """Return the layout after a reshape.
 
     The flat index of an entry is (leading, unit, trailing). The leading index
     covers earlier axes and the blocks, and the trailing index covers the rows
     of a unit and later axes.
     """
+    unit, parts = units.whole_unit(layout.unit)
     leading = math.prod(shape[: layout.axis]) * layout.blocks
-    trailing = math.prod(shape[layout.axis + 1 :]) * layout.rows
+    trailing = math.prod(shape[layout.axis + 1 :]) * layout.rows * parts
     for axis, size in enumerate(sizes):
-        count, before = (
-            layout.rows_per_unit_in(size) or 0,
-            math.prod(sizes[:axis]),
-        )
+        count, before = size // unit.size, math.prod(sizes[:axis])
+        if size % unit.size != 0:
+            continue
         blocks = leading // before if count and before != 0 else None
         if not isinstance(blocks, int) or not blocks or count % blocks:
             continue
         rows = count // blocks
         after = math.prod(sizes[axis + 1 :]) * rows
-        # The number of entries stays the same, so that sizes which are not
-        # known are equal if all others are.
-        is_implied = UNKNOWN in (after, trailing) and blocks * before == leading
-        if after == trailing or is_implied:
-            return Sharded(axis, layout.unit, blocks, rows)
+        # The number of entries stays the same, so that sizes which are known
+        # only when the step runs are equal if all others are.
+        varies = not isinstance(after, int) or not isinstance(trailing, int)
+        if after == trailing or (varies and blocks * before == leading):
+            return units.rows_of(axis, unit, blocks, rows)
     raise NotDivided
 
 
@@ -213,6 +215,12 @@ _LIKE_THEIR_INPUT = """
 @shape_of(*_LIKE_THEIR_INPUT.split())
 def _shape_of_first(node: Node, value: Value, *rest: Value) -> Shape:
     return value.sizes
+
+
+@shape_of("SoftmaxCrossEntropyWithLogits")
+def _shape_of_gradient(node: Node, scores: Value, labels: Value) -> Shape:
+    both = zip(scores.sizes, labels.sizes, strict=True)
+    return tuple(broadcast_size(size, other) for size, other in both)
 
 
 @shape_of("LookupTableFindV2")

@@ -92,6 +92,26 @@ def _shape(node: Node, variable: Value) -> Values:
 # ---- lookups -----------------------------------------------------------------
 
 
+@rule("LookupTableFindV2")
+def _look_up_keys(
+    node: Node, table: Value, keys: Value, default: Value
+) -> Values:
+    """Look keys up where they are, in a table that all towers share.
+
+    Of several processes, the first one has the table.
+    """
+    require(node.builder.can_exchange and not node.options.ranks)
+    # Of tables whose keys or values are vectors, the axes differ.
+    require(not default.rank and node.shapes[0].rank == keys.rank)
+    layout, own = keys.as_rows()
+    converter = node.converter
+    operands = [converter.replicate(table), own, converter.replicate(default)]
+    phase = node.builder.phase_of(node.type, operands)
+    least = node.variables.resources.record_use(phase, operands, reads=True)
+    (found,) = node.copy(operands, [own.shape], least=least)
+    return [Value(layout, found, shape=keys.shape)]
+
+
 @rule("ResourceGather")
 def _look_up(node: Node, variable: Value, indices: Value) -> Values:
     """Look rows up where their indices are."""

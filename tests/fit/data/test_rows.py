@@ -107,6 +107,23 @@ def test_tensors_with_other_numbers_of_rows_go_to_all_towers(
     )
 
 
+def test_a_validation_looks_at_its_own_batches():
+    """Those that are trained on have static shapes."""
+    data, held_out = of_sizes(7, 14, static=True), generated(9, 3)
+
+    def build():
+        model = make()
+        model.test_step = lambda data: {"loss": semi_supervised(model, *data)}
+        return model
+
+    assert_exact(
+        build,
+        lambda model: model.fit(data, validation_data=held_out, verbose=0),
+        kt.TowerStrategy(3),
+        in_graph=True,
+    )
+
+
 T, X8, Y8 = tf.ones((10, 6)), X[:8], Y[:8]
 
 

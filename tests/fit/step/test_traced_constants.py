@@ -103,6 +103,17 @@ def test_constants_that_are_exchanged_differ(made):
     assert one.digest != other.digest or far
 
 
+def test_texts_are_captured_beside_numbers():
+    """As by TextVectorization, which captures the text that it splits at."""
+    text, number = tf.constant("words"), tf.constant(3.5)
+
+    def step(x):
+        return x * number + tf.cast(tf.strings.length(text), x.dtype)
+
+    described = compared(trace_of(step)).describe()
+    assert any(constant.text.startswith("3.5 of ") for constant in described)
+
+
 def test_a_constant_is_shown_with_its_line():
     for constant, value in (np.float32(0.3), "0.3"), (tf.range(999), "[0, 1,"):
         described = traced(constant).describe()

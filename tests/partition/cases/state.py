@@ -75,6 +75,20 @@ def examples_in_a_table(m, x, y):
     return t.default_loss(m, x, y) * factor
 
 
+def _table_of_pairs():
+    table = tf.lookup.experimental.DenseHashTable(
+        tf.int32, tf.float32, 0.5, empty_key=[-1, -1], deleted_key=[-2, -2]
+    )
+    table.insert(tf.constant([[1, 1], [0, 1]]), [3.0, 4.0])
+    return table
+
+
+@t.step(table=_table_of_pairs)
+def pairs_in_a_table(m, x, y):
+    found = m.table.lookup(tf.cast(x[:, :2] > 0, tf.int32))
+    return t.default_loss(m, x, y * found[:, None])
+
+
 def _unlabelled():
     data = tf.data.Dataset.from_tensor_slices(t.normal(t.WIDTH))
     return iter(data.repeat().batch(11))

@@ -82,6 +82,46 @@ def bag_of_ragged_words(m, x, y):
     return t.mse(y, m.net(mean))
 
 
+def _texts():
+    """Up to six words; some texts are without."""
+    words, counts = t.whole(4, 6), t.whole(7)
+    texts = [
+        " ".join("abcd"[word] for word in row[:count])
+        for row, count in zip(words, counts, strict=True)
+    ]
+    return tf.constant(texts), t.normal(1)
+
+
+@t.compiled_model(_texts)
+def words_of_texts():
+    """Texts are split, and words looked up, within the model."""
+    return t.compiled(
+        t.stack(
+            layers.TextVectorization(
+                vocabulary=["a", "b", "c"], output_sequence_length=4
+            ),
+            layers.Embedding(6, 3),
+            layers.Flatten(),
+            layers.Dense(1),
+            shape=(),
+            dtype="string",
+        )
+    )
+
+
+@t.compiled_model(lambda: (t.normal(9, 3), t.normal(1)))
+def dilated_convolutions():
+    return t.compiled(
+        t.stack(
+            layers.Conv1D(4, 2, dilation_rate=2, padding="causal"),
+            layers.SeparableConv1D(3, 2, dilation_rate=4, padding="same"),
+            layers.Flatten(),
+            layers.Dense(1),
+            shape=(9, 3),
+        )
+    )
+
+
 def _recurrent():
     both_ways = layers.Bidirectional(layers.GRU(4, return_sequences=True))
     return t.stack(both_ways, layers.Dense(5), shape=(12, 3))

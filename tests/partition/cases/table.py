@@ -103,8 +103,8 @@ def compiled(model, **options):
     return model
 
 
-def stack(*given, shape=(WIDTH,)):
-    return keras.Sequential([keras.Input(shape), *given])
+def stack(*given, shape=(WIDTH,), dtype=None):
+    return keras.Sequential([keras.Input(shape, dtype=dtype), *given])
 
 
 def mlp(*units, **options):

@@ -21,6 +21,13 @@ _WARPED = {"output_shape": [4, 4], "interpolation": "BILINEAR"}
 _BOXES = {"max_output_size": 2, "iou_threshold": 0.5, "score_threshold": 0.1}
 
 
+def _dilated(x):
+    """A convolution of parts of images; then some of their edges are cut."""
+    parts = tf.space_to_batch(x, [2, 2], [[0, 0], [1, 1]])
+    found = tf.tanh(parts[:, :, 1:] + parts[:, :, :-1])
+    return tf.batch_to_space(found, [2, 2], [[0, 1], [0, 0]])
+
+
 def _to_input(*sizes):
     return {"input_sizes": lambda w, dy: [axis_size(dy), *sizes]}
 
@@ -92,6 +99,11 @@ _WINDOWS = [
         {"filter": np.ones([2, 2, 5], "float32"), "rates": _ONE, **_SAME},
     ),
     *cases_of("acce", "SpaceToDepth", {"block_size": 2}),
+    *cases_of(
+        "acce",
+        SpaceToBatchND=lambda x: tf.space_to_batch(x, [2, 4], [[1, 1], [0, 0]]),
+        BatchToSpaceND=_dilated,
+    ),
     *cases_of("acck", "DepthToSpace", {"block_size": 2}),
     *cases_of(
         "acce", "ExtractImagePatches", {"ksizes": _HALF, "rates": _ONE, **_SAME}
