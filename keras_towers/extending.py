@@ -10,7 +10,7 @@
 ``Transport``          the collectives that a hook can use
 ``Placement``          a function that chooses the device of a weight
 ``ComposedStrategy``   a strategy of such parts, and a base class for yours
-``ClusterEnvironment`` the base class of launchers, which start processes
+``ClusterEnvironment`` describes a launcher, and the ranks that it starts
 ``check_strategy``     trains small models on a strategy and on one device
 ``CASES``              the names of these trainings
 =====================  ========================================================

@@ -41,8 +41,8 @@ ENV_STANDBY = "KERAS_TOWERS_STANDBY"
 ENV_OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by launchers: a worker of BytePS is supervised.
 ENV_BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Seconds to wait for other ranks, parameter servers and the chief to start;
-#: for `MultiWorkerTowerStrategy`, give it `start_timeout_s`. Default: 600.
+#: Seconds to wait for other ranks, parameter servers and the chief to start.
+#: `MultiWorkerTowerStrategy` has `start_timeout_s` instead. Default: 600.
 ENV_RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
 #: With BytePS, seconds to wait for processes that you start by hand.
 #: Default: 300.

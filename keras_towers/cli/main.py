@@ -133,9 +133,9 @@ def install(
     command caches the wheel, so the next installation here takes seconds.
 
     Args:
-        with_mpi: Build with MPI in addition to Gloo (horovod).
-        with_nccl: Build with NCCL, for GPUs. Needs '.[gpu]', but no CUDA
-            toolkit. Not yet tested on a GPU.
+        with_mpi: Build with MPI, too, for more than 100 ranks (horovod).
+        with_nccl: Build with NCCL, to sum on GPUs. Needs '.[gpu]', and for
+            Horovod a CUDA toolkit or driver 580. Not yet tested on a GPU.
         rebuild: Build even if a cached wheel exists.
     """
     if engine not in _BUILT:

@@ -156,8 +156,8 @@ def run(**options: Any) -> None:
         module: Take SCRIPT as the name of a module, as python -m does.
         strategy: Run the unmodified script inside this strategy. Options follow
             the name, as in horovod:weights=sharded:shard_over=process.
-        no_strategy: Require no strategy: each process trains a separate model,
-            unless the script itself connects them.
+        no_strategy: Require neither a strategy nor Horovod: each process trains
+            a separate model, unless the script itself connects them.
         towers: Towers per process, with --strategy or --ps. Without GPUs, this
             splits the CPU into as many devices.
         seed: Seed of all ranks, with --strategy. Default: a random one.
@@ -165,10 +165,11 @@ def run(**options: Any) -> None:
             step, fit checks that the model needs no more. 0: no check. Default:
             the memory of GPUs.
         output: Also write each rank's output to a file in this folder.
-        processes: Number of processes. Default: the slots of all hosts.
-        hosts: Hosts to run on. Default: the cluster's hosts, or this machine.
+        processes: Number of processes. Default: as many as all hosts take.
+        hosts: Hosts to run on, and the number of ranks that each takes (slots).
+            Default: the cluster's hosts, or this machine.
         hostfile: A file of hosts, with lines like 'host slots=2' (2 ranks).
-        network_interface: Network interface for the rendezvous. Default: the
+        network_interface: Network interface over which ranks meet. Default: the
             one with a route to the hosts.
         workers: Number of processes that train, connected by TensorFlow or,
             with --ps, by parameter servers.
@@ -189,14 +190,15 @@ def run(**options: Any) -> None:
         min_np: Minimum number of ranks of an elastic job.
         max_np: Maximum number of ranks of an elastic job.
         host_discovery_script: A program that prints the available hosts of an
-            elastic job, one host:slots per line. The command calls it once a
-            second.
-        elastic_timeout: Seconds to wait for --min-np slots. Default: 600.
+            elastic job, one per line, as in host1:2 (2 ranks). The command
+            calls it once a second.
+        elastic_timeout: Seconds to wait for hosts that take --min-np ranks.
+            Default: 600.
         blacklist_cooldown_range: Shortest and longest time for which an elastic
-            job avoids a host on which a worker has failed. The time doubles
-            with each failure. Default: 5 600.
+            job avoids a host on which a rank has failed. The time doubles with
+            each failure. Default: 5 600.
         reset_limit: Maximum number of times that an elastic job starts again.
-            Default: no limit.
+            Default: no limit, but only twice without a backup in between.
         commits: Folder for the commits of kt.elastic, which all hosts share.
             Default: a temporary one; on several hosts, in the working folder.
     """

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = """# Command line
 
-The command `keras-towers` starts jobs, and plans, measures and checks them:
+`keras-towers` starts jobs, builds engines, and measures and checks models:
 
 | to | use |
 |---|---|

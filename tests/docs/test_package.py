@@ -27,7 +27,7 @@ ORDER = re.findall(
     r"\b([a-z_]+(?:\.py|/))",
     (ROOT / "docs" / "architecture.md")
     .read_text()
-    .partition("## The parts")[2]
+    .partition("## The modules")[2]
     .split("```")[1],
 )
 # Classes and types at the outermost level of a module; constants are none.
