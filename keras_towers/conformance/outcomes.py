@@ -1,6 +1,6 @@
 """Uses a model on one device or on towers, and compares what came of it.
 
-The tolerances of cases are in ``cases.py``.
+A case may have a tolerance of its own, in ``cases.py``.
 """
 
 from __future__ import annotations
