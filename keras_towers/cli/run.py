@@ -198,7 +198,7 @@ def run(**options: Any) -> None:
             job avoids a host on which a rank has failed. The time doubles with
             each failure. Default: 5 600.
         reset_limit: Maximum number of times that an elastic job starts again.
-            Default: no limit, but only twice without a backup in between.
+            Default: twice without a backup in between, else no limit.
         commits: Folder for the commits of kt.elastic, which all hosts share.
             Default: a temporary one; on several hosts, in the working folder.
     """
