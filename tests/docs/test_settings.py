@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "errors.md"
 HEAD = (
     "## Environment variables\n\n"
     "If a variable has an option, [the option](cli.md#keras-towers-run) "
-    "explains it.\nSome time limits are [options of a strategy](api.md).\n\n"
+    "explains it.\n\n"
 )
 _SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)
 _NAME = re.compile(r"^[A-Z_]+ =", re.MULTILINE)
