@@ -4,6 +4,7 @@
 """
 
 import itertools
+import re
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
@@ -52,8 +53,9 @@ def table():
         rows.setdefault((reason, tuple(seconds)), []).append(first)
     lines = ["| | excludes | because |", "|---|---|---|"]
     for (reason, seconds), firsts in rows.items():
+        because = re.sub(r'\w+_\w+(="\w+")?', r"`\g<0>`", reason)
         lines.append(
-            f"| {', '.join(firsts)} | {', '.join(seconds)} | {reason} |"
+            f"| {', '.join(firsts)} | {', '.join(seconds)} | {because} |"
         )
     return lines
 
