@@ -17,12 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from keras_towers.fit.step.step_costs import Exchanged
+from keras_towers.partition.estimated_work import estimated_work
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Axis, Program, Tensor
 from keras_towers.partition.sizes import EXAMPLES, Size, multiple_of
 from keras_towers.transport import messages
-
-_PRODUCTS = ("MatMul", "BatchMatMul", "Einsum", "Conv", "DepthwiseConv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,30 +151,19 @@ def bytes_for(size: Size | int | None, examples: int) -> int | None:
 
 
 def work_of(program: Program, lifetimes: Lifetimes) -> dict[int, float]:
-    """Return how much a tower computes in each level of a program.
-
-    By the multiplications of products, such as those of matrices, of which
-    each has a factor from either input; and of anything else by what it makes.
-    """
+    """Return how much a tower computes in each level of a program."""
     work: dict[int, float] = collections.defaultdict(float)
     for operation in program.operations:
-        if operation.is_repeated:
+        if operation.is_repeated or not operation.outputs:
             continue
-        entries = _entries(operation.outputs, lifetimes)
-        if operation.type.startswith(_PRODUCTS):
-            sizes = [_entries([t], lifetimes) for t in operation.inputs]
-            # Of shapes [m, k], [k, n] and [m, n]: m k n.
-            entries = math.sqrt(math.prod(sorted(sizes)[-2:]) * entries)
-            shape = operation.outputs[0].shape
-            if operation.type.startswith("Batch") and shape.rank is not None:
-                # The axes of the batch are in all three.
-                batch = _entries(operation.outputs, lifetimes)
-                for length in shape[-2:]:
-                    batch /= length or 1
-                entries /= math.sqrt(batch)
-        work[operation.level] += entries
+        work[operation.level] += estimated_work(
+            operation.type,
+            [_entries(tensor, lifetimes) for tensor in operation.inputs],
+            sum(_entries(tensor, lifetimes) for tensor in operation.outputs),
+            operation.outputs[0].shape,
+        )
     return dict(work)
 
 
-def _entries(tensors: Iterable[Tensor], lifetimes: Lifetimes) -> float:
-    return sum(lifetimes.bytes_of([t]) / (t.dtype.size or 1) for t in tensors)
+def _entries(tensor: Tensor, lifetimes: Lifetimes) -> float:
+    return lifetimes.bytes_of([tensor]) / (tensor.dtype.size or 1)

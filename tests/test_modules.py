@@ -35,7 +35,9 @@ SHOWN_BY = {
         fit/components fit/step/step_layout fit/step/tower_functions
         fit/step/trace
     """,
-    "fit/step/test_step_costs.py": "fit/step/step_reports",
+    "fit/step/test_step_costs.py": """
+        fit/step/step_reports partition/estimated_work
+    """,
     "fit/test_step_order.py": "fit/step_agreement",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",

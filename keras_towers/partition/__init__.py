@@ -131,6 +131,8 @@ with a program.
   Estimates how many bytes a tower has at a time while it runs a program.
 ``mesh``
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
+``estimated_work``
+  How much an operation computes, estimated from the sizes of its tensors.
 """
 
 from keras_towers.partition import rules

@@ -8,8 +8,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from keras_towers._bytes import format_bytes
 from keras_towers.fit.step.code_lines import cause_of, line_of
+from keras_towers.partition.estimated_work import estimated_work
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.lifetimes import held_tensors
@@ -34,6 +37,8 @@ _ANNOUNCED = 0.02
 # How many lines that follow from one are named.
 _NAMED = 4
 _LENGTH = symbol("length")
+# Of a batch, or of an axis, whose length is not fixed.
+_ASSUMED_LENGTH = 64
 _UNKNOWN_BYTES = "bytes that depend on the data"
 
 
@@ -43,7 +48,7 @@ class ComputedOnce:
 
     Attributes:
         reason: why the line is not divided.
-        share: the fraction of the step's operations.
+        share: the fraction of what the step computes, estimated.
         grows: whether some of these operations grow with the batch.
         following: the lines that take its result, and are a part of the share.
             Some would be computed once without it, too.
@@ -353,7 +358,6 @@ def _once(program: Program) -> dict[str, ComputedOnce]:
     once: dict[str, ComputedOnce] = {}
     undivided = {id(o): why for o, why in program.computed_once.items()}
     causes: dict[Tensor, str] = {}
-    total = sum(len(graph.get_operations()) for graph in program.graphs)
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
         # What follows from it takes rows, too, as a loss takes targets.
@@ -371,13 +375,39 @@ def _once(program: Program) -> dict[str, ComputedOnce]:
         is_other = not cause.endswith(line) and line not in found.following
         if is_forward and is_other:
             found.following.append(line)
-        found.share += 1
+        found.share += _work(source)
         tensors = (*source.inputs, *source.outputs)
         if not all(t.shape.is_fully_defined() for t in tensors):
             found.grows = True
+    if not once:
+        return once
+    total = sum(
+        _work(operation)
+        for graph in program.graphs
+        for operation in graph.get_operations()
+        if operation.inputs
+    )
     for found in once.values():
         found.share /= total
     return {line: found for line, found in once.items() if found.share}
+
+
+def _work(operation: tf.Operation) -> float:
+    """Return how much a traced operation computes, estimated; at least 1."""
+    made = sum(map(_entries, operation.outputs))
+    if not made:
+        return 1
+    inputs, shape = map(_entries, operation.inputs), operation.outputs[0].shape
+    return max(1, estimated_work(operation.type, list(inputs), made, shape))
+
+
+def _entries(tensor: tf.Tensor) -> int:
+    """Return how many entries a tensor has, if it has an assumed length."""
+    if tensor.shape.rank is None:
+        return 1
+    return math.prod(
+        _ASSUMED_LENGTH if size is None else size for size in tensor.shape
+    )
 
 
 def _count(number: int, noun: str) -> str:

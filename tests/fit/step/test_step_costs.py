@@ -240,6 +240,18 @@ def test_what_is_little_is_announced_only_where_it_grows(rows):
     assert bool(found.announcement) == (rows is None)
 
 
+def test_a_share_is_of_what_is_computed_not_of_operations():
+    def function(x, w):
+        best = tf.sort(x @ w, axis=0) @ w
+        for _ in range(50):
+            x = 2 * x
+        return x, best
+
+    found = costs(function, (6, 100), (100, 100))
+    (once,) = found.once.values()
+    assert 0.4 < once.share < 0.6
+
+
 def test_without_a_line_of_the_user_the_function_of_keras_is_named():
     class Sorted(keras.layers.Layer):
         def call(self, x):
