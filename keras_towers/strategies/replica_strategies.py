@@ -53,7 +53,7 @@ class AsyncTowerStrategy(BaseStrategy):
     no update is lost, and ``optimizer.iterations`` counts them. Metrics are
     exact, since no addition to a variable is lost. Batch callbacks run when a
     tower takes a batch, up to two batches per tower ahead of its step. They get
-    the logs of the step that ended last, which may belong to the previous
+    the logs of the last batch whose step has ended, perhaps of the previous
     epoch. Epoch-end callbacks run after all steps of the epoch. If the length
     of the data is known, the callbacks of the last batch do, too. ``fit``
     raises errors that occur on a tower.
