@@ -239,7 +239,8 @@ class TowerCall:
             self.model, f"{kind}_function", self.config, settings, force
         )
         if isinstance(function, AdaptiveFunction):
-            if iterator is None and kind == "test":
+            from_now = not self.kind.endswith("_on_batch")
+            if iterator is None and kind == "test" and from_now:
                 # The validation of a fit, which has made its iterator.
                 iterator = getattr(self.model, "_eval_epoch_iterator", None)
             function.begin_call(
@@ -247,7 +248,7 @@ class TowerCall:
                 rows_may_differ=self.config.options.batches == "split"
                 and iterator is not None
                 and iterator.has_unknown_rows(),
-                from_now=not self.kind.endswith("_on_batch"),
+                from_now=from_now,
                 prepare=None if self._prepared else self._prepare_in_step,
             )
 
