@@ -150,6 +150,7 @@ class Operation:
         name: the name of the traced operation for which it was added, which
             TensorFlow shows in errors. Several operations may share it.
         suffix: what errors are to show after the name.
+        after: others that run before it, where it is added together with them.
     """
 
     type: str
@@ -170,6 +171,7 @@ class Operation:
     device: str = ""
     name: str = ""
     suffix: str = ""
+    after: Sequence[Operation] = ()
 
     @property
     def phase(self) -> Phase:

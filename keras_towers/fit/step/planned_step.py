@@ -38,6 +38,7 @@ from keras_towers.fit.weights.without_memory import (
 )
 from keras_towers.partition import Program
 from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.partition.program import Tensor
 from keras_towers.transport import SingleProcess
 
@@ -173,7 +174,7 @@ class LaidOutStep(PlacedModel):
         cells = ranks * self.config.num_towers * parts
         # The step may not fit the sizes that the trace leaves open.
         with contextlib.suppress(ValueError):
-            return Lifetimes(self.program, cells, -(-examples // cells), parts)
+            return Lifetimes(self.program, TensorSizes(self.program, cells, -(-examples // cells)), parts)
         return None
 
     def needs(self, lifetimes: Lifetimes | None, held: Needs) -> Needs:

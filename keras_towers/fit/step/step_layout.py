@@ -129,6 +129,23 @@ def lay_out(
         local_step = to_local_step(program, gradients)
         program = local_step.program
         _warn_of_own_rows(config, local_step, traced, settings)
+    examples = settings.examples or _ASSUMED_BATCH
+    towers = places.ranks.batch.size * config.num_towers * places.parts if False else settings.places.ranks.batch.size * config.num_towers * settings.places.parts
+    import os, time
+    from keras_towers.partition.tensor_sizes import TensorSizes
+    from keras_towers.partition.schedule import keep_order
+    t0 = time.time()
+    sizes = TensorSizes(program, towers, -(-examples // towers))
+    if os.environ.get("REMAT"):
+        from keras_towers.partition.rematerialization import rematerialize
+        R = os.environ["REMAT"]
+        found = rematerialize(program, sizes, parts=settings.places.parts, **(dict(most_work=float(R)) if float(R) < 1 else {}))
+        program = found.program
+        print(found.bytes/2**20, found.saved/2**20, found.operations, found.work)
+    if not settings.xla and not os.environ.get("NOORDER"):
+        program = keep_order(program, sizes, settings.places.parts)
+    from keras_towers.partition.lifetimes import Lifetimes
+    print("SCHEDULE", examples, towers, "s", round(time.time() - t0, 2), "MB a tower", Lifetimes(program, sizes, settings.places.parts).most_bytes() / 2**20, "edges", sum(len(o.after) for o in program.operations), "of", len(program.operations), "levels", program.levels, flush=True)
     step_reports.record_costs(
         config, settings.kind, settings.model, program, settings.places
     )
