@@ -319,6 +319,7 @@ class Program:
         values: the values of the traced tensors, by their names.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered, which is slow for batches larger than expected.
+        is_paced: whether a level waits for the end of the one two before it.
     """
 
     inputs: Inputs
@@ -329,6 +330,7 @@ class Program:
     computed_once: Mapping[tf.Operation, str]
     values: Mapping[str, Any]
     replaced_sums: int = 0
+    is_paced: bool = False
 
     @property
     def levels(self) -> int:

@@ -12,21 +12,114 @@ does, and what may be in flight beside it::
     gradient of layer 1's input     takes memory: waits for the line above
 
 XLA orders what it compiles itself.
+
+Gradients are exchanged as they arrive: the backward pass is divided into levels
+at whose ends those of some bytes are exchanged, while the next level is
+computed. A level waits for the end of the one two before it, and so for the
+updates with these gradients.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Hashable
 
-from keras_towers.partition.lifetimes import Lifetimes
-from keras_towers.partition.program import Operation, Program, Tensor
+import tensorflow as tf
+
+from keras_towers.partition.lifetimes import Lifetimes, events_of
+from keras_towers.partition.program import (
+    Exchange,
+    Operation,
+    Phase,
+    Program,
+    Tensor,
+    depends_on_batch,
+    level_after,
+)
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part of what a step needs at most that may be in flight besides, and that
 # of the smallest tensors that wait.
 _IN_FLIGHT = 32
 _SMALL = 512
+# The bytes of gradients that are exchanged together, and how many exchanges of
+# that kind a step has at most.
+_EXCHANGED = 2**24
+_MOST_EXCHANGES = 24
+
+
+def exchange_early(program: Program, sizes: TensorSizes) -> Program:
+    """Divide the backward pass into levels, by the gradients that it computes.
+
+    Args:
+        program: the program; the levels of its operations are changed.
+        sizes: the sizes of its tensors.
+    """
+    gradients = {e.given for e in program.exchanges if e.gradient}
+    total = sum(map(sizes.bytes_of, gradients))
+    together = max(_EXCHANGED, total // _MOST_EXCHANGES)
+    if total < 2 * together:
+        return program
+    events = events_of(program)
+    # A step whose assertion fails updates nothing.
+    checks = [k for k, event in enumerate(events) if _is_check(event)]
+    last_check = max(checks, default=-1)
+    levels = _Levels()
+    exchanges: list[Exchange] = []
+    filled = least = reached = 0
+    for position, event in enumerate(events):
+        if isinstance(event, Exchange):
+            # What towers compute with is gathered late; all else is free.
+            later = reached if event.least and event.result.on_towers else 0
+            exchanges.append(dataclasses.replace(event, least=later))
+            event.result.level = exchanges[-1].level + 1
+            continue
+        is_backward = event.phase is Phase.TOWERS and depends_on_batch(
+            event.outputs
+        )
+        levels.place(event, least if is_backward else 0)
+        given = gradients.intersection(event.outputs)
+        if position > last_check and is_backward:
+            filled += sum(map(sizes.bytes_of, given))
+        if filled >= together:
+            filled, least = 0, event.level + 1
+        if is_backward:
+            reached = max(reached, event.level)
+    return dataclasses.replace(program, exchanges=exchanges, is_paced=True)
+
+
+def _is_check(event: Operation | Exchange) -> bool:
+    """Whether something has an effect, but writes no variable."""
+    return (
+        isinstance(event, Operation)
+        and event.has_effect
+        and all(tensor.dtype != tf.resource for tensor in event.inputs)
+    )
+
+
+class _Levels:
+    """The levels of operations, which use resources in the order given."""
+
+    def __init__(self) -> None:
+        self._used: dict[Tensor | None, tuple[int, Phase]] = {}
+
+    def place(self, operation: Operation, least: int) -> None:
+        """Place an operation on the earliest level that is possible."""
+        phase = operation.phase
+        used: list[Tensor | None] = [
+            t for t in operation.inputs if t.dtype == tf.resource
+        ]
+        if operation.has_effect and not used:
+            used = [None]
+        for key in used:
+            level, last = self._used.get(key, (0, Phase.ONCE))
+            least = max(least, level if phase >= last else level + 1)
+        level = level_after(operation.inputs, phase, least)
+        operation.level = level
+        for tensor in operation.outputs:
+            tensor.level = level
+        self._used |= dict.fromkeys(used, (level, phase))
 
 
 def keep_order(

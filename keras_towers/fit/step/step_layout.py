@@ -136,6 +136,9 @@ def lay_out(
     from keras_towers.partition.schedule import keep_order
     t0 = time.time()
     sizes = TensorSizes(program, towers, -(-examples // towers))
+    from keras_towers.partition.schedule import exchange_early
+    if settings.places.parts == 1 and not os.environ.get("NOEARLY"):
+        program = exchange_early(program, sizes)
     if os.environ.get("REMAT"):
         from keras_towers.partition.rematerialization import rematerialize
         R = os.environ["REMAT"]
