@@ -291,8 +291,7 @@ def _plan_on(
     config, program, model = step.config, step.program, step.model
     columns = len(config.mesh[0])
     size, towers = hosts * setting.batch_size, hosts * config.num_towers
-    lifetimes = step.lifetimes(size, hosts)
-    needs = step.needs(lifetimes, step.held(hosts))
+    needs = step.needs(size, hosts)
     costs = costs_of(program, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
@@ -313,7 +312,7 @@ def _plan_on(
         examples=size,
         columns=columns,
         exchanged=[*exchanged_in(program, towers)],
-        work={} if lifetimes is None else work_of(program, lifetimes),
+        work=work_of(program, step.sizes(size, hosts)),
     )
 
 

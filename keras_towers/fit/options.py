@@ -43,6 +43,8 @@ ModeName: TypeAlias = Literal[
     "nccl", "collective", "hierarchical", "towers", "host"
 ]
 """How the towers of a process exchange tensors."""
+Remat: TypeAlias = bool | float | None
+"""Whether activations are computed again; a number: this part of the work."""
 ShardOver: TypeAlias = Literal["job", "process"]
 """Whether the towers of all processes, or of each one, share a weight."""
 Tokens: TypeAlias = Literal["per_replica", "shared"]
@@ -106,6 +108,13 @@ class StrategyOptions:
             If one of the first steps of a call runs out of memory, double the
             number, and repeat the step from the same weights. Several processes
             use the largest number that any of them needs.
+        remat: what towers compute again in the backward pass, instead of
+            keeping it from the forward pass (rematerialization). Results do not
+            change. None: as little as is needed for a step that would otherwise
+            not fit into the memory of a device, and nothing if this memory is
+            unknown, as for CPUs. True: what saves most memory. A number between
+            0 and 1: the same, but at most this part of the step's work. False:
+            nothing.
         mode: how the towers of a process sum gradients and exchange other
             tensors: ``"nccl"``, ``"collective"`` (TensorFlow's collective ops:
             a ring on CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs
@@ -178,6 +187,7 @@ class StrategyOptions:
     sync_every_epoch: bool = True
     batch_norm: Extent = "global"
     micro_batches: MicroBatches = 1
+    remat: Remat = None
     mode: ModeName | Reduction | None = None
     updates: Updates | None = None
     weights: Weights | None = None
@@ -201,6 +211,12 @@ class StrategyOptions:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's batch, 1 or more, or 'auto'."
+            )
+        if not isinstance(self.remat, bool | None) and not 0 < self.remat < 1:
+            raise TowerError(
+                f"remat={self.remat!r} is not allowed: give True, False, None, "
+                "or the part of the step's work that may be computed again, "
+                "more than 0 and less than 1."
             )
         if self.gathered_bytes < 0:
             raise TowerError(
@@ -305,6 +321,7 @@ class StepKeywords(TypedDict, total=False):
     sync_every_epoch: bool
     batch_norm: Extent
     micro_batches: MicroBatches
+    remat: Remat
 
 
 class AllReduceKeywords(StepKeywords, total=False):

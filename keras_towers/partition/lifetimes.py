@@ -10,26 +10,26 @@ one, and orders them itself.
 from __future__ import annotations
 
 import collections
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from keras_towers.partition.program import (
     Exchange,
     Operation,
+    Phase,
     Program,
     Tensor,
-    depends_on_batch,
 )
 from keras_towers.partition.rules.elementwise import ELEMENTWISE
 from keras_towers.partition.tensor_sizes import TensorSizes
 
+BARRIER = "XlaOptimizationBarrier"
+"""Operations with its results begin once it has all inputs."""
+
 # Their results are their inputs, or the memory of a variable.
-_SAME_MEMORY = frozenset(
-    """
+_SAME_MEMORY = f"""
     ExpandDims Identity IdentityN PreventGradient ReadVariableOp Reshape Squeeze
-    StopGradient
-    """.split()
-)
+    StopGradient {BARRIER}
+"""
 
 
 def events_of(program: Program) -> list[Operation | Exchange]:
@@ -47,7 +47,8 @@ def events_of(program: Program) -> list[Operation | Exchange]:
         exchanges[exchange.level].append(exchange)
     events: list[Operation | Exchange] = []
     for level in sorted({*levels, *exchanges}):
-        events += sorted(levels[level], key=lambda o: o.phase)
+        for phase in Phase:
+            events += [o for o in levels[level] if o.phase is phase]
         events += exchanges[level]
     return events
 
@@ -81,8 +82,9 @@ class Lifetimes:
         self.made: list[int] = []
         self.reused: list[Tensor | None] = []
         self.live: list[int] = []
+        same_memory = _SAME_MEMORY.split()
         for event in self.events:
-            if isinstance(event, Operation) and event.type in _SAME_MEMORY:
+            if isinstance(event, Operation) and event.type in same_memory:
                 # Some have further inputs, such as a shape.
                 pairs = zip(event.inputs, event.outputs, strict=False)
                 for source, copy in pairs:
@@ -95,9 +97,7 @@ class Lifetimes:
 
     def _walk(self) -> None:
         summed = summed_tensors(self._program)
-        inputs = [
-            t for t in self._program.inputs.of_graph if t in self.users
-        ]
+        inputs = [t for t in self._program.inputs.of_graph if t in self.users]
         now = sum(map(self.bytes_of, inputs))
         before, level = 0, -1
         for index, event in enumerate(self.events):

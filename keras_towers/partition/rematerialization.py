@@ -24,14 +24,18 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+import tensorflow as tf
+
 from keras_towers import compat
-from keras_towers.partition.estimated_work import PRODUCTS, estimated_work
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.builder import AttrValue
+from keras_towers.partition.estimated_work import PRODUCTS
+from keras_towers.partition.lifetimes import BARRIER, Lifetimes
 from keras_towers.partition.program import (
     Exchange,
     Operation,
     Phase,
     Program,
+    Schedule,
     Tensor,
 )
 from keras_towers.partition.tensor_sizes import TensorSizes
@@ -42,36 +46,19 @@ _SEGMENTS = 2, 3, 4, 6, 8, 12, 16, 24, 32
 _REDUCES = 16
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
+_NOT_APART = (tf.resource, tf.string, tf.variant)
 # Plans whose memory differs by less are chosen by their work.
 _ALIKE = 1.02
-
-
-@dataclasses.dataclass(frozen=True)
-class Rematerialized:
-    """A program that computes again what it does not keep.
-
-    Attributes:
-        program: the program.
-        bytes: the bytes that a tower has at a time.
-        saved: how many fewer that are than without.
-        operations: how many operations run again.
-        work: how much these compute, as part of all work without them.
-    """
-
-    program: Program
-    bytes: int
-    saved: int = 0
-    operations: int = 0
-    work: float = 0.0
 
 
 def rematerialize(
     program: Program,
     sizes: TensorSizes,
-    limit: int = 0,
+    limit: float = 0,
     most_work: float = math.inf,
     parts: int = 1,
-) -> Rematerialized:
+    xla: bool = False,
+) -> tuple[Program, Schedule]:
     """Compute as little again as is needed to stay below a limit.
 
     Args:
@@ -81,26 +68,45 @@ def rematerialize(
             few, the one that needs least is chosen.
         most_work: the part of the work that may be computed again.
         parts: the number of micro-batches of a tower.
+        xla: whether XLA compiles it, which merges equal operations.
+
+    Returns:
+        The program, and what it computes again and saves.
     """
-    before = Lifetimes(program, sizes, parts)
-    best = Rematerialized(program, before.most_bytes())
+    before = Lifetimes(program, sizes, parts).most_bytes()
+    best = Schedule(before)
     for _ in range(_MOST_PEAKS):
         if best.bytes <= limit:
             break
-        peak = _Peak(best.program, sizes, parts)
+        peak = _Peak(program, sizes, parts, xla)
         plans = [p for p in peak.plans() if best.work + p.work <= most_work]
         plan = _chosen(plans, limit, best.bytes)
         if plan is None:
             break
         plan.copies.use()
-        best = Rematerialized(
-            dataclasses.replace(program, operations=plan.copies.operations),
-            plan.bytes,
-            before.most_bytes() - plan.bytes,
-            best.operations + len(plan.copies.originals),
-            best.work + plan.work,
+        program = dataclasses.replace(
+            program, operations=plan.copies.operations
         )
-    return best
+        best = Schedule(
+            plan.bytes,
+            again=best.again + len(plan.copies.originals),
+            work=best.work + plan.work,
+            saved=before - plan.bytes,
+        )
+    return program, best
+
+
+@contextlib.contextmanager
+def rematerialized(
+    program: Program, sizes: TensorSizes, limit: float, parts: int = 1
+) -> Iterator[Program]:
+    """Let a program compute again in this block what ``rematerialize`` says."""
+    before = [(o, o.inputs) for o in program.operations]
+    try:
+        yield rematerialize(program, sizes, limit, parts=parts)[0]
+    finally:
+        for operation, inputs in before:
+            operation.inputs = inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +124,7 @@ class _Plan:
     work: float
 
 
-def _chosen(plans: Sequence[_Plan], limit: int, most: int) -> _Plan | None:
+def _chosen(plans: Sequence[_Plan], limit: float, most: int) -> _Plan | None:
     """Return the plan with least work, or else the one that needs least.
 
     Args:
@@ -139,17 +145,21 @@ class _Peak:
         program: the program.
         sizes: the sizes of its tensors.
         parts: as for ``rematerialize``.
+        xla: likewise.
 
     Attributes:
         sizes: as given.
+        xla: as given.
         events: what happens in the step, in order.
         peak: the position of the event that needs most memory.
         repeated: the operations that are repeated where they are used.
     """
 
-    def __init__(self, program: Program, sizes: TensorSizes, parts: int):
+    def __init__(
+        self, program: Program, sizes: TensorSizes, parts: int, xla: bool
+    ):
         self._program, self._parts = program, parts
-        self.sizes = sizes
+        self.sizes, self.xla = sizes, xla
         lifetimes = Lifetimes(program, sizes, parts)
         self.events: Sequence[Operation | Exchange] = lifetimes.events
         self.repeated: list[Operation] = [
@@ -233,15 +243,9 @@ class _Peak:
         return _Plan(copies, most, again / self._whole_work)
 
     def _work_of(self, event: Operation | Exchange) -> float:
-        if isinstance(event, Exchange) or not event.outputs:
+        if isinstance(event, Exchange):
             return 0.0
-        entries = self.sizes.entries
-        return estimated_work(
-            event.type,
-            [entries(tensor) for tensor in event.inputs],
-            sum(map(entries, event.outputs)),
-            event.outputs[0].shape,
-        )
+        return self.sizes.work_of(event)
 
     def position_of(self, tensor: Tensor) -> int | None:
         """Return the position of the operation that makes a tensor."""
@@ -311,6 +315,8 @@ class _Copies:
         self._peak = peak
         self._bounds, self._keeps_products = bounds, keeps_products
         self.originals: list[Operation] = []
+        # What a barrier returns, by what it takes.
+        self._apart: dict[Tensor, Tensor] = {}
         self._copied: dict[Tensor, Tensor] = {}
         # The inputs of those that use copies.
         self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
@@ -324,7 +330,7 @@ class _Copies:
                 own = [
                     tensor.operation
                     for tensor in event.inputs
-                    if peak.is_after_peak(tensor)
+                    if tensor.operation and peak.is_after_peak(tensor)
                 ]
                 entered = own or entered
                 self._use_copies(event, entered)
@@ -356,8 +362,12 @@ class _Copies:
             if position is not None and not self._is_kept(position):
                 segment = self._segment_of(position)
                 needed |= self._needed_for(tensor, segment)
-        for position in sorted(needed):
-            self._copy(needed[position], user.level, entered)
+        again = [needed[position] for position in sorted(needed)]
+        if again and self._peak.xla:
+            self._keep_apart(again, user, entered)
+        for operation in again:
+            self._copy(operation, user.level, entered)
+        self._apart = {}
         inputs = [self._copied.get(tensor, tensor) for tensor in user.inputs]
         if inputs != [*user.inputs]:
             self._inputs.append((user, inputs))
@@ -371,9 +381,7 @@ class _Copies:
     def _segment_of(self, position: int) -> int:
         return bisect.bisect_right(self._bounds, position)
 
-    def _needed_for(
-        self, tensor: Tensor, segment: int
-    ) -> dict[int, Operation]:
+    def _needed_for(self, tensor: Tensor, segment: int) -> dict[int, Operation]:
         """Return what has to run again in a segment to make a tensor."""
         found: dict[int, Operation] = {}
         waiting = [tensor]
@@ -400,10 +408,7 @@ class _Copies:
         self, original: Operation, level: int, entered: Sequence[Operation]
     ) -> None:
         """Add a copy of an operation to a level."""
-        inputs = [
-            self._copied.get(t) or self._peak.gathered_near(t, level)
-            for t in original.inputs
-        ]
+        inputs = [self._taken(tensor, level) for tensor in original.inputs]
         outputs: list[Tensor] = []
         is_first = not any(t in self._copied for t in original.inputs)
         copy = dataclasses.replace(
@@ -418,9 +423,62 @@ class _Copies:
             again = dataclasses.replace(tensor, operation=copy, level=level)
             outputs.append(again)
             self._copied[tensor] = again
-        self._peak.sizes.add_operation(copy, original)
+        self._peak.sizes.add_like(outputs, original.outputs)
         self.originals.append(original)
         self.operations.append(copy)
+
+    def _taken(self, tensor: Tensor, level: int) -> Tensor:
+        """Return what a copy takes in place of a tensor."""
+        if tensor in self._copied:
+            return self._copied[tensor]
+        found = self._peak.gathered_near(tensor, level)
+        return self._apart.get(found, found)
+
+    def _keep_apart(
+        self,
+        again: Sequence[Operation],
+        user: Operation,
+        entered: Sequence[Operation],
+    ) -> None:
+        """Let XLA not merge copies with what they are copies of.
+
+        They take their inputs from a barrier, after what the backward pass has
+        computed last.
+        """
+        made = {tensor for o in again for tensor in o.outputs}
+        taken = [
+            self._taken(tensor, user.level)
+            for operation in again
+            for tensor in operation.inputs
+            if tensor not in made and tensor not in self._copied
+        ]
+        last = [t for o in entered for t in o.outputs if t in user.inputs]
+        tensors = [
+            tensor
+            for tensor in dict.fromkeys([*taken, *last])
+            if tensor.dtype not in _NOT_APART
+            and not (tensor.operation and tensor.operation.is_repeated)
+        ]
+        outputs: list[Tensor] = []
+        types = AttrValue()
+        types.list.type.extend(t.dtype.as_datatype_enum for t in tensors)
+        barrier = Operation(
+            BARRIER,
+            tensors,
+            {"T": types},
+            outputs,
+            user.level,
+            on_towers=True,
+            on_columns=user.on_columns,
+        )
+        for index, tensor in enumerate(tensors):
+            apart = dataclasses.replace(
+                tensor, operation=barrier, level=user.level, index=index
+            )
+            outputs.append(apart)
+            self._apart[tensor] = apart
+        self._peak.sizes.add_like(outputs, tensors)
+        self.operations.append(barrier)
 
 
 def is_product(operation: Operation) -> bool:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Hashable
 
 import tensorflow as tf
@@ -37,6 +38,7 @@ from keras_towers.partition.program import (
     depends_on_batch,
     level_after,
 )
+from keras_towers.partition.rematerialization import rematerialize
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part of what a step needs at most that may be in flight besides, and that
@@ -49,18 +51,77 @@ _EXCHANGED = 2**24
 _MOST_EXCHANGES = 24
 
 
-def exchange_early(program: Program, sizes: TensorSizes) -> Program:
+@dataclasses.dataclass(frozen=True)
+class Remat:
+    """What may be computed again.
+
+    Attributes:
+        limit: the bytes of a tower for which as little as possible is computed
+            again; with 0 it is as much as saves memory.
+        most_work: the part of the step's work that may be computed again.
+    """
+
+    limit: float = math.inf
+    most_work: float = math.inf
+
+
+KEEP_ALL = Remat()
+
+
+def schedule(
+    program: Program,
+    towers: int,
+    rows: int,
+    parts: int = 1,
+    remat: Remat = KEEP_ALL,
+    xla: bool = False,
+) -> Program:
+    """Decide when a program computes what.
+
+    Args:
+        program: the program, whose operations are changed.
+        towers: the number of towers, or of their micro-batches, in all
+            processes.
+        rows: the number of examples of each of them.
+        parts: the number of micro-batches of a tower.
+        remat: what may be computed again.
+        xla: whether XLA compiles it.
+    """
+    sizes = TensorSizes(program, towers, rows)
+    is_paced = False
+    if parts == 1:
+        # Those of several micro-batches are added up first.
+        exchanges = exchange_early(program, sizes)
+        is_paced = exchanges is not None
+        program = dataclasses.replace(
+            program, exchanges=exchanges or program.exchanges
+        )
+    program, found = rematerialize(
+        program, sizes, remat.limit, remat.most_work, parts, xla
+    )
+    if not xla:
+        keep_order(program, sizes, parts)
+    found = dataclasses.replace(found, is_paced=is_paced)
+    return dataclasses.replace(program, schedule=found)
+
+
+def exchange_early(
+    program: Program, sizes: TensorSizes
+) -> list[Exchange] | None:
     """Divide the backward pass into levels, by the gradients that it computes.
 
     Args:
         program: the program; the levels of its operations are changed.
         sizes: the sizes of its tensors.
+
+    Returns:
+        The exchanges; None: the gradients are too few to divide anything.
     """
     gradients = {e.given for e in program.exchanges if e.gradient}
     total = sum(map(sizes.bytes_of, gradients))
     together = max(_EXCHANGED, total // _MOST_EXCHANGES)
     if total < 2 * together:
-        return program
+        return None
     events = events_of(program)
     # A step whose assertion fails updates nothing.
     checks = [k for k, event in enumerate(events) if _is_check(event)]
@@ -86,7 +147,7 @@ def exchange_early(program: Program, sizes: TensorSizes) -> Program:
             filled, least = 0, event.level + 1
         if is_backward:
             reached = max(reached, event.level)
-    return dataclasses.replace(program, exchanges=exchanges, is_paced=True)
+    return exchanges
 
 
 def _is_check(event: Operation | Exchange) -> bool:
@@ -122,9 +183,7 @@ class _Levels:
         self._used |= dict.fromkeys(used, (level, phase))
 
 
-def keep_order(
-    program: Program, sizes: TensorSizes, parts: int = 1
-) -> Program:
+def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
     """Let operations wait for those that free memory before them.
 
     Args:
@@ -152,7 +211,6 @@ def keep_order(
             if tensor is not reused:
                 users = _users(lifetimes, tensor)
                 queue.free(lifetimes.bytes_of(tensor), users)
-    return program
 
 
 def _users(lifetimes: Lifetimes, tensor: Tensor) -> list[Operation]:

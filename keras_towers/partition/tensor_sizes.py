@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.partition.estimated_work import estimated_work
 from keras_towers.partition.layouts import (
     ListOf,
     Sharded,
@@ -29,6 +30,7 @@ from keras_towers.partition.sizes import (
     EXAMPLES,
     Dimension,
     Size,
+    Unknown,
     symbol_name,
 )
 
@@ -63,7 +65,8 @@ class TensorSizes:
                 level += 1
                 for exchange in by_level.pop(level, ()):
                     self._add_exchange(exchange)
-            self.add_operation(operation)
+            for tensor in operation.outputs:
+                self._add(tensor, operation.inputs)
         for exchanges in by_level.values():
             for exchange in exchanges:
                 self._add_exchange(exchange)
@@ -84,21 +87,24 @@ class TensorSizes:
             return 0
         return self.entries(tensor) * tensor.dtype.size
 
-    def add_operation(
-        self, operation: Operation, like: Operation | None = None
-    ) -> None:
-        """Add what an operation makes.
+    def work_of(self, operation: Operation) -> float:
+        """Return how much an operation computes, estimated."""
+        if not operation.outputs:
+            return 0.0
+        return estimated_work(
+            operation.type,
+            list(map(self.entries, operation.inputs)),
+            sum(map(self.entries, operation.outputs)),
+            operation.outputs[0].shape,
+        )
 
-        Args:
-            operation: the operation.
-            like: one that makes equally large tensors, if it is a copy of one.
-        """
-        for index, tensor in enumerate(operation.outputs):
-            source = None if like is None else like.outputs[index]
-            if source in self._shapes:
-                self._shapes[tensor] = self._shapes[source]
-            elif tensor not in self._shapes:
-                self._add(tensor, operation.inputs)
+    def add_like(
+        self, tensors: Sequence[Tensor], like: Sequence[Tensor]
+    ) -> None:
+        """Add N tensors that are as large as N others."""
+        for tensor, other in zip(tensors, like, strict=True):
+            if other in self._shapes:
+                self._shapes[tensor] = self._shapes[other]
 
     def _add_value(self, value: Value) -> None:
         """Add what towers have of a value of the trace, and the whole."""
@@ -131,8 +137,10 @@ class TensorSizes:
         return layout.rows_per_unit * units
 
     def _length(self, size: Dimension) -> int:
+        if isinstance(size, Unknown):
+            return self._rows
         if not isinstance(size, Size):
-            return int(size) if isinstance(size, int) else self._rows
+            return int(size)  # type: ignore[arg-type]
         known = [self._symbols.get(s, self._rows) ** p for s, p in size.powers]
         return size.number * math.prod(known)
 

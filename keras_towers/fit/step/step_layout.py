@@ -30,6 +30,7 @@ from keras_towers.partition.local_step import (
 )
 from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
+from keras_towers.partition.schedule import KEEP_ALL, Remat, schedule
 
 logger = logging.getLogger("keras_towers")
 
@@ -107,7 +108,7 @@ def lay_out(
     divided: DividedBatch,
     settings: StepSettings,
 ) -> StepLayout:
-    """Lay a step out over the towers, and record what it costs.
+    """Lay a step out over the towers.
 
     Args:
         update: the towers, and their variables.
@@ -129,30 +130,36 @@ def lay_out(
         local_step = to_local_step(program, gradients)
         program = local_step.program
         _warn_of_own_rows(config, local_step, traced, settings)
-    examples = settings.examples or _ASSUMED_BATCH
-    towers = places.ranks.batch.size * config.num_towers * places.parts if False else settings.places.ranks.batch.size * config.num_towers * settings.places.parts
-    import os, time
-    from keras_towers.partition.tensor_sizes import TensorSizes
-    from keras_towers.partition.schedule import keep_order
-    t0 = time.time()
-    sizes = TensorSizes(program, towers, -(-examples // towers))
-    from keras_towers.partition.schedule import exchange_early
-    if settings.places.parts == 1 and not os.environ.get("NOEARLY"):
-        program = exchange_early(program, sizes)
-    if os.environ.get("REMAT"):
-        from keras_towers.partition.rematerialization import rematerialize
-        R = os.environ["REMAT"]
-        found = rematerialize(program, sizes, parts=settings.places.parts, **(dict(most_work=float(R)) if float(R) < 1 else {}))
-        program = found.program
-        print(found.bytes/2**20, found.saved/2**20, found.operations, found.work)
-    if not settings.xla and not os.environ.get("NOORDER"):
-        program = keep_order(program, sizes, settings.places.parts)
-    from keras_towers.partition.lifetimes import Lifetimes
-    print("SCHEDULE", examples, towers, "s", round(time.time() - t0, 2), "MB a tower", Lifetimes(program, sizes, settings.places.parts).most_bytes() / 2**20, "edges", sum(len(o.after) for o in program.operations), "of", len(program.operations), "levels", program.levels, flush=True)
-    step_reports.record_costs(
-        config, settings.kind, settings.model, program, settings.places
-    )
     return StepLayout(traced, divided, settings, program, on_towers, local_step)
+
+
+def scheduled(
+    layout: StepLayout, config: TowerConfig, remat: Remat = KEEP_ALL
+) -> StepLayout:
+    """Decide when a step computes what, and record what the step costs.
+
+    Ranks that share a step decide alike.
+
+    Args:
+        layout: the step.
+        config: the towers.
+        remat: what may be computed again, if the step trains.
+    """
+    settings = layout.settings
+    places, examples = settings.places, settings.examples or _ASSUMED_BATCH
+    towers = places.ranks.batch.size * config.num_towers * places.parts
+    program = schedule(
+        layout.program,
+        towers,
+        -(-examples // towers),
+        places.parts,
+        remat if settings.trains else KEEP_ALL,
+        settings.xla,
+    )
+    step_reports.record_costs(
+        config, settings.kind, settings.model, program, places
+    )
+    return dataclasses.replace(layout, program=program)
 
 
 def _divide_trace(

@@ -253,7 +253,8 @@ class Pace:
     """
 
     def __init__(self, program: Program):
-        self._is_paced: bool = program.is_paced
+        schedule = program.schedule
+        self._is_paced: bool = schedule is not None and schedule.is_paced
         self._has_gathers = any(map(_gathers_weights, program.exchanges))
         self._computed: list[Any] = []
         self._exchanged: list[Any] = []
