@@ -22,13 +22,10 @@ from keras_towers.partition.program import (
 from keras_towers.partition.rules.elementwise import ELEMENTWISE
 from keras_towers.partition.tensor_sizes import TensorSizes
 
-BARRIER = "XlaOptimizationBarrier"
-"""Operations with its results begin once it has all inputs."""
-
 # Their results are their inputs, or the memory of a variable.
-_SAME_MEMORY = f"""
+_SAME_MEMORY = """
     ExpandDims Identity IdentityN PreventGradient ReadVariableOp Reshape Squeeze
-    StopGradient {BARRIER}
+    StopGradient
 """
 
 
@@ -38,17 +35,18 @@ def events_of(program: Program) -> list[Operation | Exchange]:
     Of each level what is computed once, what towers read, compute and update,
     and then the exchanges; of what is repeated nothing.
     """
-    levels: dict[int, list[Operation]] = collections.defaultdict(list)
+    levels: dict[tuple[int, Phase], list[Operation]]
+    levels = collections.defaultdict(list)
     exchanges: dict[int, list[Exchange]] = collections.defaultdict(list)
     for operation in program.operations:
         if not operation.is_repeated:
-            levels[operation.level].append(operation)
+            levels[operation.level, operation.phase].append(operation)
     for exchange in program.exchanges:
         exchanges[exchange.level].append(exchange)
     events: list[Operation | Exchange] = []
-    for level in sorted({*levels, *exchanges}):
+    for level in sorted({*(level for level, _ in levels), *exchanges}):
         for phase in Phase:
-            events += [o for o in levels[level] if o.phase is phase]
+            events += levels.get((level, phase), ())
         events += exchanges[level]
     return events
 

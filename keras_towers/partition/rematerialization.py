@@ -24,12 +24,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-import tensorflow as tf
-
 from keras_towers import compat
-from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.estimated_work import PRODUCTS
-from keras_towers.partition.lifetimes import BARRIER, Lifetimes
+from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -42,11 +39,12 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 
 # Segments have these parts of what the backward pass uses.
 _SEGMENTS = 2, 3, 4, 6, 8, 12, 16, 24, 32
+# The parts of a plan that are tried where less may be enough.
+_PARTS = 0.25, 0.5, 0.75
 # What makes so much less than it takes is kept.
 _REDUCES = 16
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
-_NOT_APART = (tf.resource, tf.string, tf.variant)
 # Plans whose memory differs by less are chosen by their work.
 _ALIKE = 1.02
 
@@ -57,8 +55,7 @@ def rematerialize(
     limit: float = 0,
     most_work: float = math.inf,
     parts: int = 1,
-    xla: bool = False,
-) -> tuple[Program, Schedule]:
+) -> tuple[Program, Schedule, list[Operation]]:
     """Compute as little again as is needed to stay below a limit.
 
     Args:
@@ -68,22 +65,25 @@ def rematerialize(
             few, the one that needs least is chosen.
         most_work: the part of the work that may be computed again.
         parts: the number of micro-batches of a tower.
-        xla: whether XLA compiles it, which merges equal operations.
 
     Returns:
-        The program, and what it computes again and saves.
+        The program, what it computes again and saves, and the operations at
+        which it begins to compute a segment again.
     """
     before = Lifetimes(program, sizes, parts).most_bytes()
     best = Schedule(before)
+    begins: list[Operation] = []
     for _ in range(_MOST_PEAKS):
         if best.bytes <= limit:
             break
-        peak = _Peak(program, sizes, parts, xla)
-        plans = [p for p in peak.plans() if best.work + p.work <= most_work]
+        peak = _Peak(program, sizes, parts)
+        plans = [*peak.plans(limit, most_work - best.work)]
+        plans = [p for p in plans if best.work + p.work <= most_work]
         plan = _chosen(plans, limit, best.bytes)
         if plan is None:
             break
         plan.copies.use()
+        begins += plan.copies.begins
         program = dataclasses.replace(
             program, operations=plan.copies.operations
         )
@@ -93,7 +93,7 @@ def rematerialize(
             work=best.work + plan.work,
             saved=before - plan.bytes,
         )
-    return program, best
+    return program, best, begins
 
 
 @contextlib.contextmanager
@@ -145,21 +145,17 @@ class _Peak:
         program: the program.
         sizes: the sizes of its tensors.
         parts: as for ``rematerialize``.
-        xla: likewise.
 
     Attributes:
         sizes: as given.
-        xla: as given.
         events: what happens in the step, in order.
         peak: the position of the event that needs most memory.
         repeated: the operations that are repeated where they are used.
     """
 
-    def __init__(
-        self, program: Program, sizes: TensorSizes, parts: int, xla: bool
-    ):
+    def __init__(self, program: Program, sizes: TensorSizes, parts: int):
         self._program, self._parts = program, parts
-        self.sizes, self.xla = sizes, xla
+        self.sizes = sizes
         lifetimes = Lifetimes(program, sizes, parts)
         self.events: Sequence[Operation | Exchange] = lifetimes.events
         self.repeated: list[Operation] = [
@@ -193,15 +189,23 @@ class _Peak:
         self._held = [*itertools.accumulate(held)]
         self._crossing = [*itertools.accumulate(crossing)]
 
-    def plans(self) -> Iterator[_Plan]:
-        """Yield the plans that are tried."""
+    def plans(self, limit: float, most_work: float) -> Iterator[_Plan]:
+        """Yield the plans that are tried.
+
+        Args:
+            limit: the bytes to stay below.
+            most_work: the part of the work that may be computed again.
+        """
         end = self.peak + 1
         yield self._plan([end], keeps_products=True)
         for number in _SEGMENTS:
             bounds = self._bounds(self._held[end] / number)
-            yield self._plan(bounds, keeps_products=False)
-            # The last ones may be kept: less is computed again.
-            for part in (0.25, 0.5, 0.75):
+            plan = self._plan(bounds, keeps_products=False)
+            yield plan
+            if limit < plan.bytes and plan.work <= most_work:
+                continue
+            # With less, the last ones are kept.
+            for part in _PARTS:
                 count = round(part * (len(bounds) - 1))
                 if 0 < count < len(bounds) - 1:
                     yield self._plan([*bounds[:count], end], False)
@@ -307,6 +311,7 @@ class _Copies:
     Attributes:
         operations: all operations of the program, in order.
         originals: those of which there are copies.
+        begins: the first copy of each segment.
     """
 
     def __init__(
@@ -315,8 +320,8 @@ class _Copies:
         self._peak = peak
         self._bounds, self._keeps_products = bounds, keeps_products
         self.originals: list[Operation] = []
-        # What a barrier returns, by what it takes.
-        self._apart: dict[Tensor, Tensor] = {}
+        self.begins: list[Operation] = []
+        self._begun: set[int] = set()
         self._copied: dict[Tensor, Tensor] = {}
         # The inputs of those that use copies.
         self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
@@ -362,12 +367,13 @@ class _Copies:
             if position is not None and not self._is_kept(position):
                 segment = self._segment_of(position)
                 needed |= self._needed_for(tensor, segment)
-        again = [needed[position] for position in sorted(needed)]
-        if again and self._peak.xla:
-            self._keep_apart(again, user, entered)
-        for operation in again:
-            self._copy(operation, user.level, entered)
-        self._apart = {}
+        first = len(self.operations)
+        for position in sorted(needed):
+            self._copy(needed[position], user.level, entered)
+        segments = {self._segment_of(position) for position in needed}
+        if not segments <= self._begun:
+            self._begun |= segments
+            self.begins.append(self.operations[first])
         inputs = [self._copied.get(tensor, tensor) for tensor in user.inputs]
         if inputs != [*user.inputs]:
             self._inputs.append((user, inputs))
@@ -431,54 +437,7 @@ class _Copies:
         """Return what a copy takes in place of a tensor."""
         if tensor in self._copied:
             return self._copied[tensor]
-        found = self._peak.gathered_near(tensor, level)
-        return self._apart.get(found, found)
-
-    def _keep_apart(
-        self,
-        again: Sequence[Operation],
-        user: Operation,
-        entered: Sequence[Operation],
-    ) -> None:
-        """Let XLA not merge copies with what they are copies of.
-
-        They take their inputs from a barrier, after what the backward pass has
-        computed last.
-        """
-        made = {tensor for o in again for tensor in o.outputs}
-        taken = [
-            self._taken(tensor, user.level)
-            for operation in again
-            for tensor in operation.inputs
-            if tensor not in made and tensor not in self._copied
-        ]
-        last = [t for o in entered for t in o.outputs if t in user.inputs]
-        tensors = [
-            tensor
-            for tensor in dict.fromkeys([*taken, *last])
-            if tensor.dtype not in _NOT_APART
-            and not (tensor.operation and tensor.operation.is_repeated)
-        ]
-        outputs: list[Tensor] = []
-        types = AttrValue()
-        types.list.type.extend(t.dtype.as_datatype_enum for t in tensors)
-        barrier = Operation(
-            BARRIER,
-            tensors,
-            {"T": types},
-            outputs,
-            user.level,
-            on_towers=True,
-            on_columns=user.on_columns,
-        )
-        for index, tensor in enumerate(tensors):
-            apart = dataclasses.replace(
-                tensor, operation=barrier, level=user.level, index=index
-            )
-            outputs.append(apart)
-            self._apart[tensor] = apart
-        self._peak.sizes.add_like(outputs, tensors)
-        self.operations.append(barrier)
+        return self._peak.gathered_near(tensor, level)
 
 
 def is_product(operation: Operation) -> bool:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import tensorflow as tf
 
@@ -52,7 +52,7 @@ _MOST_EXCHANGES = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Remat:
+class RematLimits:
     """What may be computed again.
 
     Attributes:
@@ -65,7 +65,7 @@ class Remat:
     most_work: float = math.inf
 
 
-KEEP_ALL = Remat()
+KEEP_ALL = RematLimits()
 
 
 def schedule(
@@ -73,7 +73,7 @@ def schedule(
     towers: int,
     rows: int,
     parts: int = 1,
-    remat: Remat = KEEP_ALL,
+    remat: RematLimits = KEEP_ALL,
     xla: bool = False,
 ) -> Program:
     """Decide when a program computes what.
@@ -88,75 +88,93 @@ def schedule(
         xla: whether XLA compiles it.
     """
     sizes = TensorSizes(program, towers, rows)
-    is_paced = False
-    if parts == 1:
-        # Those of several micro-batches are added up first.
-        exchanges = exchange_early(program, sizes)
-        is_paced = exchanges is not None
-        program = dataclasses.replace(
-            program, exchanges=exchanges or program.exchanges
-        )
-    program, found = rematerialize(
-        program, sizes, remat.limit, remat.most_work, parts, xla
+    # Gradients of several micro-batches are added up first.
+    begins = exchange_early(program, sizes) if parts == 1 else []
+    if begins:
+        program = divide_levels(program, begins)
+    program, found, again = rematerialize(
+        program, sizes, remat.limit, remat.most_work, parts
     )
     if not xla:
         keep_order(program, sizes, parts)
-    found = dataclasses.replace(found, is_paced=is_paced)
+    elif again and parts == 1:
+        # XLA merges equal operations of a function.
+        program = divide_levels(program, again)
+    found = dataclasses.replace(found, is_paced=bool(begins))
     return dataclasses.replace(program, schedule=found)
 
 
-def exchange_early(
-    program: Program, sizes: TensorSizes
-) -> list[Exchange] | None:
-    """Divide the backward pass into levels, by the gradients that it computes.
+def exchange_early(program: Program, sizes: TensorSizes) -> list[Operation]:
+    """Return where levels begin at whose ends gradients are exchanged.
 
     Args:
-        program: the program; the levels of its operations are changed.
+        program: the program.
         sizes: the sizes of its tensors.
 
     Returns:
-        The exchanges; None: the gradients are too few to divide anything.
+        Operations of the backward pass; none if gradients are few.
     """
     gradients = {e.given for e in program.exchanges if e.gradient}
     total = sum(map(sizes.bytes_of, gradients))
     together = max(_EXCHANGED, total // _MOST_EXCHANGES)
     if total < 2 * together:
-        return None
-    events = events_of(program)
-    # A step whose assertion fails updates nothing.
-    checks = [k for k, event in enumerate(events) if _is_check(event)]
-    last_check = max(checks, default=-1)
-    levels = _Levels()
+        return []
+    begins: list[Operation] = []
+    filled = 0
+    for event in events_of(program):
+        if isinstance(event, Exchange):
+            continue
+        if _is_check(event):
+            # A step whose assertion fails updates nothing.
+            begins, filled = [], 0
+        if not _is_of_pass(event):
+            continue
+        if filled >= together:
+            begins.append(event)
+            filled = 0
+        given = gradients.intersection(event.outputs)
+        filled += sum(map(sizes.bytes_of, given))
+    return begins
+
+
+def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
+    """Let levels begin at operations of the forward or the backward pass.
+
+    Args:
+        program: the program; the levels of its operations are changed.
+        begins: operations, at which the operations of a tower that follow begin
+            another level.
+    """
+    first = {id(operation) for operation in begins}
     exchanges: list[Exchange] = []
-    filled = least = reached = 0
-    for position, event in enumerate(events):
+    levels = _Levels()
+    least = reached = 0
+    for event in events_of(program):
         if isinstance(event, Exchange):
             # What towers compute with is gathered late; all else is free.
             later = reached if event.least and event.result.on_towers else 0
             exchanges.append(dataclasses.replace(event, least=later))
             event.result.level = exchanges[-1].level + 1
             continue
-        is_backward = event.phase is Phase.TOWERS and depends_on_batch(
-            event.outputs
-        )
-        levels.place(event, least if is_backward else 0)
-        given = gradients.intersection(event.outputs)
-        if position > last_check and is_backward:
-            filled += sum(map(sizes.bytes_of, given))
-        if filled >= together:
-            filled, least = 0, event.level + 1
-        if is_backward:
+        if id(event) in first:
+            least = reached + 1
+        is_of_pass = _is_of_pass(event)
+        levels.place(event, least if is_of_pass else 0)
+        if is_of_pass:
             reached = max(reached, event.level)
-    return exchanges
+    return dataclasses.replace(program, exchanges=exchanges)
 
 
-def _is_check(event: Operation | Exchange) -> bool:
-    """Whether something has an effect, but writes no variable."""
-    return (
-        isinstance(event, Operation)
-        and event.has_effect
-        and all(tensor.dtype != tf.resource for tensor in event.inputs)
-    )
+def _is_of_pass(operation: Operation) -> bool:
+    """Whether towers compute rows, or what follows from them."""
+    is_of_towers = operation.phase is Phase.TOWERS
+    return is_of_towers and depends_on_batch(operation.outputs)
+
+
+def _is_check(operation: Operation) -> bool:
+    """Whether an operation has an effect, but writes no variable."""
+    uses = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+    return operation.has_effect and not uses
 
 
 class _Levels:

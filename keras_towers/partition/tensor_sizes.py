@@ -50,6 +50,7 @@ class TensorSizes:
         self._towers, self._rows = max(towers, 1), rows
         self._symbols = {symbol_name(EXAMPLES): rows * towers}
         self._shapes: dict[Tensor, Sequence[int]] = {}
+        self._bytes: dict[Tensor, int] = {}
         for value in program.values.values():
             self._add_value(value)
         for tensor in program.inputs.of_graph:
@@ -80,6 +81,11 @@ class TensorSizes:
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Return the bytes of a tensor; of the handle of a variable, none."""
+        if tensor not in self._bytes:
+            self._bytes[tensor] = self._bytes_of(tensor)
+        return self._bytes[tensor]
+
+    def _bytes_of(self, tensor: Tensor) -> int:
         if tensor.dtype == tf.variant:
             # The elements are numbers of four bytes, if of any.
             return 4 * self.entries(tensor) if tensor in self._shapes else 0
@@ -133,14 +139,15 @@ class TensorSizes:
         """Return how many rows a tower has."""
         unit, units = layout.unit, self._rows
         if isinstance(unit, Unit) and unit.of_variables:
-            units = unit.local_size or -(-int(unit.size) // self._towers)
+            size = self._length(unit.size)
+            units = unit.local_size or -(-size // self._towers)
         return layout.rows_per_unit * units
 
     def _length(self, size: Dimension) -> int:
         if isinstance(size, Unknown):
             return self._rows
         if not isinstance(size, Size):
-            return int(size)  # type: ignore[arg-type]
+            return int(size)
         known = [self._symbols.get(s, self._rows) ** p for s, p in size.powers]
         return size.number * math.prod(known)
 
@@ -154,7 +161,8 @@ class TensorSizes:
         """Return a shape, with what it leaves open as in one of the inputs."""
         rank = tensor.shape.rank
         if rank is None:
-            return max((self._shapes.get(t, ()) for t in inputs), key=math.prod)
+            known = (self._shapes.get(t, ()) for t in inputs)
+            return max(known, key=math.prod, default=())
         sizes = list(tensor.shape)
         if None not in sizes:
             return sizes

@@ -17,7 +17,6 @@ from keras_towers.devices import same_device
 from keras_towers.partition.effects import called_names, is_check, is_draw
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import Kernels, functions_of
-from keras_towers.partition.lifetimes import BARRIER
 from keras_towers.partition.program import (
     Attributes,
     Operation,
@@ -223,11 +222,9 @@ def needs_call(operations: Sequence[Operation]) -> bool:
     other numbers than TensorFlow, and functions may do so.
     """
     draws = any(is_draw(o.type) or calls_functions(o) for o in operations)
-    # TensorFlow has no kernel of it.
-    has_barrier = any(o.type == BARRIER for o in operations)
     outputs = [tensor for o in operations for tensor in o.outputs]
     sizes = [tensor.shape.num_elements() for tensor in outputs]
-    return draws or has_barrier or any(n is None or n > LARGEST for n in sizes)
+    return draws or any(n is None or n > LARGEST for n in sizes)
 
 
 def calls_functions(operation: Operation) -> bool:

@@ -40,7 +40,7 @@ from keras_towers.fit.step.step_layout import (
 )
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.partition.program import Schedule
-from keras_towers.partition.schedule import KEEP_ALL, Remat
+from keras_towers.partition.schedule import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
@@ -177,7 +177,7 @@ class MemoryCheck:
         held = self._held.get(model) or step.held(ranks)
         room = limit.size * (1 - _MARGIN)
         if config.options.remat is None:
-            remat = Remat(max(room - held.held, 0))
+            remat = RematLimits(max(room - held.held, 0))
         layout = scheduled(layout, config, remat)
         program = layout.program
         assert program.schedule is not None
@@ -196,11 +196,11 @@ class MemoryCheck:
         raise DoesNotFit(_describe(planner, needs, limit))
 
 
-def _remat(option: bool | float | None) -> Remat:
+def _remat(option: bool | float | None) -> RematLimits:
     """Return what the option ``remat`` allows to compute again."""
     if option is None or option is False:
         return KEEP_ALL
-    return Remat(0) if option is True else Remat(0, option)
+    return RematLimits(0) if option is True else RematLimits(0, option)
 
 
 def _say_again(

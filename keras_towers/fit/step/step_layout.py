@@ -30,7 +30,7 @@ from keras_towers.partition.local_step import (
 )
 from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
-from keras_towers.partition.schedule import KEEP_ALL, Remat, schedule
+from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
 
 logger = logging.getLogger("keras_towers")
 
@@ -134,7 +134,7 @@ def lay_out(
 
 
 def scheduled(
-    layout: StepLayout, config: TowerConfig, remat: Remat = KEEP_ALL
+    layout: StepLayout, config: TowerConfig, remat: RematLimits = KEEP_ALL
 ) -> StepLayout:
     """Decide when a step computes what, and record what the step costs.
 

@@ -8,7 +8,6 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.fit.step.device_memory import DoesNotFit
-from keras_towers.partition.lifetimes import AssumedBatch
 from keras_towers.settings import ENV_DEVICE_MEMORY
 
 RANDOM = np.random.default_rng(0)
@@ -140,21 +139,6 @@ def test_where_a_strategy_places_weights_itself_nothing_is_compared(limit):
     ):
         with strategy:
             fit(wide())
-
-
-def test_where_all_that_is_computed_fits_no_shapes_are_inferred(
-    limit, monkeypatch
-):
-    def infer(*_):
-        raise AssertionError("infers shapes")
-
-    limit("40MB")
-    monkeypatch.setattr(AssumedBatch, "inputs_of", infer)
-    with kt.TowerStrategy(2):
-        fit(deep(), 4096)
-    limit("8MB")
-    with pytest.raises(AssertionError, match="infers"), kt.TowerStrategy(2):
-        fit(deep(), 4096)
 
 
 @pytest.mark.alternate
