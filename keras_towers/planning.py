@@ -63,7 +63,7 @@ class PlanSetting:
         devices: the names of the devices, which need not exist.
         batch_size: the number of examples in a global batch.
         gather_bytes: for layouts that gather weights: the bytes that a device
-            holds.
+            holds; None: as for strategies.
         layouts: a function that gets the names of the devices, and returns a
             ``LayoutMap`` or a ``ModelParallel`` of Keras on a mesh of these
             devices; None: plan no mesh.
@@ -75,7 +75,7 @@ class PlanSetting:
 
     devices: Sequence[str]
     batch_size: int = 32
-    gather_bytes: Bytes = StrategyOptions.gather_bytes
+    gather_bytes: Bytes | None = None
     layouts: Callable[[Sequence[str]], keras.distribution.LayoutMap] | None = (
         None
     )

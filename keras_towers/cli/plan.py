@@ -44,7 +44,7 @@ def plan(
     towers: Annotated[int, typer.Option(metavar="N")],
     batch_size: Annotated[int, typer.Option(metavar="N")] = 32,
     device_memory: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
-    gather_bytes: Annotated[str, typer.Option(metavar="BYTES")] = "512MiB",
+    gather_bytes: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
     layouts: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION")
     ] = None,
@@ -73,7 +73,7 @@ def plan(
         batch_size: Examples in a global batch; with --hosts, per host.
         device_memory: Memory of a device, such as 24GiB, to show what fits.
         gather_bytes: With weights="sharded": how many bytes of gathered weights
-            a device holds at a time.
+            a device holds at a time. Default: a quarter of the model's weights.
         layouts: A function that gets the names of N devices. It returns a
             keras.distribution.LayoutMap or ModelParallel on a mesh of these
             devices. Adds a column.
@@ -93,7 +93,9 @@ def plan(
     memory = None
     if device_memory is not None:
         memory = parse_bytes(f"--device-memory {device_memory}", device_memory)
-    gathered = parse_bytes(f"--gather-bytes {gather_bytes}", gather_bytes)
+    gathered = None
+    if gather_bytes is not None:
+        gathered = parse_bytes(f"--gather-bytes {gather_bytes}", gather_bytes)
     for option, number in (("--towers", towers), ("--batch-size", batch_size)):
         if number < 1:
             raise TowerError(

@@ -137,7 +137,8 @@ class StrategyOptions:
             that a tower holds at a time, as a number or a text such as
             "256MiB". With a smaller number, towers exchange more often. If a
             weight is larger than a quarter of it, towers gather this weight
-            alone, and it may exceed the number.
+            alone, and it may exceed the number. None: a quarter of the model's
+            weights, and at least 16 MiB.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, as for ``ModelParallelStrategy``. Every process has such a
             mesh, whose first axis counts towers. None: each tower is a device.
@@ -191,7 +192,7 @@ class StrategyOptions:
     mode: ModeName | Reduction | None = None
     updates: Updates | None = None
     weights: Weights | None = None
-    gather_bytes: Bytes = 2**29
+    gather_bytes: Bytes | None = None
     layouts: LayoutMap | None = None
     shard_over: ShardOver = "job"
     packer: GradientPacker | bool | None = None
@@ -218,7 +219,7 @@ class StrategyOptions:
                 "or the part of the step's work that may be computed again, "
                 "more than 0 and less than 1."
             )
-        if self.gathered_bytes < 0:
+        if (self.gathered_bytes or 0) < 0:
             raise TowerError(
                 f"gather_bytes={self.gather_bytes!r} is not allowed: give a "
                 'number of bytes, 0 or more, or a text such as "256MiB".'
@@ -227,8 +228,8 @@ class StrategyOptions:
         self._check_local_sgd()
 
     @property
-    def gathered_bytes(self) -> int:
-        """``gather_bytes`` as a number."""
+    def gathered_bytes(self) -> int | None:
+        """``gather_bytes`` as a number; None: the model decides."""
         number = self.gather_bytes
         if isinstance(number, str):
             return parse_bytes(f"gather_bytes={number!r}", number)
@@ -247,7 +248,7 @@ class StrategyOptions:
         """Refuse options that shards contradict."""
         in_shards = self.in_shards
         gathers = self.weights is not None or self.layouts is not None
-        if self.gather_bytes != StrategyOptions.gather_bytes and not gathers:
+        if self.gather_bytes is not None and not gathers:
             raise TowerError(
                 'gather_bytes only applies with weights="sharded": set it, or '
                 "leave gather_bytes out."
@@ -330,7 +331,7 @@ class AllReduceKeywords(StepKeywords, total=False):
     mode: ModeName | Reduction | None
     updates: Updates | None
     weights: Weights | None
-    gather_bytes: Bytes
+    gather_bytes: Bytes | None
     packer: GradientPacker | bool | None
 
 
@@ -338,7 +339,7 @@ class MeshKeywords(StepKeywords, total=False):
     """The ``StrategyOptions`` of a mesh of devices, which divides weights."""
 
     mode: ModeName | None
-    gather_bytes: Bytes
+    gather_bytes: Bytes | None
     packer: GradientPacker | bool | None
 
 

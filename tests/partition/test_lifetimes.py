@@ -1,14 +1,11 @@
 """``Lifetimes``: the bytes that a tower has at a time."""
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition import partition_graph
-from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.tensor_sizes import TensorSizes
-from tests.partition.kit import sharded, trace
 
 
 def lifetimes(step, layouts, specs, towers=2, rows=8):
@@ -48,5 +45,3 @@ def test_what_is_used_later_lives_longer():
     # Two of them at the product, which takes the memory of one, as the second
     # ``exp`` has; then neither the batch nor the weight is.
     assert 2 * hidden <= most < 2 * hidden + weight
-
-

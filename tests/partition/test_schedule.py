@@ -130,8 +130,6 @@ def test_nothing_that_acts_or_draws_runs_again():
     program = partition_graph(graph, [Sharded(0), REPLICATED], graph.outputs)
     program = schedule(program, TOWERS, 1024, remat=RematLimits(0))
     check_order(program)
-    again = {
-        o.type for o in program.operations if o.suffix.endswith("_again")
-    }
+    again = {o.type for o in program.operations if o.suffix.endswith("_again")}
     assert "MatMul" in again
     assert "RandomUniform" not in again

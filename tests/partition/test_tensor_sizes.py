@@ -22,7 +22,9 @@ def sizes_of(program, type_, towers=4, rows=8):
     """Return the entries of what operations of a type make."""
     sizes = TensorSizes(program, towers, rows)
     return [
-        sizes.entries(o.outputs[0]) for o in program.operations if o.type == type_
+        sizes.entries(o.outputs[0])
+        for o in program.operations
+        if o.type == type_
     ]
 
 
@@ -37,7 +39,7 @@ def test_rows_of_a_tower_and_of_all_towers_belong_together():
     gathered = [e.result for e in program.exchanges if e.kind == "gather"]
     assert sizes.bytes_of(own) == 8 * 3 * 4
     # All rows, and the products of all rows with all others.
-    assert [32 * 3 * 4, 32 * 32 * 4] == list(map(sizes.bytes_of, gathered))
+    assert list(map(sizes.bytes_of, gathered)) == [32 * 3 * 4, 32 * 32 * 4]
 
 
 def test_rows_of_a_known_batch_are_divided():

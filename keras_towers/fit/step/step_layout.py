@@ -20,6 +20,7 @@ from keras_towers.fit.step.divided_batch import DividedBatch, capture
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
@@ -43,6 +44,10 @@ _MIN_GATHERED_ROWS = 32
 # the gradient on every rank takes longer than sending it.
 _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
+# The part of its weights that a tower gathers at a time, and the bytes that
+# are not worth a limit.
+_GATHERED_PART = 4
+_LEAST_GATHERED = 2**24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -194,10 +199,19 @@ def _divide_trace(
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
             micro_batches=places.parts > 1,
-            gather_bytes=config.options.gathered_bytes,
+            gather_bytes=_gather_bytes(config, settings),
             examples=settings.examples or _ASSUMED_BATCH,
         ),
     )
+
+
+def _gather_bytes(config: TowerConfig, settings: StepSettings) -> int:
+    """Return the bytes of gathered weights that a tower holds at a time."""
+    number = config.options.gathered_bytes
+    if number is not None:
+        return number
+    whole = sum(map(byte_size, settings.model.weights))
+    return max(_LEAST_GATHERED, whole // _GATHERED_PART)
 
 
 def _warn_of_own_rows(

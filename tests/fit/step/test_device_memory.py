@@ -84,7 +84,8 @@ def test_variables_are_refused_before_they_are_placed(limit):
 def test_a_step_is_refused_before_it_runs(limit):
     limit("2MB")
     model = deep()
-    said = refused(model, kt.TowerStrategy(2), lambda m: fit(m, 4096))
+    strategy = kt.TowerStrategy(2, remat=False)
+    said = refused(model, strategy, lambda m: fit(m, 4096))
     assert "while a step runs" in said
     assert "It fits with micro_batches=4: " in said
     with kt.TowerStrategy(2, micro_batches=4):
