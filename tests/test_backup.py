@@ -533,7 +533,7 @@ def failing_at(patch, number, error):
         patch.setattr(*(owner, name), lambda *its, of=original: fails(of, *its))
 
 
-@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("before", sample_of([0, 2]))
 def test_a_kill_at_any_moment_leaves_the_last_complete_one(
     tmp_path, monkeypatch, before
 ):
