@@ -123,6 +123,7 @@ def test_under_another_launcher(options, said, monkeypatch):
         ("KERAS_TOWERS_SEED=abc", "KERAS_TOWERS_SEED is 'abc': give a whole"),
         ("KERAS_TOWERS_RANK=x", "KERAS_TOWERS_RANK is 'x': give a whole"),
         ("KERAS_TOWERS_SIZE=-1", "KERAS_TOWERS_SIZE is '-1': give a whole"),
+        ("KERAS_TOWERS_SIZE=2", "KERAS_TOWERS_SIZE is 2, but nothing says"),
         ("TF_CONFIG={bad", "TF_CONFIG"),
         (
             "KERAS_TOWERS_NCCL_TIMEOUT=1m",
