@@ -96,6 +96,23 @@ def test_one_line_says_why(options, said):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("s.py -np 2 --np", "-np N, before s.py, which gets -np behind it"),
+        (
+            "--strategy multi-worker s.py --workers=2 --seed 1 --ps 1",
+            "--workers N, before s.py, which gets --workers, --ps behind it",
+        ),
+    ],
+)
+def test_options_behind_the_script_are_named(arguments, said):
+    result = CliRunner().invoke(app, ["run", *arguments.split()])
+    assert result.exit_code == 2
+    (line,) = result.output.strip().splitlines()
+    assert line.endswith(said)
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (
