@@ -182,7 +182,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     call this before TensorFlow starts, that is, before the first model.
     """
     global _connection
-    cluster = cluster or tf_config.required()
+    cluster = cluster or tf_config.required(options="--ps 1 --workers {}")
     if not cluster.ps:
         raise TowerError(
             f"{strategy} keeps its variables on parameter servers, but "
