@@ -23,6 +23,7 @@ import psutil
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
+from keras_towers.rendezvous import liveness
 from keras_towers.rendezvous.network import is_local_address
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -39,6 +40,8 @@ _RETURN = 0x06
 _IP_HEADER = 0xFFF00000
 _DESTINATION = {4: 16, 6: 24}
 _ALL_BYTES = 0xFFFFFFFF
+# Where the ``tcp_info`` of a socket that listens has the connections that wait.
+_WAITING_AT = 24
 
 
 @contextlib.contextmanager
@@ -52,32 +55,30 @@ def reachable_only_at(address: str) -> Iterator[None]:
     check_can_listen(address)
     yield
     host, _, port = address.rpartition(":")
-    listeners = [*_listeners(int(port))]
-    for listener in listeners:
-        # Accepted connections inherit this. gRPC's own limit of 20 s would
-        # close connections over a link that recovers.
-        listener.setsockopt(
+    allowed = _local_addresses(host.strip("[]"))
+    program = b"".join(map(_accept_destination, allowed)) + _bpf(_RETURN)
+    failure: OSError | None = None
+    for end in _ends(int(port)):
+        # gRPC's own limit would close connections over a link that recovers.
+        end.setsockopt(
             socket.IPPROTO_TCP,
             socket.TCP_USER_TIMEOUT,
             round(1000 * settings.LOST_S),
         )
-    allowed = _local_addresses(host.strip("[]"))
-    program = b"".join(map(_accept_destination, allowed)) + _bpf(_RETURN)
-    try:
-        for listener in listeners if allowed else ():
-            _attach_filter(listener, program)
-    except OSError as error:
+        try:
+            if allowed:
+                _attach_filter(end, program)
+        except OSError as error:
+            failure = error
+    if failure is not None:
         logger.warning(
             "the server at %s can be reached at all addresses of this machine, "
             "since the kernel accepts no socket filter (%s): have a firewall "
             "close port %s to other machines.",
             address,
-            error.strerror,
+            failure.strerror,
             port,
         )
-    finally:
-        for listener in listeners:
-            listener.close()
 
 
 def check_can_listen(address: str) -> None:
@@ -127,11 +128,40 @@ def _check_free(address: _Address, port: int, name: str) -> None:
             ) from None
 
 
-def _listeners(port: int) -> Iterator[socket.socket]:
-    """Yield copies of this process's sockets that listen at a port."""
+def _ends(port: int) -> Iterator[socket.socket]:
+    """Yield copies of this process's sockets at a port that it listens at.
+
+    First those that listen: what they accept later inherits their options. Then
+    the connections that the server has accepted before, which have not.
+    """
+    with contextlib.ExitStack() as stack:
+        listeners = _copies(port, psutil.CONN_LISTEN, stack)
+        yield from listeners
+        for _ in liveness.wait_loop(settings.TASK_ANSWER_S, settings.POLL_S):
+            if not any(map(_number_waiting, listeners)):
+                break
+        yield from _copies(port, psutil.CONN_ESTABLISHED, stack)
+
+
+def _copies(
+    port: int, status: str, stack: contextlib.ExitStack
+) -> list[socket.socket]:
+    """Return copies of sockets of this process; ``stack`` closes them."""
+    copies = []
     for end in psutil.Process().net_connections("tcp"):
-        if end.status == psutil.CONN_LISTEN and end.laddr.port == port:
-            yield socket.socket(fileno=os.dup(end.fd))
+        if end.status == status and end.laddr.port == port:
+            # A connection may have ended since.
+            with contextlib.suppress(OSError):
+                copy = socket.socket(fileno=os.dup(end.fd))
+                copies.append(stack.enter_context(copy))
+    return copies
+
+
+def _number_waiting(listener: socket.socket) -> int:
+    """How many connections the server has yet to accept."""
+    size = _WAITING_AT + struct.calcsize("I")
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    return struct.unpack_from("I", info, _WAITING_AT)[0]
 
 
 def _attach_filter(listener: socket.socket, program: bytes) -> None:
