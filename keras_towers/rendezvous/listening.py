@@ -14,7 +14,6 @@ import ctypes
 import errno
 import ipaddress
 import logging
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -24,7 +23,11 @@ import psutil
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import liveness
-from keras_towers.rendezvous.network import is_local_address
+from keras_towers.rendezvous.network import (
+    copies_of,
+    is_local_address,
+    own_sockets,
+)
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -134,27 +137,18 @@ def _ends(port: int) -> Iterator[socket.socket]:
     First those that listen: what they accept later inherits their options. Then
     the connections that the server has accepted before, which have not.
     """
+
+    def copies(status: str) -> list[socket.socket]:
+        ends = own_sockets(status)
+        return copies_of((e for e in ends if e.laddr.port == port), stack)
+
     with contextlib.ExitStack() as stack:
-        listeners = _copies(port, psutil.CONN_LISTEN, stack)
+        listeners = copies(psutil.CONN_LISTEN)
         yield from listeners
         for _ in liveness.wait_loop(settings.TASK_ANSWER_S, settings.POLL_S):
             if not any(map(_number_waiting, listeners)):
                 break
-        yield from _copies(port, psutil.CONN_ESTABLISHED, stack)
-
-
-def _copies(
-    port: int, status: str, stack: contextlib.ExitStack
-) -> list[socket.socket]:
-    """Return copies of sockets of this process; ``stack`` closes them."""
-    copies = []
-    for end in psutil.Process().net_connections("tcp"):
-        if end.status == status and end.laddr.port == port:
-            # A connection may have ended since.
-            with contextlib.suppress(OSError):
-                copy = socket.socket(fileno=os.dup(end.fd))
-                copies.append(stack.enter_context(copy))
-    return copies
+        yield from copies(psutil.CONN_ESTABLISHED)
 
 
 def _number_waiting(listener: socket.socket) -> int:
