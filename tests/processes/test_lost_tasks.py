@@ -232,7 +232,8 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
 
 
 FAILS = """
-import numpy as np
+import time
+
 from tests.kit.leaving import Boom
 from tests.processes import lost
 
@@ -242,6 +243,8 @@ import keras_towers as kt
 class Fails(lost.Report):
     def on_train_batch_end(self, batch, logs=None):
         if strategy.rank == 1 and batch == 2:
+            # Until the other one waits for it.
+            time.sleep(3)
             raise Boom("my bug")
 
 
