@@ -331,8 +331,11 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         # All ranks end, and need no connection to begin another call.
         raise
     except BaseException as error:
+        cause: BaseException = error
+        if isinstance(error, tf.errors.OpError):
+            cause = transport.cause_of(error)
         if joint:
-            first = calls.fail(transport, shorten(error))
+            first = calls.fail(transport, shorten(cause))
         if not isinstance(error, tf.errors.OpError):
             if first is not None:
                 error.add_note(
@@ -342,12 +345,12 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         if first is not None:
             # The error is that of a collective which other ranks have left.
             raise _failed_elsewhere(config, kind, _described(first)) from None
+        if cause is not error:
+            raise cause from None
         gone = watch.gone_ranks() if isinstance(error, MAYBE_LOST) else {}
         if gone:
-            cause = "; ".join(
-                f"{n}, which {state}" for n, state in gone.items()
-            )
-            raise _failed_elsewhere(config, kind, cause) from None
+            ranks = "; ".join(f"{n}, which {how}" for n, how in gone.items())
+            raise _failed_elsewhere(config, kind, ranks) from None
         note = step_errors.note_on_towers(error, config)
         if note:
             error.add_note(f"keras_towers: {note}")
