@@ -345,12 +345,12 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         if first is not None:
             # The error is that of a collective which other ranks have left.
             raise _failed_elsewhere(config, kind, _described(first)) from None
-        if cause is not error:
-            raise cause from None
-        gone = watch.gone_ranks() if isinstance(error, MAYBE_LOST) else {}
+        gone = watch.gone_ranks() if isinstance(cause, MAYBE_LOST) else {}
         if gone:
             ranks = "; ".join(f"{n}, which {how}" for n, how in gone.items())
             raise _failed_elsewhere(config, kind, ranks) from None
+        if cause is not error:
+            raise cause from None
         note = step_errors.note_on_towers(error, config)
         if note:
             error.add_note(f"keras_towers: {note}")
