@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import sys
 
 import pytest
 
@@ -162,13 +161,17 @@ W0000 00:00:1795575114.997 26378 local_rendezvous.cc:412] Local rendezvous is \
 aborting with status: ABORTED: Cleanup -12196 [DerivedStatus='']
 W0000 00:00:1795575367.119 7796 local_rendezvous.cc:412] Local rendezvous is \
 aborting with status: ABORTED: Step -28651 cancelled.  Cancelling rendezvous.
-E0000 00:00:1795990169.565929 27293 ring_alg.cc:291] Aborting RingGather with UNAVAILABLE: recvmsg:Connection reset by peer
+E0000 00:00:1795990169.565929 27293 ring_alg.cc:291] Aborting RingGather with \
+UNAVAILABLE: recvmsg:Connection reset by peer
 Additional GRPC error information from remote target /job:worker/replica:0
 :UNKNOWN:Error received from peer  {grpc_status:14}
-E0000 00:00:1795990169.566035 27293 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort UNAVAILABLE: recvmsg:Connection reset by peer
-W0000 00:00:1795990169.566097 27385 local_rendezvous.cc:412] Local rendezvous is aborting with status: UNAVAILABLE: Collective ops is aborted by: recvmsg
+E0000 00:00:1795990169.566035 27293 base_collective_executor.cc:252] \
+BaseCollectiveExecutor::StartAbort UNAVAILABLE: recvmsg:Connection reset by peer
+W0000 00:00:1795990169.566097 27385 local_rendezvous.cc:412] Local rendezvous \
+is aborting with status: UNAVAILABLE: Collective ops is aborted by: recvmsg
 The error could be from a previous operation. Restart your program to reset.
-W0000 00:00:1795989975.581917 17120 local_rendezvous.cc:412] Local rendezvous is aborting with status: UNKNOWN: Horovod has been shut down. This was caused
+W0000 00:00:1795989975.581917 17120 local_rendezvous.cc:412] Local rendezvous \
+is aborting with status: UNKNOWN: Horovod has been shut down. This was caused
 """
 FAULT = b"""\
 W0000 00:00:1795575119.689 26314 local_rendezvous.cc:412] Local rendezvous is \
@@ -187,11 +190,9 @@ def test_cancelled_operations_are_not_shown_and_faults_are(tagger, stream):
 
 
 def test_what_a_block_writes_is_shown_without_noise(capfd):
-    with contextlib.suppress(ZeroDivisionError), output.without_noise():
-        os.write(2, CANCELLED + FAULT)
-        print("one", file=sys.stderr)
-        1 / 0
-    print("two", file=sys.stderr)
+    with contextlib.suppress(KeyError), output.without_noise():
+        os.write(2, CANCELLED + b"one\n")
+        raise KeyError
+    os.write(2, b"two\n")
     shown = capfd.readouterr().err
-    assert "oneDNN" not in shown and "Socket closed" in shown
-    assert shown.endswith("one\ntwo\n")
+    assert "oneDNN" not in shown and shown.endswith("one\ntwo\n")
