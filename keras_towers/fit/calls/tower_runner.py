@@ -330,6 +330,8 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         # All ranks end, and need no connection to begin another call.
         raise
     except BaseException as error:
+        if isinstance(error, tf.errors.OpError):
+            step_errors.explain_on_towers(error, config)
         if joint:
             first = calls.fail(transport, shorten(error))
         if not isinstance(error, tf.errors.OpError):
@@ -341,9 +343,6 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         if first is not None:
             # The error is that of a collective which other ranks have left.
             raise _failed_elsewhere(config, kind, first) from None
-        note = step_errors.note_on_towers(error, config)
-        if note:
-            error.add_note(f"keras_towers: {note}")
         raise
     finally:
         if joint:
