@@ -76,6 +76,13 @@ def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
     assert "rank 1 has ended. Ending the job" in done.err
 
 
+@pytest.mark.alternate(turn=3)
+def test_an_exchange_without_memory_outside_of_a_call_ends_the_job(tmp_path):
+    done = run(tmp_path, "memory", HOROVOD, "-np")
+    assert done.code == 1, done.err
+    assert "rank 1 ended with exit code 1" in done.last, done.err
+
+
 @pytest.mark.alternate(turn=0)
 @pytest.mark.parametrize(
     "fault, code, words",

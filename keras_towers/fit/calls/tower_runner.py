@@ -330,10 +330,12 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         # All ranks end, and need no connection to begin another call.
         raise
     except BaseException as error:
+        cause: BaseException = error
         if isinstance(error, tf.errors.OpError):
             step_errors.explain_on_towers(error, config)
+            cause = transport.cause_of(error)
         if joint:
-            first = calls.fail(transport, shorten(error))
+            first = calls.fail(transport, shorten(cause))
         if not isinstance(error, tf.errors.OpError):
             if first is not None:
                 error.add_note(
@@ -343,6 +345,8 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         if first is not None:
             # The error is that of a collective which other ranks have left.
             raise _failed_elsewhere(config, kind, first) from None
+        if cause is not error:
+            raise cause from None
         raise
     finally:
         if joint:

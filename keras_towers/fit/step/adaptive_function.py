@@ -238,8 +238,8 @@ class AdaptiveFunction(TowerFunction):
                 if not tries:
                     raise
                 self._restore_variables()
-                again = False
-                if isinstance(error, tf.errors.ResourceExhaustedError):
+                again, cause = False, self._config.transport.cause_of(error)
+                if isinstance(cause, tf.errors.ResourceExhaustedError):
                     again = parts < rows
                     parts = min(2 * parts, rows)
                 elif isinstance(error, tf.errors.CancelledError):
@@ -247,7 +247,7 @@ class AdaptiveFunction(TowerFunction):
                     # another one failed, instead of the failure.
                     cancelled += 1
                     again = cancelled < _MAX_CANCELLED
-                if not self._begin_again(again, error):
+                if not self._begin_again(again, cause):
                     raise
                 begins_again = True
                 if cancelled and again:
