@@ -333,6 +333,7 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     except BaseException as error:
         cause: BaseException = error
         if isinstance(error, tf.errors.OpError):
+            step_errors.explain_on_towers(error, config)
             cause = transport.cause_of(error)
         if joint:
             first = calls.fail(transport, shorten(cause))
@@ -351,9 +352,6 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
             raise _failed_elsewhere(config, kind, ranks) from None
         if cause is not error:
             raise cause from None
-        note = step_errors.note_on_towers(error, config)
-        if note:
-            error.add_note(f"keras_towers: {note}")
         raise
     finally:
         if joint:
