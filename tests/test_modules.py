@@ -61,6 +61,7 @@ SHOWN_BY = {
         partition/rules/reductions partition/rules/shapes
         partition/rules/slices partition/spans
     """,
+    "partition/test_schedule.py": "partition/rematerialization",
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
         partition/nodes partition/program

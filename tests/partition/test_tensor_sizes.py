@@ -4,9 +4,8 @@ import tensorflow as tf
 
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.tensor_sizes import TensorSizes
-from tests.partition.kit import sharded, trace
+from tests.partition.kit import replicated, sharded, trace
 
 
 def laid_out(function, *given):
@@ -43,7 +42,7 @@ def test_rows_of_a_tower_and_of_all_towers_belong_together():
 
 
 def test_rows_of_a_known_batch_are_divided():
-    program = laid_out(tf.tanh, sharded(64, 5))
+    program = laid_out(tf.tanh, sharded(-1, 5, examples=64))
     assert sizes_of(program, "Tanh", towers=4, rows=16) == [16 * 5]
 
 
@@ -52,10 +51,7 @@ def test_several_rows_of_an_example_count():
         rows = tf.reshape(x, [-1, 4]) @ w
         return tf.exp(tf.reshape(rows, [-1, 3 * 50]))
 
-    graph = trace(step, sharded(-1, 3, 4), sharded(4, 50))
-    program = partition_graph(
-        graph, [sharded(-1, 3, 4).layout, REPLICATED], graph.outputs
-    )
+    program = laid_out(step, sharded(-1, 3, 4), replicated(4, 50))
     assert sizes_of(program, "MatMul") == sizes_of(program, "Exp") == [8 * 150]
 
 
