@@ -141,6 +141,10 @@ CHOICES: Sequence[Choice] = (
 )
 """What is compared; the first one is all that one device can do."""
 
+_AGAIN = Choice("remat=True", lambda setting: _on_towers(setting, remat=True))
+# With one host, where it saves anything.
+
+
 _WITHIN_HOSTS = Choice(
     'shard_over="process"',
     lambda setting: _on_towers(
@@ -223,11 +227,14 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
         in_shards.append(_WITHIN_HOSTS)
     plans = _plan_all(copies, build, setting)
     is_alone = len(setting.devices) * max(hosts) == 1
-    choices = [] if is_alone or plans[0].is_small else in_shards
+    choices = [] if is_alone or plans[0].is_small else [*in_shards]
     if setting.layouts is not None:
         choices.append(_LAYOUTS)
     for choice in choices:
         plans += _plan_all(choice, build, setting)
+    if setting.hosts is None:
+        again = _plan_all(_AGAIN, build, setting)
+        plans += [p for p in again if p.costs.again_summary]
     return plans
 
 
@@ -302,6 +309,7 @@ def _plan_on(
         optimizer=needs.optimizer,
         gradients=needs.gradients,
         step=needs.step,
+        over_time=needs.over_time,
         choice=choice.name,
         model=model.name,
         parameters=model.count_params(),

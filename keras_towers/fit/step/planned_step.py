@@ -64,12 +64,15 @@ class Needs:
         step: the bytes that a device has at a time while a step runs, besides
             these variables: an estimate, as ``Lifetimes`` says; None: unknown.
         gradients: the bytes of the gradients that a device updates with.
+        over_time: the bytes that it has besides these variables during each of
+            N operations and exchanges, in order.
     """
 
     weights: list[int]
     optimizer: list[int]
     gradients: int | None
     step: int | None
+    over_time: Sequence[int]
 
     @property
     def held(self) -> int:
@@ -101,7 +104,7 @@ class PlacedModel:
             self._bytes_held(variables, ranks)
             for variables in (state.weights, state.optimizer_variables)
         )
-        return Needs(weights, optimizer, None, None)
+        return Needs(weights, optimizer, None, None, ())
 
     def _bytes_held(
         self, variables: Sequence[keras.Variable], ranks: int
@@ -193,13 +196,19 @@ class LaidOutStep(PlacedModel):
         sizes = self.sizes(examples, ranks, parts)
         found = _gradients_in(self.traced, program)
         gradients = sum(map(sizes.bytes_of, found))
-        step = Lifetimes(program, sizes, parts).most_bytes()
+        lifetimes = Lifetimes(program, sizes, parts)
+        step = lifetimes.most_bytes()
         may_again = self.config.options.remat is None
         if memory is not None and may_again and held.held + step > memory:
             limit = memory - held.held
             with rematerialized(program, sizes, limit, parts) as again:
                 step = Lifetimes(again, sizes, parts).most_bytes()
-        return dataclasses.replace(held, gradients=gradients, step=step)
+        return dataclasses.replace(
+            held,
+            gradients=gradients,
+            step=step,
+            over_time=lifetimes.live,
+        )
 
 
 @contextlib.contextmanager
