@@ -266,7 +266,7 @@ def test_all_replacements_are_listed():
         r"\bpatches\.(shadowed|replaced|patched_while_used)\("
     )
     files = {
-        "/".join(path.parts[-2:])
+        "/".join(path.relative_to(PACKAGE).parts[-2:])
         for path in PACKAGE.rglob("*.py")
         if replaces.search(path.read_text())
     } - {"fit/keras_patches.py"}
