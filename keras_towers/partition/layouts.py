@@ -296,12 +296,19 @@ class RaggedSplits:
     Attributes:
         local: the local splits, counted from the first entry of the tower.
         unit: the unit of the entries.
+        rows: the layout of the rows.
         kind: ``row_splits``, ``row_starts`` or ``row_limits``.
     """
 
     local: Tensor
     unit: DataDependentUnit
+    rows: Sharded
     kind: str = "row_splits"
+
+    @property
+    def entries(self) -> Sharded:
+        """The layout of the entries along axis 0."""
+        return Sharded(0, self.unit)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""Integers that refer to rows: row numbers, and the splits of ragged rows.
+"""Integers that refer to rows: row numbers.
 
 A global row number is the tower's own number plus the number of rows of all
 earlier towers. An operation that moves row numbers is therefore applied twice:
@@ -9,8 +9,8 @@ tower indexes its own rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     REPLICATED,
     BelowLimit,
-    RaggedSplits,
+    DataDependentUnit,
     RowNumbers,
     Sharded,
     Value,
@@ -30,14 +30,13 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
-    NotDivided,
     asserted,
     require,
-    unless_none,
 )
 from keras_towers.partition.registry import notes, rule
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.spans import Span, spans
+from keras_towers.partition.units import Units
 
 # Moves that leave out no row number, or all.
 _WHOLE_MOVES = """
@@ -87,7 +86,7 @@ def index_value(
     return Value(rows, numbers, shape=(rows.size, rank), meaning=row_numbers)
 
 
-@rule("StringSplitV2")
+@rule("StringSplit", "StringSplitV2")
 def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     """Split each tower's texts into words."""
     builder, units, converter = node.builder, node.units, node.converter
@@ -283,72 +282,6 @@ def _arithmetic_changes(
     return {"rows": rows // by, "grain": 1 if grain % by else grain // by}
 
 
-# ---- row splits of ragged rows -----------------------------------------------
-
-
-@notes("StridedSlice")
-def _note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note the row starts or row limits among the row splits."""
-    splits = _splits(inputs[0], "row_splits")
-    begin, end, stride = [known_ints(value) for value in inputs[1:]]
-    masks = node.attr("begin_mask"), node.attr("end_mask")
-    is_end = masks == (0, 1) and begin == [1]
-    require(is_end or (masks == (1, 0) and end == [-1]))
-    require(stride == [1])
-    local_ends = [node.converter.replicate(value) for value in inputs[1:]]
-    (local,) = node.copy([splits.local, *local_ends])
-    kind = "row_limits" if is_end else "row_starts"
-    outputs[0].meaning = RaggedSplits(local, splits.unit, kind)
-    outputs[0].shape = (node.units.of_batch.size,)
-
-
-@rule("Sub")
-def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
-    units = node.units
-    last, first = _splits(ends, "row_limits"), _splits(begins, "row_starts")
-    require(last.unit is first.unit)
-    layout = Sharded(0, units.of_batch)
-    lengths = node.run_on_towers([last.local, first.local], layout)
-    # The lengths of all rows add up to the number of entries.
-    units.alias_unit(("repeated", lengths[0].local), last.unit)
-    return lengths
-
-
-@rule("RaggedTensorToTensor")
-def _ragged_to_tensor(node: Node, *inputs: Value) -> Values:
-    """Pad ragged rows to a known length."""
-    converter, of_batch = node.converter, node.units.of_batch
-    target, entries, default, *ends = inputs
-    sizes = known_ints(target)
-    # The number of rows is not given, but taken from the ends.
-    require(len(sizes) > 1 and sizes[0] == -1 and sizes[1] >= 0)
-    match node.attr("row_partition_types"):
-        case [b"ROW_SPLITS"]:
-            splits = _splits(ends[0], "row_splits")
-            layout, locals_of_ends = Sharded(0, splits.unit), [splits.local]
-        case [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
-            numbers = unless_none(ends[1].row_numbers)
-            require(numbers.row_layout == Sharded(0, of_batch))
-            require(not numbers.is_first_column)
-            require(ends[0].number == of_batch.size)
-            count = node.builder.cast(of_batch.count, node.dtype(3))
-            layout, locals_of_ends = numbers.layout, [count, numbers.local]
-        case _:
-            raise NotDivided
-    rows = converter.shard(entries, layout)
-    shape, fill = map(converter.replicate, (target, default))
-    operands = [shape, rows, fill, *locals_of_ends]
-    return node.run_on_towers(operands, Sharded(0, of_batch))
-
-
-def _splits(value: Value, kind: str) -> RaggedSplits:
-    """Return the splits of a value, if they are of this kind."""
-    require(
-        isinstance(value.meaning, RaggedSplits) and value.meaning.kind == kind
-    )
-    return cast("RaggedSplits", value.meaning)
-
-
 # ---- tf.repeat ---------------------------------------------------------------
 
 # TensorFlow computes the row of each entry of a ragged tensor by ``tf.repeat``.
@@ -382,7 +315,7 @@ def repeat_rows(node: Node) -> Value:
     require(of_lengths == layout and entries.rank == 1)
     rows = node.converter.shard(entries, layout)
     sources = _source_indices(builder, own_lengths)
-    key = "repeated", skip_reshapes(own_lengths)
+    key = key_of_lengths(own_lengths)
     unit = units.data_dependent_unit(key, builder.axis_size(sources))
     output = Sharded(0, unit)
     local = builder.op("GatherV2", [rows, sources, 0], (None,))
@@ -436,6 +369,27 @@ def _match(
         elif wanted is not None and not _match(tensor.op, wanted, parts):
             return False
     return True
+
+
+# ---- lengths of rows ---------------------------------------------------------
+
+
+def key_of_lengths(lengths: Tensor) -> Hashable:
+    """Return what identifies the unit of entries, given the rows' lengths."""
+    lengths = skip_reshapes(lengths)
+    source = lengths.operation
+    if source is not None and source.type == "Cast":
+        (before,) = source.inputs
+        if before.dtype.is_integer and lengths.dtype.is_integer:
+            return key_of_lengths(before)
+    return "repeated", lengths
+
+
+def note_lengths(units: Units, lengths: Tensor, entries: Sharded) -> None:
+    """Note that the lengths of rows add up to the number of entries."""
+    unit = entries.unit
+    if entries.rows_per_unit == 1 and isinstance(unit, DataDependentUnit):
+        units.alias_unit(key_of_lengths(lengths), unit)
 
 
 # ---- tensors of the program --------------------------------------------------

@@ -1,0 +1,313 @@
+"""Ragged rows, whose entries are those between two row splits.
+
+A row split is the number of entries before a row. A tower counts from its own
+first entry, and uses the splits of its own rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from keras_towers.partition.builder import SIZE_DTYPE, Builder
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    RaggedSplits,
+    Sharded,
+    Value,
+    Values,
+    known_ints,
+)
+from keras_towers.partition.nodes import Node
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.reasons import (
+    SHAPE,
+    NotDivided,
+    asserted,
+    require,
+    unless_none,
+)
+from keras_towers.partition.registry import notes, rule
+from keras_towers.partition.rules.row_numbers import (
+    key_of_lengths,
+    note_lengths,
+)
+from keras_towers.partition.sizes import UNKNOWN, Dimension
+from keras_towers.partition.units import Units
+
+
+def splits_value(
+    units: Units, own: Tensor, key: object, rows: Sharded
+) -> Value:
+    """Return the value of row splits of which each tower has its own.
+
+    Args:
+        units: the units of rows.
+        own: the local splits.
+        key: identifies the unit of the entries.
+        rows: the layout of the rows.
+    """
+    builder = units.builder
+    last = builder.cast(builder.op("Max", [own, [0]], ()), SIZE_DTYPE)
+    unit = units.data_dependent_unit(key, last)
+    start = builder.cast(unit.start, own.dtype)
+    limits = builder.op("AddV2", [_limits(builder, own), start], (None,))
+    limits = builder.exchange("gather", limits, 0, [rows.size])
+    whole = builder.op("ConcatV2", [[0], limits, 0], (None,))
+    splits = RaggedSplits(own, unit, rows)
+    shape = (rows.size + 1,)
+    return Value(REPLICATED, whole=whole, shape=shape, meaning=splits)
+
+
+def _limits(builder: Builder, splits: Tensor) -> Tensor:
+    """Return where rows end."""
+    return builder.op("Slice", [splits, [1], [-1]], (None,))
+
+
+def _splits(value: Value, kind: str = "row_splits") -> RaggedSplits:
+    """Return the splits of a value, if they are of this kind."""
+    require(
+        isinstance(value.meaning, RaggedSplits) and value.meaning.kind == kind
+    )
+    return cast("RaggedSplits", value.meaning)
+
+
+# ---- parts of splits, and splits from lengths --------------------------------
+
+
+@notes("StridedSlice")
+def _note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note the row starts or row limits among the row splits."""
+    splits = _splits(inputs[0])
+    begin, end, stride = [known_ints(value) for value in inputs[1:]]
+    masks = node.attr("begin_mask"), node.attr("end_mask")
+    is_end = masks == (0, 1) and begin == [1]
+    require(is_end or (masks == (1, 0) and end == [-1]))
+    require(stride == [1])
+    local_ends = [node.converter.replicate(value) for value in inputs[1:]]
+    (local,) = node.copy([splits.local, *local_ends])
+    outputs[0].meaning = dataclasses.replace(
+        splits, local=local, kind="row_limits" if is_end else "row_starts"
+    )
+    outputs[0].shape = (splits.rows.size,)
+
+
+@notes("Cast")
+def _note_splits(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note splits of another dtype."""
+    splits = inputs[0].meaning
+    if isinstance(splits, RaggedSplits) and node.output_dtype().is_integer:
+        (local,) = node.copy([splits.local])
+        outputs[0].meaning = dataclasses.replace(splits, local=local)
+
+
+@rule("Sub")
+def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
+    last, first = _splits(ends, "row_limits"), _splits(begins, "row_starts")
+    require(last.unit is first.unit)
+    lengths = node.run_on_towers([last.local, first.local], last.rows)
+    note_lengths(node.units, lengths[0].own, last.entries)
+    return lengths
+
+
+@notes("Cumsum")
+def _note_row_limits(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note that rows end where the sum of their lengths says."""
+    builder, (rows, lengths) = node.builder, inputs[0].as_rows()
+    require(inputs[0].rank == 1 and rows.blocks == 1)
+    require(node.dtype(0).is_integer)
+    require(not node.attr("reverse") and not node.attr("exclusive"))
+    local = builder.op("Cumsum", [lengths, 0], lengths.shape)
+    total = builder.cast(builder.op("Sum", [lengths, [0]], ()), SIZE_DTYPE)
+    key = key_of_lengths(lengths)
+    unit = node.units.data_dependent_unit(key, total)
+    outputs[0].meaning = RaggedSplits(local, unit, rows, "row_limits")
+
+
+@notes("ConcatV2")
+def _note_row_splits(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note row limits after the start of the first row."""
+    first, ends, *_ = inputs
+    limits = _splits(ends, "row_limits")
+    require(len(inputs) == 3 and known_ints(first) == [0])
+    operands = [node.converter.replicate(first), limits.local, 0]
+    local = node.builder.op("ConcatV2", operands, (None,))
+    outputs[0].meaning = dataclasses.replace(
+        limits, local=local, kind="row_splits"
+    )
+    outputs[0].shape = (limits.rows.size + 1,)
+
+
+@rule("Minimum")
+def _least_number(node: Node, *numbers: Value) -> Values:
+    """Of a number, and the largest of it and others, the number is the least.
+
+    So ``tf.math.bincount`` limits how many it counts.
+    """
+    require(node.shapes[0].rank == 0)
+    for value, tensor in zip(
+        numbers, reversed(node.operation.inputs), strict=True
+    ):
+        if tensor.op.type != "Maximum" or value.number is UNKNOWN:
+            continue
+        others = [node.scope.values[t.name].number for t in tensor.op.inputs]
+        if any(value.number == other for other in others):
+            known = np.array(value.number, object)
+            whole = node.units.known_tensor(known, node.output_dtype())
+            return [Value(REPLICATED, whole=unless_none(whole), known=known)]
+    raise NotDivided
+
+
+# ---- operations on ragged rows -----------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Partition:
+    """What parts entries into rows: row splits, or the row of each entry.
+
+    Attributes:
+        local: the local tensor.
+        rows: the layout of the rows.
+        entries: the layout of the entries.
+        lengths: the local lengths of the rows.
+    """
+
+    local: Tensor
+    rows: Sharded
+    entries: Sharded
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, units: Units, kind: bytes, value: Value) -> _Partition:
+        """Return a partition of a kind of TensorFlow's."""
+        builder = units.builder
+        if kind == b"ROW_SPLITS":
+            splits = _splits(value)
+            count = builder.size_vector(
+                [units.local_rows(splits.rows)], SIZE_DTYPE
+            )
+            starts = builder.op("Slice", [splits.local, [0], count], (None,))
+            ends = _limits(builder, splits.local)
+            lengths = builder.op("Sub", [ends, starts], (None,))
+            return cls(splits.local, splits.rows, splits.entries, lengths)
+        require(kind == b"VALUE_ROWIDS")
+        numbers = unless_none(value.row_numbers)
+        require(not numbers.is_first_column)
+        rows, local = numbers.row_layout, numbers.local
+        size = builder.cast(units.local_rows(rows), local.dtype)
+        none = builder.constant([], local.dtype)
+        lengths = builder.op("DenseBincount", [local, size, none], (None,))
+        return cls(local, rows, numbers.layout, lengths)
+
+
+@rule("RaggedTensorToTensor")
+def _pad(
+    node: Node, target: Value, entries: Value, default: Value, *ends: Value
+) -> Values:
+    """Pad ragged rows to a given length, or to the longest of all towers."""
+    builder, units, converter = node.builder, node.units, node.converter
+    kinds, of_ends = list(node.attr("row_partition_types")), list(ends)
+    first: list[Tensor] = []
+    if kinds[0] == b"FIRST_DIM_SIZE":
+        kinds, number, of_ends = kinds[1:], ends[0], of_ends[1:]
+    parts = [
+        _Partition.of(units, kind, end)
+        for kind, end in zip(kinds, of_ends, strict=True)
+    ]
+    rows, layout = parts[0].rows, parts[-1].entries
+    for outer, inner in zip(parts, parts[1:], strict=False):
+        require(outer.entries == inner.rows)
+    if len(parts) < len(ends):
+        require(number.number == rows.size)
+        count = builder.cast(units.local_rows(rows), node.dtype(3))
+        first = [count]
+    rank = unless_none(node.shapes[0].rank, SHAPE)
+    sizes: list[Any] = target.entries if target.rank else [-1] * rank
+    require(sizes[0] in (-1, rows.size) and UNKNOWN not in sizes, SHAPE)
+    lengths = sizes[1 : len(parts) + 1]
+    longest = [
+        part.lengths
+        for part, length in zip(parts, lengths, strict=True)
+        if length == -1
+    ]
+    if longest:
+        found = iter(_longest(node, longest))
+        lengths = [next(found) if n == -1 else n for n in lengths]
+    inner = sizes[len(parts) + 1 :]
+    own = [
+        -1 if size == -1 else unless_none(units.global_size(size), SHAPE)
+        for size in (-1, *lengths, *inner)
+    ]
+    operands = [
+        builder.size_vector(own, node.dtype(0)),
+        converter.shard(entries, layout),
+        converter.replicate(default),
+        *first,
+        *[part.local for part in parts],
+    ]
+    of_entries = entries.sizes[1:] if -1 in inner else inner
+    shape = [rows.size, *lengths, *of_entries]
+    return node.run_on_towers(operands, rows, shapes=[shape])
+
+
+def _longest(node: Node, lengths: Sequence[Tensor]) -> list[Dimension]:
+    """Return the length of the longest row, by one exchange for all axes."""
+    builder = node.builder
+    most = [builder.op("Max", [each, [0]], ()) for each in lengths]
+    most = [builder.cast(each, SIZE_DTYPE) for each in most]
+    # Without rows, none is the longest.
+    most = [builder.op("Maximum", [each, 0], ()) for each in most]
+    own = builder.size_vector(most, SIZE_DTYPE)
+    shared = node.converter.reduce_over_towers("Max", own, own.shape)
+    whole = asserted(shared.whole)
+    return [
+        node.units.new_size(builder.vector_entry(whole, index))
+        for index, _ in enumerate(lengths)
+    ]
+
+
+@rule("RaggedBincount")
+def _count_in_rows(
+    node: Node, ends: Value, entries: Value, size: Value, weights: Value
+) -> Values:
+    """Count in each row how often it has each number."""
+    splits, converter = _splits(ends), node.converter
+    is_weighted = weights.shape != (0,)
+    operands = [
+        splits.local,
+        converter.shard(entries, splits.entries),
+        converter.replicate(size),
+        converter.shard(weights, splits.entries)
+        if is_weighted
+        else converter.replicate(weights),
+    ]
+    shape = [splits.rows.size, size.number]
+    return node.run_on_towers(operands, splits.rows, shapes=[shape])
+
+
+@rule("StringNGrams")
+def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
+    """Join neighbours among the words of each row."""
+    splits = _splits(ends)
+    own = node.converter.shard(texts, splits.entries)
+    found, limits = node.copy([own, splits.local])
+    after = splits_value(node.units, limits, ("parts", found), splits.rows)
+    return [_entries(found, after), after]
+
+
+@rule("UnicodeDecode", "UnicodeDecodeWithOffsets")
+def _decode_texts(node: Node, texts: Value) -> Values:
+    """Decode each tower's texts."""
+    rows, own = texts.as_rows()
+    limits, *found = node.copy([own])
+    splits = splits_value(node.units, limits, ("parts", limits), rows)
+    return [splits, *[_entries(part, splits) for part in found]]
+
+
+def _entries(own: Tensor, splits: Value) -> Value:
+    """Return the entries of the rows that splits are of."""
+    layout = _splits(splits).entries
+    return Value(layout, own, shape=(layout.size,))
