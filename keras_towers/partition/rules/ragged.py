@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
+import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.layouts import (
     REPLICATED,
+    DataDependentUnit,
     RaggedSplits,
+    RowNumbers,
     Sharded,
     Value,
     Values,
@@ -34,6 +37,7 @@ from keras_towers.partition.registry import notes, rule
 from keras_towers.partition.rules.row_numbers import (
     key_of_lengths,
     note_lengths,
+    skip_reshapes,
 )
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
@@ -57,7 +61,7 @@ def splits_value(
     limits = builder.op("AddV2", [_limits(builder, own), start], (None,))
     limits = builder.exchange("gather", limits, 0, [rows.size])
     whole = builder.op("ConcatV2", [[0], limits, 0], (None,))
-    splits = RaggedSplits(own, unit, rows)
+    splits = RaggedSplits(own, Sharded(0, unit), rows)
     shape = (rows.size + 1,)
     return Value(REPLICATED, whole=whole, shape=shape, meaning=splits)
 
@@ -107,10 +111,65 @@ def _note_splits(node: Node, inputs: Values, outputs: Values) -> None:
 @rule("Sub")
 def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
     last, first = _splits(ends, "row_limits"), _splits(begins, "row_starts")
-    require(last.unit is first.unit)
+    require(last.entries == first.entries)
     lengths = node.run_on_towers([last.local, first.local], last.rows)
     note_lengths(node.units, lengths[0].own, last.entries)
     return lengths
+
+
+@notes("Sum", "UnsortedSegmentSum")
+def _note_lengths(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note that what a mask has in each row adds up to what it leaves."""
+    rows, lengths = outputs[0].as_rows()
+    require(node.shapes[0].rank == 1 and rows.blocks == 1)
+    require(node.type == "Sum" or inputs[1].row_numbers)
+    layout, own = _mask_counted_by(node).as_rows()
+    require(not layout.axis and layout.blocks == 1)
+    unit = _unit_of_lengths(node.units, lengths)
+    node.units.alias_unit(skip_reshapes(own), unit)
+
+
+def _mask_counted_by(node: Node) -> Value:
+    """Return the mask of which an operation adds up the entries."""
+    cast_to_numbers = node.operation.inputs[0].op
+    require(cast_to_numbers.type == "Cast")
+    (mask,) = cast_to_numbers.inputs
+    require(mask.dtype.is_bool and node.dtype(0).is_integer)
+    if mask.op.type == "NotEqual" and mask.op.inputs[0].dtype.is_bool:
+        mask, other = mask.op.inputs
+        require(tf.get_static_value(other) is not None)
+        require(not tf.get_static_value(other).any())
+    return node.scope.values[mask.name]
+
+
+@notes("Less")
+def _note_sequence_mask(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note that a mask leaves as many entries of each row as lengths say."""
+    values, (numbers, ends) = node.scope.values, node.operation.inputs
+    while ends.op.type in ("Cast", "ExpandDims"):
+        ends = ends.op.inputs[0]
+    # Lengths that are at least 0, and at most the length of the mask.
+    operations = [numbers.op, ends.op, ends.op.inputs[0].op]
+    types = [operation.type for operation in operations]
+    require(types == ["Range", "Maximum", "Minimum"])
+    start, size, step, _, least, _, most = (
+        values[t.name].number for o in operations for t in o.inputs
+    )
+    require((start, step, least) == (0, 1, 0) and size == most)
+    layout, lengths = values[ends.name].as_rows()
+    require(layout == Sharded(0, layout.unit) and outputs[0].rank == 2)
+    mask_layout, mask = outputs[0].as_rows()
+    require(mask_layout == layout and values[ends.name].rank == 1)
+    unit = _unit_of_lengths(node.units, lengths)
+    node.units.alias_unit(skip_reshapes(mask), unit)
+
+
+def _unit_of_lengths(units: Units, lengths: Tensor) -> DataDependentUnit:
+    """Return the unit of the entries of rows with these lengths."""
+    total = units.builder.op("Sum", [lengths, [0]], ())
+    return units.data_dependent_unit(
+        key_of_lengths(lengths), units.builder.cast(total, SIZE_DTYPE)
+    )
 
 
 @notes("Cumsum")
@@ -121,10 +180,8 @@ def _note_row_limits(node: Node, inputs: Values, outputs: Values) -> None:
     require(node.dtype(0).is_integer)
     require(not node.attr("reverse") and not node.attr("exclusive"))
     local = builder.op("Cumsum", [lengths, 0], lengths.shape)
-    total = builder.cast(builder.op("Sum", [lengths, [0]], ()), SIZE_DTYPE)
-    key = key_of_lengths(lengths)
-    unit = node.units.data_dependent_unit(key, total)
-    outputs[0].meaning = RaggedSplits(local, unit, rows, "row_limits")
+    entries = Sharded(0, _unit_of_lengths(node.units, lengths))
+    outputs[0].meaning = RaggedSplits(local, entries, rows, "row_limits")
 
 
 @notes("ConcatV2")
@@ -139,6 +196,65 @@ def _note_row_splits(node: Node, inputs: Values, outputs: Values) -> None:
         limits, local=local, kind="row_splits"
     )
     outputs[0].shape = (limits.rows.size + 1,)
+
+
+@notes("Range")
+def _note_even_splits(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note a range over rows, and one more: each row has one entry."""
+    first, last, step = (value.number for value in inputs)
+    rows = node.units.find_rows(0, last - 1)
+    if first != 0 or step != 1 or rows is None or outputs[0].meaning:
+        return
+    dtype = node.output_dtype()
+    count = node.builder.cast(node.units.local_rows(rows), dtype)
+    end = node.builder.op("AddV2", [count, 1], ())
+    local = node.builder.op("Range", [0, end, 1], (None,))
+    outputs[0].meaning = RaggedSplits(local, rows, rows)
+    outputs[0].shape = (last,)
+
+
+@notes("Mul")
+def _note_scaled_splits(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note splits of rows that each have as many times more entries."""
+    splits = _splits(inputs[0])
+    (by,) = known_ints(inputs[1])
+    entries = splits.entries
+    require(entries == splits.rows and by >= 1)
+    local = node.builder.op("Mul", [splits.local, by], (None,))
+    outputs[0].meaning = dataclasses.replace(
+        splits,
+        local=local,
+        entries=dataclasses.replace(entries, rows=entries.rows * by),
+    )
+
+
+@notes("AddV2", "Sub", "Minimum", "Maximum")
+def _note_places(node: Node, *values: Values) -> None:
+    """Note places in rows, such as where the first entries of each row end."""
+    inputs, (output, *_) = values
+    a, b = (value.meaning for value in inputs)
+    if isinstance(a, RaggedSplits) and isinstance(b, RaggedSplits):
+        require(a.entries == b.entries and a.rows == b.rows)
+        require("row_splits" not in (a.kind, b.kind))
+        require(node.type in ("Minimum", "Maximum"))
+        is_least, second = node.type == "Minimum", b.local
+        either = a.is_after or b.is_after, a.is_before or b.is_before
+        both = a.is_after and b.is_after, a.is_before and b.is_before
+        is_after, is_before = both[0], either[1]
+        if not is_least:
+            is_after, is_before = either[0], both[1]
+    else:
+        require(isinstance(a, RaggedSplits) and a.kind != "row_splits")
+        require(node.type in ("AddV2", "Sub"))
+        (by,) = known_ints(inputs[1])
+        second = node.converter.replicate(inputs[1])
+        by = by if node.type == "AddV2" else -by
+        is_after, is_before = a.is_after and by >= 0, a.is_before and by <= 0
+    (local,) = node.copy([a.local, second])
+    output.meaning = dataclasses.replace(
+        a, local=local, kind="", is_after=is_after, is_before=is_before
+    )
+    output.shape = (a.rows.size,)
 
 
 @rule("Minimum")
@@ -296,6 +412,45 @@ def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     found, limits = node.copy([own, splits.local])
     after = splits_value(node.units, limits, ("parts", found), splits.rows)
     return [_entries(found, after), after]
+
+
+@rule("RaggedRange")
+def _places_in_rows(
+    node: Node, starts: Value, limits: Value, steps: Value
+) -> Values:
+    """Number the entries of each row from one place to another."""
+    builder, step = node.builder, steps.number
+    first, last = (_places(value) for value in (starts, limits))
+    require(first.entries == last.entries and first.rows == last.rows)
+    require(isinstance(step, int) and step > 0)
+    operands = [first.local, last.local, node.converter.replicate(steps)]
+    ends, own = node.copy(operands)
+    splits = splits_value(node.units, ends, ("parts", own), first.rows)
+    places, entries = _entries(own, splits), first.entries
+    start = builder.scaled_size(entries.rows, entries.unit.start)
+    local = builder.op("AddV2", [own, builder.cast(start, own.dtype)], (None,))
+    numbers = RowNumbers(own, _splits(splits).entries, entries.unit)
+    places.local = local
+    places.meaning = dataclasses.replace(numbers, rows=entries.rows)
+    return [splits, places]
+
+
+def _places(value: Value) -> RaggedSplits:
+    """Return places of rows, of which none is outside of its row."""
+    places = value.meaning
+    require(isinstance(places, RaggedSplits) and places.kind != "row_splits")
+    places = cast("RaggedSplits", places)
+    require(places.is_after and places.is_before)
+    return places
+
+
+@rule("UnicodeEncode")
+def _encode_texts(node: Node, codes: Value, ends: Value) -> Values:
+    """Join the characters of each row."""
+    splits = _splits(ends)
+    operands = [node.converter.shard(codes, splits.entries), splits.local]
+    shape = [splits.rows.size]
+    return node.run_on_towers(operands, splits.rows, shapes=[shape])
 
 
 @rule("UnicodeDecode", "UnicodeDecodeWithOffsets")

@@ -32,9 +32,10 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
     asserted,
     require,
+    unless_none,
 )
 from keras_towers.partition.registry import notes, rule
-from keras_towers.partition.sizes import UNKNOWN, Dimension
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
 from keras_towers.partition.units import Units
 
@@ -89,27 +90,53 @@ def index_value(
 @rule("StringSplit", "StringSplitV2")
 def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     """Split each tower's texts into words."""
-    builder, units, converter = node.builder, node.units, node.converter
-    layout, local = texts.as_rows()
+    layout, own = texts.as_rows()
+    found = node.copy([own, node.converter.replicate(separator)])
+    return _sparse_rows(node, layout, found)
+
+
+@rule("SparseCross")
+def _cross_features(node: Node, *inputs: Value) -> Values:
+    """Cross the features of each example; none of them is sparse."""
+    require(not node.attr("N"))
+    rows = [value for value in inputs if value.rank == 2]
+    layout = unless_none(rows[0].sharded)
+    operands = [
+        node.converter.shard(value, layout)
+        if value in rows
+        else node.converter.replicate(value)
+        for value in inputs
+    ]
+    return _sparse_rows(node, layout, node.copy(operands))
+
+
+def _sparse_rows(
+    node: Node, layout: Sharded, found: Sequence[Tensor]
+) -> Values:
+    """Return a sparse tensor of what towers have found in their rows.
+
+    Args:
+        node: finds it.
+        layout: the layout of the rows, along axis 0.
+        found: the local indices, entries and shape.
+    """
+    builder, units = node.builder, node.units
     require(layout == Sharded(0, layout.unit, rows=layout.rows))
-    indices, words, size = node.copy([local, converter.replicate(separator)])
-    unit = units.data_dependent_unit(("words", local), builder.axis_size(words))
+    indices, entries, size = found
+    unit = units.data_dependent_unit(
+        ("found", entries), builder.axis_size(entries)
+    )
     rows = Sharded(0, unit)
-    most = converter.reduce_over_towers(
+    most = node.converter.reduce_over_towers(
         "Max", builder.vector_entry(size, 1), ()
     )
-    whole = builder.size_vector(
-        [asserted(units.global_size(layout.size)), asserted(most.whole)],
-        node.output_dtype(2),
-    )
+    length = units.new_size(asserted(most.whole))
+    known = np.array([layout.size, length], object)
+    whole = units.known_tensor(known, node.output_dtype(2))
     return [
         index_value(builder, indices, rows, layout, rank=2),
-        Value(rows, words, shape=(rows.size,)),
-        Value(
-            REPLICATED,
-            whole=whole,
-            known=np.array([layout.size, UNKNOWN], object),
-        ),
+        Value(rows, entries, shape=(rows.size,)),
+        Value(REPLICATED, whole=asserted(whole), known=known),
     ]
 
 
