@@ -36,6 +36,7 @@ from keras_towers.partition.reasons import (
 from keras_towers.partition.registry import notes, rule
 from keras_towers.partition.rules.row_numbers import (
     key_of_lengths,
+    matches,
     note_lengths,
     skip_reshapes,
 )
@@ -79,6 +80,11 @@ def _splits(value: Value, kind: str = "row_splits") -> RaggedSplits:
     return cast("RaggedSplits", value.meaning)
 
 
+def _copy_on_towers(node: Node, operands: Sequence[Tensor]) -> list[Tensor]:
+    """Add an operation on vectors, whose lengths on towers are their own."""
+    return node.copy(operands, [tf.TensorShape([None])] * node.num_outputs)
+
+
 # ---- parts of splits, and splits from lengths --------------------------------
 
 
@@ -92,7 +98,7 @@ def _note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
     require(is_end or (masks == (1, 0) and end == [-1]))
     require(stride == [1])
     local_ends = [node.converter.replicate(value) for value in inputs[1:]]
-    (local,) = node.copy([splits.local, *local_ends])
+    (local,) = _copy_on_towers(node, [splits.local, *local_ends])
     outputs[0].meaning = dataclasses.replace(
         splits, local=local, kind="row_limits" if is_end else "row_starts"
     )
@@ -104,7 +110,7 @@ def _note_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note splits of another dtype."""
     splits = inputs[0].meaning
     if isinstance(splits, RaggedSplits) and node.output_dtype().is_integer:
-        (local,) = node.copy([splits.local])
+        (local,) = _copy_on_towers(node, [splits.local])
         outputs[0].meaning = dataclasses.replace(splits, local=local)
 
 
@@ -142,24 +148,24 @@ def _mask_counted_by(node: Node) -> Value:
     return node.scope.values[mask.name]
 
 
+# A mask of a sequence, as long as the largest length that there may be.
+_NUMBERS = ("Range", 0, "most", 1)
+_LENGTHS = ("Maximum", ("Minimum", None, "most"), 0)
+
+
 @notes("Less")
 def _note_sequence_mask(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that a mask leaves as many entries of each row as lengths say."""
-    values, (numbers, ends) = node.scope.values, node.operation.inputs
+    parts: dict[str, tf.Tensor] = {}
+    numbers, ends = node.operation.inputs
     while ends.op.type in ("Cast", "ExpandDims"):
         ends = ends.op.inputs[0]
-    # Lengths that are at least 0, and at most the length of the mask.
-    operations = [numbers.op, ends.op, ends.op.inputs[0].op]
-    types = [operation.type for operation in operations]
-    require(types == ["Range", "Maximum", "Minimum"])
-    start, size, step, _, least, _, most = (
-        values[t.name].number for o in operations for t in o.inputs
-    )
-    require((start, step, least) == (0, 1, 0) and size == most)
-    layout, lengths = values[ends.name].as_rows()
-    require(layout == Sharded(0, layout.unit) and outputs[0].rank == 2)
-    mask_layout, mask = outputs[0].as_rows()
-    require(mask_layout == layout and values[ends.name].rank == 1)
+    require(matches(numbers.op, _NUMBERS, parts))
+    require(matches(ends.op, _LENGTHS, parts))
+    value = node.scope.values[ends.name]
+    (layout, lengths), (of_mask, mask) = value.as_rows(), outputs[0].as_rows()
+    require(layout == of_mask == Sharded(0, layout.unit))
+    require(value.rank == 1 and node.shapes[0].rank == 2)
     unit = _unit_of_lengths(node.units, lengths)
     node.units.alias_unit(skip_reshapes(mask), unit)
 
@@ -250,7 +256,7 @@ def _note_places(node: Node, *values: Values) -> None:
         second = node.converter.replicate(inputs[1])
         by = by if node.type == "AddV2" else -by
         is_after, is_before = a.is_after and by >= 0, a.is_before and by <= 0
-    (local,) = node.copy([a.local, second])
+    (local,) = _copy_on_towers(node, [a.local, second])
     output.meaning = dataclasses.replace(
         a, local=local, kind="", is_after=is_after, is_before=is_before
     )
@@ -409,7 +415,7 @@ def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     """Join neighbours among the words of each row."""
     splits = _splits(ends)
     own = node.converter.shard(texts, splits.entries)
-    found, limits = node.copy([own, splits.local])
+    found, limits = _copy_on_towers(node, [own, splits.local])
     after = splits_value(node.units, limits, ("parts", found), splits.rows)
     return [_entries(found, after), after]
 
@@ -424,7 +430,7 @@ def _places_in_rows(
     require(first.entries == last.entries and first.rows == last.rows)
     require(isinstance(step, int) and step > 0)
     operands = [first.local, last.local, node.converter.replicate(steps)]
-    ends, own = node.copy(operands)
+    ends, own = _copy_on_towers(node, operands)
     splits = splits_value(node.units, ends, ("parts", own), first.rows)
     places, entries = _entries(own, splits), first.entries
     start = builder.scaled_size(entries.rows, entries.unit.start)
@@ -457,7 +463,7 @@ def _encode_texts(node: Node, codes: Value, ends: Value) -> Values:
 def _decode_texts(node: Node, texts: Value) -> Values:
     """Decode each tower's texts."""
     rows, own = texts.as_rows()
-    limits, *found = node.copy([own])
+    limits, *found = _copy_on_towers(node, [own])
     splits = splits_value(node.units, limits, ("parts", limits), rows)
     return [splits, *[_entries(part, splits) for part in found]]
 

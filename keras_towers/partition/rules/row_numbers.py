@@ -91,8 +91,8 @@ def index_value(
 def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     """Split each tower's texts into words."""
     layout, own = texts.as_rows()
-    found = node.copy([own, node.converter.replicate(separator)])
-    return _sparse_rows(node, layout, found)
+    operands = [own, node.converter.replicate(separator)]
+    return _sparse_rows(node, layout, operands)
 
 
 @rule("SparseCross")
@@ -107,22 +107,23 @@ def _cross_features(node: Node, *inputs: Value) -> Values:
         else node.converter.replicate(value)
         for value in inputs
     ]
-    return _sparse_rows(node, layout, node.copy(operands))
+    return _sparse_rows(node, layout, operands)
 
 
 def _sparse_rows(
-    node: Node, layout: Sharded, found: Sequence[Tensor]
+    node: Node, layout: Sharded, operands: Sequence[Tensor]
 ) -> Values:
-    """Return a sparse tensor of what towers have found in their rows.
+    """Return a sparse tensor of what towers find in their rows.
 
     Args:
         node: finds it.
         layout: the layout of the rows, along axis 0.
-        found: the local indices, entries and shape.
+        operands: the local inputs.
     """
     builder, units = node.builder, node.units
     require(layout == Sharded(0, layout.unit, rows=layout.rows))
-    indices, entries, size = found
+    shapes = [tf.TensorShape(sizes) for sizes in ([None, 2], [None], [2])]
+    indices, entries, size = node.copy(operands, shapes)
     unit = units.data_dependent_unit(
         ("found", entries), builder.axis_size(entries)
     )
@@ -371,14 +372,14 @@ def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
     """Return the tensors of ``tf.repeat`` by the names in the patterns."""
     parts: dict[str, tf.Tensor] = {}
     require(node.shapes[0].rank == 1)
-    require(_match(node.operation, _REPEAT, parts))
+    require(matches(node.operation, _REPEAT, parts))
     for name, pattern in (("most", _MOST), ("all_lengths", _LENGTHS)):
-        require(_match(parts[name].op, pattern, parts))
+        require(matches(parts[name].op, pattern, parts))
     require(parts["lengths"].dtype in (tf.int32, tf.int64))
     return parts
 
 
-def _match(
+def matches(
     operation: tf.Operation, pattern: Sequence, parts: dict[str, tf.Tensor]
 ) -> bool:
     """Whether an operation matches a pattern; bind the names in it."""
@@ -393,7 +394,7 @@ def _match(
             known = tf.get_static_value(tensor)
             if known is None or known.ravel().tolist() != [wanted]:
                 return False
-        elif wanted is not None and not _match(tensor.op, wanted, parts):
+        elif wanted is not None and not matches(tensor.op, wanted, parts):
             return False
     return True
 
