@@ -26,6 +26,7 @@ from keras_towers.partition.layouts import (
     ListOf,
     Mirrored,
     Shape,
+    Sharded,
     Value,
     Values,
     replicated,
@@ -150,10 +151,22 @@ def _hand_back(node: Node, inputs: Values, outputs: Values) -> None:
             continue
         with contextlib.suppress(NotDivided):
             require(value.known is None and value.whole.handle is None)
-            require(any(isinstance(size, Size) for size in value.sizes))
-            layout = node.units.find_row_axis(value.sizes)
+            layout = _rows_among(node, value.sizes, rows)
             value.local = node.converter.shard(value, layout)
             value.layout = layout
+
+
+def _rows_among(node: Node, sizes: Shape, rows: Sequence[Sharded]) -> Sharded:
+    """Return the layout of an axis that has rows, preferably as an input does.
+
+    Raises:
+        NotDivided: there is none, or it may be one of several.
+    """
+    for layout in rows:
+        if sizes[layout.axis : layout.axis + 1] == (layout.size,):
+            return layout
+    require(any(isinstance(size, Size) for size in sizes))
+    return node.units.find_row_axis(sizes)
 
 
 def _divided(node: Node, inputs: Values) -> Values:

@@ -7,6 +7,7 @@ first entry, and uses the splits of its own rows.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from keras_towers.partition.layouts import (
     DataDependentUnit,
     RaggedSplits,
     RowNumbers,
+    Shape,
     Sharded,
     Value,
     Values,
@@ -33,7 +35,7 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.registry import notes, rule
+from keras_towers.partition.registry import notes, rule, shape_of
 from keras_towers.partition.rules.row_numbers import (
     key_of_lengths,
     matches,
@@ -140,7 +142,8 @@ def _mask_counted_by(node: Node) -> Value:
     cast_to_numbers = node.operation.inputs[0].op
     require(cast_to_numbers.type == "Cast")
     (mask,) = cast_to_numbers.inputs
-    require(mask.dtype.is_bool and node.dtype(0).is_integer)
+    dtype = node.dtype(0)
+    require(mask.dtype.is_bool and dtype.is_integer and dtype.size >= 4)
     if mask.op.type == "NotEqual" and mask.op.inputs[0].dtype.is_bool:
         mask, other = mask.op.inputs
         require(tf.get_static_value(other) is not None)
@@ -172,7 +175,9 @@ def _note_sequence_mask(node: Node, inputs: Values, outputs: Values) -> None:
 
 def _unit_of_lengths(units: Units, lengths: Tensor) -> DataDependentUnit:
     """Return the unit of the entries of rows with these lengths."""
-    total = units.builder.op("Sum", [lengths, [0]], ())
+    # Nothing is repeated less than 0 times.
+    counts = units.builder.op("Maximum", [lengths, 0], lengths.shape)
+    total = units.builder.op("Sum", [counts, [0]], ())
     return units.data_dependent_unit(
         key_of_lengths(lengths), units.builder.cast(total, SIZE_DTYPE)
     )
@@ -196,7 +201,7 @@ def _note_row_splits(node: Node, inputs: Values, outputs: Values) -> None:
     first, ends, *_ = inputs
     limits = _splits(ends, "row_limits")
     require(len(inputs) == 3 and known_ints(first) == [0])
-    operands = [node.converter.replicate(first), limits.local, 0]
+    operands: list[Any] = [node.converter.replicate(first), limits.local, 0]
     local = node.builder.op("ConcatV2", operands, (None,))
     outputs[0].meaning = dataclasses.replace(
         limits, local=local, kind="row_splits"
@@ -235,32 +240,37 @@ def _note_scaled_splits(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 @notes("AddV2", "Sub", "Minimum", "Maximum")
-def _note_places(node: Node, *values: Values) -> None:
+def _note_places(node: Node, inputs: Values, outputs: Values) -> None:
     """Note places in rows, such as where the first entries of each row end."""
-    inputs, (output, *_) = values
-    a, b = (value.meaning for value in inputs)
-    if isinstance(a, RaggedSplits) and isinstance(b, RaggedSplits):
-        require(a.entries == b.entries and a.rows == b.rows)
-        require("row_splits" not in (a.kind, b.kind))
-        require(node.type in ("Minimum", "Maximum"))
-        is_least, second = node.type == "Minimum", b.local
-        either = a.is_after or b.is_after, a.is_before or b.is_before
-        both = a.is_after and b.is_after, a.is_before and b.is_before
-        is_after, is_before = both[0], either[1]
-        if not is_least:
-            is_after, is_before = either[0], both[1]
-    else:
-        require(isinstance(a, RaggedSplits) and a.kind != "row_splits")
-        require(node.type in ("AddV2", "Sub"))
-        (by,) = known_ints(inputs[1])
-        second = node.converter.replicate(inputs[1])
+    place, second = _place(inputs[0]), inputs[1]
+    is_after, is_before = place.is_after, place.is_before
+    if node.type in ("AddV2", "Sub"):
+        (by,) = known_ints(second)
         by = by if node.type == "AddV2" else -by
-        is_after, is_before = a.is_after and by >= 0, a.is_before and by <= 0
-    (local,) = _copy_on_towers(node, [a.local, second])
-    output.meaning = dataclasses.replace(
-        a, local=local, kind="", is_after=is_after, is_before=is_before
+        is_after, is_before = is_after and by >= 0, is_before and by <= 0
+        operand = node.converter.replicate(second)
+    else:
+        other = _place(second)
+        require(place.entries == other.entries and place.rows == other.rows)
+        # The lesser of two places is before the end if one of them is.
+        of_starts, of_ends = all, any
+        if node.type == "Maximum":
+            of_starts, of_ends = any, all
+        is_after = of_starts((is_after, other.is_after))
+        is_before = of_ends((is_before, other.is_before))
+        operand = other.local
+    (local,) = _copy_on_towers(node, [place.local, operand])
+    outputs[0].meaning = dataclasses.replace(
+        place, local=local, kind="", is_after=is_after, is_before=is_before
     )
-    output.shape = (a.rows.size,)
+    outputs[0].shape = (place.rows.size,)
+
+
+def _place(value: Value) -> RaggedSplits:
+    """Return a place for each row, such as its start."""
+    place = value.meaning
+    require(isinstance(place, RaggedSplits) and place.kind != "row_splits")
+    return cast("RaggedSplits", place)
 
 
 @rule("Minimum")
@@ -269,7 +279,7 @@ def _least_number(node: Node, *numbers: Value) -> Values:
 
     So ``tf.math.bincount`` limits how many it counts.
     """
-    require(node.shapes[0].rank == 0)
+    require(node.shapes[0].rank == 0 and node.dtype(0).is_integer)
     for value, tensor in zip(
         numbers, reversed(node.operation.inputs), strict=True
     ):
@@ -331,21 +341,19 @@ def _pad(
 ) -> Values:
     """Pad ragged rows to a given length, or to the longest of all towers."""
     builder, units, converter = node.builder, node.units, node.converter
-    kinds, of_ends = list(node.attr("row_partition_types")), list(ends)
-    first: list[Tensor] = []
-    if kinds[0] == b"FIRST_DIM_SIZE":
-        kinds, number, of_ends = kinds[1:], ends[0], of_ends[1:]
+    kinds = node.attr("row_partition_types")
+    of_kinds = list(zip(kinds, ends, strict=True))
+    has_number = kinds[0] == b"FIRST_DIM_SIZE"
     parts = [
         _Partition.of(units, kind, end)
-        for kind, end in zip(kinds, of_ends, strict=True)
+        for kind, end in (of_kinds[1:] if has_number else of_kinds)
     ]
-    rows, layout = parts[0].rows, parts[-1].entries
-    for outer, inner in zip(parts, parts[1:], strict=False):
+    rows, layout, counts = parts[0].rows, parts[-1].entries, []
+    for outer, inner in itertools.pairwise(parts):
         require(outer.entries == inner.rows)
-    if len(parts) < len(ends):
-        require(number.number == rows.size)
-        count = builder.cast(units.local_rows(rows), node.dtype(3))
-        first = [count]
+    if has_number:
+        require(ends[0].number == rows.size)
+        counts = [builder.cast(units.local_rows(rows), node.dtype(3))]
     rank = unless_none(node.shapes[0].rank, SHAPE)
     sizes: list[Any] = target.entries if target.rank else [-1] * rank
     require(sizes[0] in (-1, rows.size) and UNKNOWN not in sizes, SHAPE)
@@ -358,21 +366,32 @@ def _pad(
     if longest:
         found = iter(_longest(node, longest))
         lengths = [next(found) if n == -1 else n for n in lengths]
-    inner = sizes[len(parts) + 1 :]
+    trailing = sizes[len(parts) + 1 :]
     own = [
         -1 if size == -1 else unless_none(units.global_size(size), SHAPE)
-        for size in (-1, *lengths, *inner)
+        for size in (-1, *lengths, *trailing)
     ]
     operands = [
         builder.size_vector(own, node.dtype(0)),
         converter.shard(entries, layout),
         converter.replicate(default),
-        *first,
+        *counts,
         *[part.local for part in parts],
     ]
-    of_entries = entries.sizes[1:] if -1 in inner else inner
-    shape = [rows.size, *lengths, *of_entries]
+    if -1 in trailing:
+        trailing = list(entries.sizes[1:])
+    shape = [rows.size, *lengths, *trailing]
     return node.run_on_towers(operands, rows, shapes=[shape])
+
+
+@shape_of("RaggedTensorToTensor")
+def _padded_shape(node: Node, target: Value, *rest: Value) -> Shape:
+    _, _, first, *_ = rest
+    has_number = node.attr("row_partition_types")[0] == b"FIRST_DIM_SIZE"
+    rows = first.number if has_number else first.sizes[0] - 1
+    given = target.entries[0] if target.rank else -1
+    others = unless_none(node.shapes[0].rank, SHAPE) - 1
+    return (rows if given == -1 else given, *[UNKNOWN] * others)
 
 
 def _longest(node: Node, lengths: Sequence[Tensor]) -> list[Dimension]:
@@ -426,8 +445,10 @@ def _places_in_rows(
 ) -> Values:
     """Number the entries of each row from one place to another."""
     builder, step = node.builder, steps.number
-    first, last = (_places(value) for value in (starts, limits))
+    first, last = _place(starts), _place(limits)
     require(first.entries == last.entries and first.rows == last.rows)
+    # Of other rows a tower may have no entries.
+    require(all(p.is_after and p.is_before for p in (first, last)))
     require(isinstance(step, int) and step > 0)
     operands = [first.local, last.local, node.converter.replicate(steps)]
     ends, own = _copy_on_towers(node, operands)
@@ -439,15 +460,6 @@ def _places_in_rows(
     places.local = local
     places.meaning = dataclasses.replace(numbers, rows=entries.rows)
     return [splits, places]
-
-
-def _places(value: Value) -> RaggedSplits:
-    """Return places of rows, of which none is outside of its row."""
-    places = value.meaning
-    require(isinstance(places, RaggedSplits) and places.kind != "row_splits")
-    places = cast("RaggedSplits", places)
-    require(places.is_after and places.is_before)
-    return places
 
 
 @rule("UnicodeEncode")
