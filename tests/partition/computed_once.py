@@ -41,8 +41,6 @@ ONCE = {
     "ContrastLimitedAdaptiveHistogramEqualization": (
         "4 StatelessRandomGammaV3, 3 StridedSlice, 2 TopKV2"
     ),
-    "Embedding": "ConcatV2, SparseCross",
-    "RandomZoom": "ConcatV2, RaggedTensorToTensor, Slice",
 }
 
 
