@@ -115,9 +115,11 @@ TEARDOWN_S = 10.0
 ABANDON_S = 10.0
 #: Longest answer of the store to a request that needs no waiting.
 STORE_ANSWER_S = 5.0
-#: For the store to hold a request for a missing value, until the rank asks
-#: again.
+#: For the store to hold a request of a rank that meets others for a missing
+#: value, until the rank asks again.
 HOLD_S = 4.0
+#: The same, of a rank that listens for what may never be written.
+LISTEN_S = 30.0
 #: For the rest of a request to the store to arrive.
 REQUEST_S = 3
 #: For ssh to connect to a host.

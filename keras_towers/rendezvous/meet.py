@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,14 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, network, rank_environment, watch
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.liveness import (
-    ANSWERED,
-    Liveness,
-    TaskState,
-    wait_loop,
+from keras_towers.rendezvous.liveness import Heartbeats, TaskState, wait_loop
+from keras_towers.rendezvous.store import (
+    HEARTBEAT,
+    Endpoint,
+    FileStore,
+    Missing,
+    StoreClient,
 )
-from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.settings import (
     ENV_RENDEZVOUS,
@@ -59,13 +60,10 @@ from keras_towers.settings import (
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-INTRODUCTION = "introduction"
-"""Followed by a rank, the key under which the rank introduces itself."""
+INTRODUCTIONS = "introductions"
+"""The key of what all ranks say of themselves."""
 PLACEMENT = "placement"
 """Followed by a rank, the key of the rank's placement in the job."""
-MISSING = "missing"
-"""The key of the ranks that have not introduced themselves."""
-_HEARTBEAT = "heartbeat"
 # With this process's path, so that both find the same package; set when Python
 # has started, so that nothing beside the user's script is imported before.
 _HELPER_PROGRAM = (
@@ -189,6 +187,8 @@ class Meeting:
         self._given = given_endpoint()
         self._file = None if self._given else RendezvousFile(environment)
         self._limit_s = rank_environment.meeting_limit_s()
+        # As rank 0's helper has said last.
+        self._missing = Missing([], 0)
 
     def join_as_rank_0(self) -> dict[str, str]:
         """Open the store, and wait there for all other ranks."""
@@ -221,8 +221,8 @@ class Meeting:
             client = StoreClient(endpoint)
             text = (
                 f"{self._environment} has waited {self._limit_s:.0f} s: "
-                f"{_missing(client)}. Has it ended, or not reached this line? "
-                f"{ENV_RENDEZVOUS_TIMEOUT} sets the seconds."
+                f"{_not_there(self._missing)}. Has it ended, or not reached "
+                f"this line? {ENV_RENDEZVOUS_TIMEOUT} sets the seconds."
             )
             for rank in range(self._size):
                 client.put(f"{PLACEMENT}-{rank}", {"failed": text})
@@ -276,12 +276,16 @@ class Meeting:
                     address = socket.gethostbyname(endpoint.address)
                     endpoint = dataclasses.replace(endpoint, address=address)
                     client = StoreClient(endpoint)
-                    introduction = _introduction(endpoint, nonce)
-                    client.put(f"{INTRODUCTION}-{self._rank}", introduction)
+                    self._missing = client.give(
+                        INTRODUCTIONS,
+                        self._rank,
+                        self._size,
+                        _introduction(endpoint, nonce),
+                    )
                     key = f"{PLACEMENT}-{self._rank}"
                     placement = client.get(key, settings.HOLD_S) or {}
                     if late_s and not placement:
-                        last = _missing(client)
+                        last = _not_there(self._missing)
                 except _NO_ANSWER as error:
                     last += f" did not answer as rank 0 does: {error}"
                 else:
@@ -301,17 +305,11 @@ class Meeting:
         raise TimeoutError(last)
 
 
-def _missing(client: StoreClient) -> str:
-    """Describe the ranks that have not arrived."""
-    ranks = client.get(MISSING)
-    if not ranks:
+def _not_there(missing: Missing) -> str:
+    """Say which ranks have not arrived."""
+    if not missing.number:
         return "all ranks have arrived, and are about to get their placements"
-    names = ", ".join(map(str, ranks))
-    return (
-        f"rank {names} has not arrived"
-        if len(ranks) == 1
-        else f"ranks {names} have not arrived"
-    )
+    return f"{missing} not arrived"
 
 
 def _introduction(endpoint: Endpoint, nonce: str) -> JsonObject:
@@ -415,7 +413,9 @@ def beat(
     ended: threading.Event, endpoint: Sequence[Any], rank: int, beat_s: float
 ) -> None:
     """Send heartbeats until the rank ends, then report that it has ended."""
-    client, key = StoreClient(Endpoint(*endpoint)), f"{_HEARTBEAT}-{rank}"
+    # The rank itself keeps a connection.
+    client = StoreClient(Endpoint(*endpoint), keeps=False)
+    key = f"{HEARTBEAT}{rank}"
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)
         if not has_ended and agent.is_stopped(os.getppid()):
@@ -446,35 +446,25 @@ def serve(
         return
     bound = server.endpoint
     print(json.dumps([bound.port, bound.secret]), flush=True)
-    ranks, arrived = range(size), dict[int, JsonObject]()
-    while len(arrived) < size:
-        if ended.wait(settings.NETWORK_POLL_S):
+    introductions: list[JsonObject] | None = None
+    while introductions is None:
+        if ended.is_set():
             return
-        # All are read each time: a rank may have ended and been restarted.
-        introductions = {r: server.get(f"{INTRODUCTION}-{r}") for r in ranks}
-        arrived = {
-            rank: known for rank, known in introductions.items() if known
-        }
-        server.put(MISSING, [rank for rank in ranks if rank not in arrived])
-    in_order = [arrived[rank] for rank in ranks]
-    server.begin_round(place_ranks([known["host"] for known in in_order]))
-    for rank, placement in enumerate(_placements(in_order)):
+        introductions = server.get(INTRODUCTIONS, settings.NETWORK_POLL_S)
+    server.begin_round(place_ranks([rank["host"] for rank in introductions]))
+    heartbeats = Heartbeats(range(size), lost_s / beat_s)
+    server.on_heartbeat = heartbeats.sign
+    for rank, placement in enumerate(_placements(introductions)):
         server.put(f"{PLACEMENT}-{rank}", placement)
-
-    def signs(watched: Sequence[int]) -> dict[int, Hashable]:
-        found = {r: server.get(f"{_HEARTBEAT}-{r}") for r in watched}
-        # Its heartbeats are the answers of this process.
-        found[0] = None if agent.is_stopped(os.getppid()) else ANSWERED
-        return found
-
-    liveness = Liveness(ranks, signs, lost_s)
     while not ended.wait(beat_s):
-        liveness.refresh()
-        # Every rank gets this list, however many are gone: keep it short.
-        gone = itertools.islice(
-            liveness.gone().items(), settings.MAX_RANKS_NAMED
-        )
-        server.gone = {r: (_name(r, arrived[r]), state) for r, state in gone}
+        # Its heartbeats are the answers of this process.
+        if not agent.is_stopped(os.getppid()):
+            heartbeats.sign(0)
+        heartbeats.beat()
+        server.gone = {
+            rank: (_name(rank, introductions[rank]), state)
+            for rank, state in heartbeats.gone().items()
+        }
 
 
 def _placements(ranks: Sequence[JsonObject]) -> list[JsonObject]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import hmac
+import http.client
 import json
 import math
 import os
+import socket
 import stat
+import threading
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -46,16 +48,38 @@ FACTS = "facts"
 """The key of the first rank's versions, with which all ranks compare theirs."""
 CONNECTED = "rank_"
 """Followed by a rank, the key of a rank that has connected to its job."""
+HEARTBEAT = "heartbeat-"
+"""Followed by a rank, the key of the rank's last sign of life."""
 PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
+PARTS = "parts-"
+"""Followed by a key, the key under which ranks give their parts of it."""
 OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
 MAX_BYTES: int = 16 << 20
 """Largest value. A signature covers it, so it is read before it is known who
 sends it."""
-_NOT_FOUND = 404
-# A proxy would see the token, and cannot reach this machine's loopback.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_OK, _NOT_FOUND = 200, 404
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """The ranks that have not given their parts of a value.
+
+    Attributes:
+        some: the first ones.
+        number: how many there are.
+    """
+
+    some: list[int]
+    number: int
+
+    def __str__(self) -> str:
+        names = ", ".join(map(str, self.some))
+        if self.number == 1:
+            return f"rank {names} has"
+        more = self.number - len(self.some)
+        return f"ranks {names}{f' and {more} more' if more else ''} have"
 
 
 class Store(ABC):
@@ -77,6 +101,20 @@ class Store(ABC):
     ) -> bytes:
         """Write bytes, optionally only if there are none; return the result."""
 
+    @abstractmethod
+    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+        """Give a rank's part of a value; return which ranks have yet to do so.
+
+        When all have, the value of the key is the list of what they gave, so
+        that no rank reads a key of each other one.
+
+        Args:
+            key: the key of the list.
+            rank: this rank.
+            size: the number of ranks.
+            value: the part; given again, it replaces the one before.
+        """
+
     def wait(self, key: str, timeout_s: float = math.inf) -> bytes:
         """Wait for the bytes of a key, which another process is to write.
 
@@ -88,7 +126,7 @@ class Store(ABC):
         until = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
-            content = self.read(SCOPE, key, min(left_s, settings.HOLD_S))
+            content = self.read(SCOPE, key, min(left_s, settings.LISTEN_S))
             if content is not None:
                 return content
             if not left_s:
@@ -168,30 +206,41 @@ class Endpoint:
 
 
 class StoreClient(Store):
-    """A store that another process serves."""
+    """A store that another process serves.
 
-    def __init__(self, endpoint: Endpoint):
+    Args:
+        endpoint: the store.
+        keeps: whether to keep a connection for the next request. What several
+            threads ask at the same time takes connections of their own.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, keeps: bool = True):
         self._secret = endpoint.secret
         self.host: str = endpoint.address
-        host = f"{endpoint.address}:{endpoint.port}"
-        self._url = f"http://{host}/{path_prefix(endpoint)}"
+        self._port = endpoint.port
+        self._prefix = path_prefix(endpoint)
+        self._keeps = keeps
+        # Held by the thread that uses the connection; and of which process it
+        # is, since a child of a fork must not use it.
+        self._turn = threading.Lock()
+        self._kept: tuple[int, socket.socket] | None = None
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         body = str(hold_s).encode() if hold_s else b""
-        try:
-            return self._request("GET", scope, key, body, hold_s)
-        except urllib.error.HTTPError as error:
-            if error.code != _NOT_FOUND:
-                raise
-            return None
+        return self._request("GET", scope, key, body, hold_s)
 
     def write(
         self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
         if if_absent:
-            return self._request("POST", scope, key, value)
-        self._request("PUT", scope, key, value)
+            return self._send("POST", scope, key, value)
+        self._send("PUT", scope, key, value)
         return value
+
+    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+        part = json.dumps([rank, size, value]).encode()
+        answer = self._send("POST", SCOPE, f"{PARTS}{key}", part)
+        return Missing(*json.loads(answer))
 
     def report(self, rank: int, progress: Progress) -> JsonObject:
         """Report a rank's progress.
@@ -203,28 +252,81 @@ class StoreClient(Store):
             under ``"gone"`` ranks that are gone, as names and states.
         """
         body = json.dumps(dataclasses.asdict(progress)).encode()
-        answer = self._request("POST", SCOPE, f"{PROGRESS}{rank}", body)
+        answer = self._send("POST", SCOPE, f"{PROGRESS}{rank}", body)
         others: JsonObject = json.loads(answer)
         return others
 
+    def _send(self, method: str, scope: str, key: str, body: bytes) -> bytes:
+        """Make a request that never finds nothing."""
+        answer = self._request(method, scope, key, body)
+        if answer is None:
+            raise OSError(f"the store does not know {key}")
+        return answer
+
     def _request(
         self, method: str, scope: str, key: str, body: bytes, hold_s: float = 0
-    ) -> bytes:
+    ) -> bytes | None:
+        """Make a request; return the answer, or None: there is no value."""
         path = f"/{scope}/{key}"
+        signature = sign_request(self._secret, method, path, body)
         limit_s = settings.STORE_ANSWER_S + hold_s
-        request = urllib.request.Request(
-            self._url + path,
-            body or None,
-            {SIGNATURE: sign_request(self._secret, method, path, body)},
-            method=method,
-        )
-        with _OPENER.open(request, timeout=limit_s) as answer:
-            content = bytes(answer.read())
-            signature = answer.headers.get(SIGNATURE, "")
+        keeps = self._keeps and self._turn.acquire(blocking=False)
+        head = [
+            f"{method} /{self._prefix}{path} HTTP/1.1",
+            f"Host: {self.host}:{self._port}",
+            f"{SIGNATURE}: {signature}",
+            f"Content-Length: {len(body)}",
+            f"Connection: {'keep-alive' if keeps else 'close'}",
+        ]
+        sent = "\r\n".join((*head, "", "")).encode() + body
+        try:
+            answer, content = self._exchange(sent, limit_s, keeps)
+        except http.client.HTTPException as error:
+            raise OSError(f"this is no answer of a store: {error!r}") from error
+        finally:
+            if keeps:
+                self._turn.release()
+        if answer.status == _NOT_FOUND:
+            return None
+        if answer.status != _OK:
+            raise OSError(f"the store answers {answer.status} {answer.reason}")
         expected = sign_answer(self._secret, method, path, content)
-        if not is_equal(signature, expected):
+        if not is_equal(answer.headers.get(SIGNATURE, ""), expected):
             raise OSError("the answer's signature is wrong")
         return content
+
+    def _exchange(
+        self, sent: bytes, limit_s: float, keeps: bool
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Send a request; return its answer, and what that contains.
+
+        Args:
+            sent: the request.
+            limit_s: how long a part of the answer may take.
+            keeps: whether to use the kept connection, or to keep a new one.
+        """
+        kept, self._kept = (self._kept, None) if keeps else (None, self._kept)
+        if kept is not None and kept[0] == os.getpid():
+            # The server may have closed it since the last request.
+            with contextlib.suppress(ConnectionError):
+                return self._ask(kept[1], sent, limit_s, keeps)
+        link = socket.create_connection((self.host, self._port), limit_s)
+        return self._ask(link, sent, limit_s, keeps)
+
+    def _ask(
+        self, link: socket.socket, sent: bytes, limit_s: float, keeps: bool
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(link)
+            link.settimeout(limit_s)
+            link.sendall(sent)
+            answer = http.client.HTTPResponse(link)
+            answer.begin()
+            content = answer.read()
+            if keeps and not answer.will_close:
+                self._kept = os.getpid(), link
+                undo.pop_all()
+        return answer, content
 
 
 class FileStore:
@@ -271,7 +373,13 @@ def store_of_job() -> StoreClient | None:
     horovods = os.environ.get(HOROVODS_ADDRESS)
     if horovods and not horovods.endswith(path_token(secret)):
         return None
-    return StoreClient(Endpoint(host, int(port), secret))
+    return _client(Endpoint(host, int(port), secret))
+
+
+@functools.cache
+def _client(endpoint: Endpoint) -> StoreClient:
+    """The client of this process, which keeps its connection."""
+    return StoreClient(endpoint)
 
 
 def report_connected(rank: int) -> None:

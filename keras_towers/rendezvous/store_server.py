@@ -1,29 +1,41 @@
 """The server of a job's store, at one address, for the job's own processes.
 
-It speaks the protocol of Horovod's rendezvous server, for Horovod's clients.
+One thread answers all connections. It speaks the protocol of Horovod's
+rendezvous server, for Horovod's clients: they connect for each request, and the
+server closes the connection. Clients of this package may keep one.
+
 ``POST`` is an addition: it writes a value if there is none, and returns the
-stored one; or it reports a rank's progress, and returns which ranks are late,
+stored one; it gives a rank's part of a value, and returns which ranks are
+missing; or it reports a rank's progress, and returns which ranks are late,
 gone, or in other exchanges.
 """
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
 import logging
 import secrets
+import socket
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from keras_towers import settings
 from keras_towers._types import JsonObject
-from keras_towers.rendezvous import activity, store
+from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.store import SCOPE, Endpoint, Progress, Store
+from keras_towers.rendezvous.reports import Reports
+from keras_towers.rendezvous.store import (
+    SCOPE,
+    Endpoint,
+    Missing,
+    Progress,
+    Store,
+)
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -33,327 +45,436 @@ _KEPT = (store.FACTS, store.COMMITTED)
 # How the scopes begin in which ranks of Horovod write their addresses: for all
 # ranks, for the ranks of a host, and for all ranks with one local rank.
 _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
-_OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
+_REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found"}
+_OK, _FORBIDDEN, _NOT_FOUND = _REASONS
+# All ranks may connect at once, and a client that the kernel turns away retries
+# only after seconds. The kernel may allow fewer.
+_WAITING_CONNECTIONS = 4096
+_MAX_HEAD_BYTES = 16 << 10
 # Read of a refused request, since a client reads no answer while it sends.
 _MAX_REFUSED_BYTES = 64 << 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The last report of a rank.
+class _Gathering:
+    """A value of which ranks give parts.
 
     Attributes:
-        arrived: when it came, by ``time.monotonic``.
-        since: when the first one came that said the same.
-        progress: what it says.
+        parts: those that have been given, by rank.
+        missing: the ranks that have not given theirs, in order.
     """
 
-    arrived: float
-    since: float
-    progress: Progress
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether the rank has said the same at two beats."""
-        return self.since < self.arrived
+    def __init__(self, size: int):
+        self.parts: dict[int, object] = {}
+        self.missing = dict.fromkeys(range(size))
 
 
-class StoreServer(ThreadingHTTPServer, Store):
+class StoreServer(Store):
     """A job's store, for the process that serves it.
 
     Attributes:
+        endpoint: where it listens.
         on_connected: called with the rank of each process that connects to its
             job.
+        on_heartbeat: called with a rank and its sign of life.
         gone: the name and state of each rank that is gone.
-    """
+        values: the values of each scope.
+        connections: those of its clients.
 
-    # All ranks may connect at once, and a client that the kernel turns away
-    # retries only after seconds.
-    request_queue_size = 1024
+    Raises:
+        OSError: it cannot listen there.
+    """
 
     def __init__(
         self, address: str, port: int = 0, secret: str | None = None
     ) -> None:
-        super().__init__((address, port), Handler)
+        self._listener = socket.create_server(
+            (address, port), backlog=_WAITING_CONNECTIONS
+        )
         self.endpoint = Endpoint(
             address,
-            int(self.server_address[1]),
+            int(self._listener.getsockname()[1]),
             secret or secrets.token_hex(32),
         )
+        self.prefix: str = store.path_prefix(self.endpoint)
         self.on_connected: Callable[[int], None] = lambda rank: None
+        self.on_heartbeat: Callable[[int, Hashable], None] = lambda *sign: None
         self.gone: dict[int, tuple[str, str]] = {}
-        self._reports: dict[int, Report] = {}
-        self.lock = threading.Lock()
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
-        self._awaited: dict[tuple[str, str], threading.Event] = {}
-        self.given_up: collections.Counter[str] = collections.Counter()
-        self.scope_size: dict[str, int] = {}
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        self.connections: set[_Connection] = set()
+        self._reports = Reports()
+        self._gatherings: dict[str, _Gathering] = {}
+        # Those that wait for a key: what to call when it is written.
+        self._awaited: dict[tuple[str, str], set[Callable[[], None]]] = {}
+        self._given_up: collections.Counter[str] = collections.Counter()
+        self._scope_size: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        """Answer requests until the server is stopped."""
+        loop = self.loop
+        # Usually the client has ended, which is reported elsewhere.
+        loop.set_exception_handler(
+            lambda _, context: logger.debug("store: %s", context)
+        )
+        serving = loop.create_server(
+            lambda: _Connection(self), sock=self._listener
+        )
+        listening = loop.run_until_complete(serving)
+        loop.run_forever()
+        listening.close()
+        for connection in [*self.connections]:
+            connection.close()
+        # It closes them when it runs next.
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+    def stop(self) -> None:
+        """Stop the server, and close its connections."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
 
     def begin_round(self, plan: Sequence[RankPlacement]) -> None:
         """Discard the previous round, and let the ranks of a plan meet."""
-        with self.lock:
+        with self._lock:
             ours = self.values[SCOPE]
             kept = {name: ours[name] for name in _KEPT if name in ours}
             self.values.clear()
             self.values[SCOPE].update(kept)
-            self._reports.clear()
+            self._reports = Reports()
+            self._gatherings.clear()
             self.gone.clear()
-            self.given_up.clear()
-            self.scope_size = {}
+            self._given_up.clear()
+            self._scope_size = {}
             for slot in plan:
-                self.scope_size[RENDEZVOUS_SCOPE] = slot.size
-                self.scope_size[f"local_{slot.hostname}"] = slot.local_size
-                self.scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
+                self._scope_size[RENDEZVOUS_SCOPE] = slot.size
+                self._scope_size[f"local_{slot.hostname}"] = slot.local_size
+                self._scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
-        with self.lock:
+        with self._lock:
             found = self.values[scope].get(key)
-            if found is not None or not hold_s:
-                return found
-            # One event for each key, to wake only those that wait for it.
-            awaited = self._awaited.setdefault((scope, key), threading.Event())
-        awaited.wait(hold_s)
-        with self.lock:
-            return self.values[scope].get(key)
+        if found is not None or not hold_s:
+            return found
+        written = threading.Event()
+        self.await_key(scope, key, written.set)
+        written.wait(hold_s)
+        self.forget(scope, key, written.set)
+        return self.read(scope, key)
+
+    def await_key(self, scope: str, key: str, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called in the server's thread when a key is there."""
+        with self._lock:
+            self._awaited.setdefault((scope, key), set()).add(wake)
+            if key in self.values[scope]:
+                self._wake(scope, key)
+
+    def _wake(self, scope: str, key: str) -> None:
+        """Have those called, by one call of its thread, that wait for a key."""
+        waiting = self._awaited.pop((scope, key), None)
+        if waiting:
+            self.loop.call_soon_threadsafe(_call_each, waiting)
+
+    def forget(self, scope: str, key: str, wake: Callable[[], None]) -> None:
+        """Do not call ``wake`` any more."""
+        with self._lock:
+            waiting = self._awaited.get((scope, key), set())
+            waiting.discard(wake)
+            if not waiting:
+                self._awaited.pop((scope, key), None)
 
     def write(
         self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
-        with self.lock:
+        with self._lock:
             values = self.values[scope]
             values[key] = values.get(key, value) if if_absent else value
-            awaited = self._awaited.pop((scope, key), None)
-            if awaited is not None:
-                awaited.set()
+            self._wake(scope, key)
             return values[key]
+
+    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+        with self._lock:
+            gathering = self._gatherings.setdefault(key, _Gathering(size))
+            gathering.parts[rank] = value
+            missing = gathering.missing
+            missing.pop(rank, None)
+            if not missing:
+                del self._gatherings[key]
+                self.put(key, [gathering.parts[r] for r in range(size)])
+            some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
+            return Missing(list(some), len(missing))
+
+    def delete(self, scope: str, key: str) -> None:
+        """Delete a value; a shared scope, once all its ranks have asked."""
+        with self._lock:
+            if scope not in self._scope_size:
+                self.values[scope].pop(key, None)
+                return
+            self._given_up[scope] += 1
+            if self._given_up[scope] == self._scope_size[scope]:
+                self.values[scope].clear()
+                del self._given_up[scope]
 
     def report(self, rank: int, progress: Progress) -> JsonObject:
         """Record a rank's progress; return what it should know of others."""
-        now = time.monotonic()
-        with self.lock:
-            last = self._reports.get(rank)
-            is_same = last is not None and last.progress == progress
-            since = last.since if last is not None and is_same else now
-            self._reports[rank] = Report(now, since, progress)
-            reports = dict(self._reports)
-        # Others write to it meanwhile.
-        states = list(self.gone.items())
-        gone = dict(state for r, state in states if r != rank)
-        return {
-            "awaited": awaited_ranks(rank, reports),
-            "apart": ranks_apart(rank, reports),
-            "gone": gone,
-        }
-
-    def stop(self) -> None:
-        """Stop the server."""
-        self.shutdown()
-        self.server_close()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Log an error in a request."""
-        # Usually the client has ended, which is reported elsewhere.
-        logger.debug("request from %s", client_address, exc_info=True)
+        with self._lock:
+            reports = self._reports
+            reports.add(rank, progress)
+            # Every rank gets this list, however many are gone: keep it short.
+            others = (state for r, state in self.gone.items() if r != rank)
+            gone = itertools.islice(others, settings.MAX_RANKS_NAMED)
+            return {
+                "awaited": reports.awaited(rank),
+                "apart": reports.apart(rank),
+                "gone": dict(gone),
+            }
 
 
-def awaited_ranks(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
-    """The ranks for which a rank that has just reported waits, and why.
+def _call_each(functions: Iterable[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
-    They are late; or all ranks wait, and none has moved between two beats.
 
-    Args:
-        rank: the rank that waits.
-        reports: each rank's last report.
+@dataclasses.dataclass(frozen=True)
+class _Head:
+    """What precedes the body of a request.
+
+    Attributes:
+        method: the method.
+        path: without the prefix of the job.
+        length: the number of bytes of the body.
+        signature: the signature; empty: there is none.
+        is_kept: whether the client keeps its connection.
+        is_ours: whether the request may come from the job, and is not too
+            large.
     """
-    mine = reports[rank].progress
-    late = {}
-    for other in _ranks_after(rank, mine.size):
-        if other not in reports:
-            late[other] = "has given no sign of life"
-            continue
-        its = reports[other].progress
-        if reports[rank].arrived - reports[other].arrived > its.limit_s:
-            late[other] = "has stopped giving signs of life"
-        elif its.position < mine.position:
-            late[other] = f"is still {its.where}"
-        elif its.position == mine.position and its.action != mine.action:
-            # Equally far in different programs: each waits for the other.
-            late[other] = f"is {its.where}"
-    return _named(late or _all_that_wait(rank, reports))
+
+    method: str
+    path: str
+    length: int
+    signature: str
+    is_kept: bool
+    is_ours: bool
 
 
-def _ranks_after(rank: int, size: int) -> list[int]:
-    """The other ranks at which a rank looks.
+def _parse(head: bytes, job: str) -> _Head:
+    """Parse the head of a request to the job with this prefix of paths."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    method, _, rest = first.partition(" ")
+    target, _, _ = rest.partition(" ")
+    prefix, _, path = target[1:].partition("/")
+    length = 0
+    with contextlib.suppress(ValueError):
+        length = max(0, int(headers.get("content-length", 0)))
+    return _Head(
+        method,
+        f"/{path}",
+        length,
+        headers.get(store.SIGNATURE.lower(), ""),
+        headers.get("connection", "").lower() == "keep-alive",
+        store.is_equal(prefix, job) and length <= store.MAX_BYTES,
+    )
 
-    In a large job these are only some of the ranks that follow it, so that a
-    missing rank is reported by a limited number of ranks.
+
+class _Connection(asyncio.Protocol):
+    """A connection, and the requests on it, which are answered in turn.
+
+    It is closed if the rest of a request does not arrive in time, or if its
+    client does not read the answer.
     """
-    number = min(size, settings.MAX_RANKS_CHECKED + 1)
-    return [(rank + after) % size for after in range(1, number)]
 
+    def __init__(self, server: StoreServer):
+        self._server = server
+        self._received = bytearray()
+        # The request whose body has not arrived; and the scope and the key for
+        # which the client waits, and what ends that.
+        self._head: _Head | None = None
+        self._awaited: tuple[str, str, Callable[[], None]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-def _all_that_wait(rank: int, reports: Mapping[int, Report]) -> dict[int, str]:
-    """The other ranks, if this one waits and none of the job moves."""
-    mine = reports[rank].progress
-    if not mine.waits or len(reports) < mine.size:
-        return {}
-    for report in reports.values():
-        if not report.is_unchanged or report.progress.position < mine.position:
-            return {}
-    waiting = {}
-    for other in _ranks_after(rank, mine.size):
-        its = reports[other].progress
-        is_there = its.waits and its.position == mine.position
-        waiting[other] = "waits there, too" if is_there else f"is {its.where}"
-    return waiting
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections.add(self)
+        self._limit(settings.REQUEST_S, transport.abort)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._stop_waiting()
+        if self._timer is not None:
+            self._timer.cancel()
 
-def ranks_apart(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
-    """A rank that has just reported, and those in exchanges it never meets.
+    def close(self) -> None:
+        """Close it, once what has been answered is sent."""
+        self._transport.close()
 
-    Args:
-        rank: the rank that waits.
-        reports: each rank's last report.
+    def data_received(self, data: bytes) -> None:
+        if not self._received and self._head is None and not self._awaited:
+            self._limit(settings.REQUEST_S, self._transport.abort)
+        self._received += data
+        if self._awaited is None:
+            self._advance()
+        elif len(self._received) > _MAX_HEAD_BYTES:
+            self._transport.abort()
 
-    Returns:
-        What each of them does, by their names; empty if there are none.
-    """
-    mine = reports[rank]
-    if not (mine.progress.exchanges and mine.is_unchanged):
-        return {}
-    others = _ranks_after(rank, mine.progress.size)
-    if activity.SAVE in mine.progress.exchanges:
-        # Only rank 0 saves; and it needs no error if this rank has one.
-        others = [0]
-    against = [
-        other
-        for other in others
-        if other in reports
-        and reports[other].is_unchanged
-        and activity.SAVE not in reports[other].progress.exchanges
-        and reports[other].progress.stands_against(mine.progress)
-    ]
-    if not against:
-        return {}
-    progress = {r: reports[r].progress for r in (rank, *against)}
-    return _named({r: p.does or f"is {p.where}" for r, p in progress.items()})
+    def _limit(self, seconds: float, act: Callable[[], None]) -> None:
+        """Act after a time, unless something else is to happen before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._server.loop.call_later(seconds, act)
 
-
-def _named(ranks: Mapping[int, str]) -> dict[str, str]:
-    """The first ranks by their names, and how many there are besides."""
-    named = itertools.islice(sorted(ranks.items()), settings.MAX_RANKS_NAMED)
-    reasons = {f"rank {other}": why for other, why in named}
-    if len(ranks) > len(reasons):
-        reasons[f"{len(ranks) - len(reasons)} more"] = "likewise"
-    return reasons
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers requests of processes that know the job's secret."""
-
-    server: StoreServer  # pyright: ignore[reportIncompatibleVariableOverride]
-    timeout = settings.REQUEST_S
-
-    def parse_request(self) -> bool:
-        """Parse a request, and refuse it if it comes from outside the job."""
-        if not super().parse_request():
-            return False
+    def _advance(self) -> None:
+        """Answer the requests that have arrived."""
         try:
-            length = max(0, int(self.headers.get("Content-Length") or 0))
-        except ValueError:
-            length = 0
-        prefix, _, path = self.path[1:].partition("/")
-        expected = store.path_prefix(self.server.endpoint)
-        if not store.is_equal(prefix, expected) or length > store.MAX_BYTES:
-            self.rfile.read(min(length, _MAX_REFUSED_BYTES))
+            while self._awaited is None and not self._transport.is_closing():
+                request = self._next_request()
+                if request is None:
+                    return
+                self._answer_request(*request)
+        except Exception:
+            # Not what a client of this package sends.
+            logger.debug("a request to the store", exc_info=True)
+            self._transport.abort()
+
+    def _next_request(self) -> tuple[_Head, bytes] | None:
+        """Take the next request off what was received; None: it is cut."""
+        received, head = self._received, self._head
+        if head is None:
+            end = received.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
+            if end < 0 and len(received) < _MAX_HEAD_BYTES:
+                return None
+            # What is too long for a head is none of ours.
+            head = _parse(bytes(received[: max(end, 0)]), self._server.prefix)
+            del received[: end + 4]
+            self._head = head
+        most = store.MAX_BYTES if head.is_ours else _MAX_REFUSED_BYTES
+        length = min(head.length, most)
+        if len(received) < length:
+            self._limit(settings.REQUEST_S, self._transport.abort)
+            return None
+        body = bytes(received[:length])
+        del received[:length]
+        self._head = None
+        return head, body
+
+    def _answer_request(self, head: _Head, body: bytes) -> None:
+        server = self._server
+        scope, *keys = head.path[1:].split("/")
+        if not head.is_ours or len(keys) != 1:
             return self._refuse()
-        self.path, self._body = f"/{path}", self.rfile.read(length)
-        self._scope, *keys = path.split("/")
-        # The base class would serve files to HEAD.
-        known = ("GET", "PUT", "POST", "DELETE")
-        if self.command not in known or len(keys) != 1:
-            return self._refuse()
-        (self._key,) = keys
-        if self._scope == SCOPE:
-            secret = self.server.endpoint.secret
+        if scope == SCOPE:
             expected = store.sign_request(
-                secret, self.command, self.path, self._body
+                server.endpoint.secret, head.method, head.path, body
             )
-            signature = self.headers.get(store.SIGNATURE, "")
-            if not store.is_equal(signature, expected):
+            if not store.is_equal(head.signature, expected):
                 return self._refuse()
-        return True
+        (key,) = keys
+        if head.method == "GET":
+            return self._answer_value(head, scope, key, body)
+        if head.method == "PUT":
+            self._put(scope, key, body)
+            return self._answer(head, b"")
+        if head.method == "POST":
+            return self._answer(head, self._post(scope, key, body))
+        if head.method == "DELETE":
+            server.delete(scope, key)
+            return self._answer(head, b"")
+        self._refuse()
 
-    def do_GET(self) -> None:
-        """Answer with a value."""
-        server = self.server
-        value = server.read(self._scope, self._key, self._hold_s())
-        if value is None:
-            return self._answer(_NOT_FOUND)
-        self._answer(_OK, value)
+    def _answer_value(
+        self, head: _Head, scope: str, key: str, body: bytes
+    ) -> None:
+        """Answer with a value; if there is none, once it is written.
 
-    def do_POST(self) -> None:
-        """Store a value if there is none; answer with the stored one.
-
-        The answer to a report of progress is what a rank should know of others.
+        Args:
+            head: the request.
+            scope: the scope.
+            key: the key.
+            body: for how long to wait for it.
         """
-        if self._scope == SCOPE and self._key.startswith(store.PROGRESS):
-            rank = int(self._key.removeprefix(store.PROGRESS))
-            progress = Progress(**json.loads(self._body))
-            answer = self.server.report(rank, progress)
-            return self._answer(_OK, json.dumps(answer).encode())
-        stored = self.server.write(
-            self._scope, self._key, self._body, if_absent=True
-        )
-        self._answer(_OK, stored)
+        # Horovod's clients would poll for ranks that have yet to arrive.
+        hold_s = settings.HOLD_S
+        if not scope.startswith(_RENDEZVOUS_SCOPES):
+            hold_s = min(settings.LISTEN_S, float(body or 0))
 
-    def do_PUT(self) -> None:
-        """Store a value."""
-        self.server.write(self._scope, self._key, self._body)
-        ours = self._scope == SCOPE and self._key.startswith(store.CONNECTED)
-        if ours or self._scope == RENDEZVOUS_SCOPE:
+        def wake() -> None:
+            # It may have been called already, since the time was over.
+            if self._awaited == (scope, key, wake):
+                self._stop_waiting()
+                self._answer(head, self._server.read(scope, key))
+                self._advance()
+
+        value = self._server.read(scope, key)
+        if value is None and hold_s > 0:
+            self._awaited = scope, key, wake
+            self._limit(hold_s, wake)
+            self._server.await_key(scope, key, wake)
+        else:
+            self._answer(head, value)
+
+    def _stop_waiting(self) -> None:
+        if self._awaited is not None:
+            self._server.forget(*self._awaited)
+            self._awaited = None
+
+    def _put(self, scope: str, key: str, body: bytes) -> None:
+        """Store a value, and tell the server of what it means."""
+        server = self._server
+        server.write(scope, key, body)
+        ours = scope == SCOPE
+        if ours and key.startswith(store.HEARTBEAT):
+            rank = int(key.removeprefix(store.HEARTBEAT))
+            server.on_heartbeat(rank, json.loads(body))
+        elif scope == RENDEZVOUS_SCOPE or (
+            ours and key.startswith(store.CONNECTED)
+        ):
             # Horovod's key is the rank, without a prefix.
-            rank = int(self._key.removeprefix(store.CONNECTED))
-            self.server.on_connected(rank)
-        self._answer(_OK)
+            server.on_connected(int(key.removeprefix(store.CONNECTED)))
 
-    def do_DELETE(self) -> None:
-        """Delete a value; a shared scope, once all its ranks have asked."""
-        server, scope = self.server, self._scope
-        with server.lock:
-            if scope not in server.scope_size:
-                server.values[scope].pop(self._key, None)
-            else:
-                server.given_up[scope] += 1
-                if server.given_up[scope] == server.scope_size[scope]:
-                    server.values[scope].clear()
-                    del server.given_up[scope]
-        self._answer(_OK)
+    def _post(self, scope: str, key: str, body: bytes) -> bytes:
+        """Return the answer to a report, a part of a value, or a value."""
+        server = self._server
+        if scope == SCOPE and key.startswith(store.PROGRESS):
+            rank = int(key.removeprefix(store.PROGRESS))
+            others = server.report(rank, Progress(**json.loads(body)))
+            return json.dumps(others).encode()
+        if scope == SCOPE and key.startswith(store.PARTS):
+            whole = key.removeprefix(store.PARTS)
+            missing = server.give(whole, *json.loads(body))
+            return json.dumps(dataclasses.astuple(missing)).encode()
+        return server.write(scope, key, body, if_absent=True)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Do not log requests."""
-
-    def _hold_s(self) -> float:
-        """How long to wait for a missing value."""
-        if self._scope.startswith(_RENDEZVOUS_SCOPES):
-            # Horovod's clients would poll for ranks that have yet to arrive.
-            return settings.HOLD_S
-        return min(float(self._body or 0), settings.HOLD_S)
-
-    def _refuse(self) -> bool:
-        self._answer(_FORBIDDEN)
-        return False
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+    def _refuse(self) -> None:
         # A refused client must not get a signature for a path of its choice.
-        if status == _OK:
-            secret = self.server.endpoint.secret
-            self.send_header(
-                store.SIGNATURE,
-                store.sign_answer(secret, self.command, self.path, body),
-            )
-        self.end_headers()
-        self.wfile.write(body)
+        self._send(_FORBIDDEN, b"", "", is_kept=False)
+
+    def _answer(self, head: _Head, body: bytes | None) -> None:
+        """Answer with a value; None: there is none."""
+        if body is None:
+            return self._send(_NOT_FOUND, b"", "", head.is_kept)
+        secret = self._server.endpoint.secret
+        signature = store.sign_answer(secret, head.method, head.path, body)
+        self._send(_OK, body, signature, head.is_kept)
+
+    def _send(
+        self, status: int, body: bytes, signature: str, is_kept: bool
+    ) -> None:
+        head = [
+            f"HTTP/1.1 {status} {_REASONS[status]}",
+            f"Content-Length: {len(body)}",
+            f"Connection: {'keep-alive' if is_kept else 'close'}",
+        ]
+        if signature:
+            head.append(f"{store.SIGNATURE}: {signature}")
+        text = "\r\n".join((*head, "", ""))
+        self._transport.write(text.encode() + body)
+        # Until the next request, or until the client has read all of this.
+        self._limit(settings.LOST_S, self._transport.abort)
+        if not is_kept:
+            self._transport.close()

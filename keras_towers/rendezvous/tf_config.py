@@ -28,8 +28,8 @@ EVALUATOR: str = (
     "An evaluator evaluates checkpoints on its own, without a strategy."
 )
 
-# Followed by a rank, the key of its address as a task of TensorFlow.
-_TASK = "task-"
+# The key of the addresses of all ranks as tasks of TensorFlow.
+_TASKS = "tasks"
 # Ports that this process has reserved.
 _held = contextlib.ExitStack()
 _TRAINING = ("chief", "worker")
@@ -159,11 +159,9 @@ def make_task() -> None:
             "`keras-towers run`."
         )
     address = reserve_port(source_address(server.host), _held)
-    server.put(f"{_TASK}{rank.rank}", address)
-    addresses = [
-        json.loads(server.wait(f"{_TASK}{other}")) for other in range(rank.size)
-    ]
-    cluster = Cluster({"worker": tuple(addresses)}, "worker", rank.rank)
+    server.give(_TASKS, rank.rank, rank.size, address)
+    addresses = tuple(json.loads(server.wait(_TASKS)))
+    cluster = Cluster({"worker": addresses}, "worker", rank.rank)
     os.environ[VARIABLE] = cluster.to_json()
     # It is no rank of Horovod any more.
     for field in dataclasses.fields(RankPlacement):
