@@ -9,6 +9,7 @@ import faulthandler
 import functools
 import os
 import re
+import resource
 import signal
 import tempfile
 import threading
@@ -120,6 +121,18 @@ def check_writable(path: Path, writer: str) -> None:
             f"{writer} cannot write {str(path)!r} ({why}): give the path of a "
             "file that can be written."
         ) from error
+
+
+def allow_open_files(number: int) -> int:
+    """Let this process open so many files, or as many as it may; return that.
+
+    Processes that it starts inherit this.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < number:
+        soft = number if hard == resource.RLIM_INFINITY else min(number, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return number if soft == resource.RLIM_INFINITY else soft
 
 
 @contextlib.contextmanager

@@ -413,9 +413,7 @@ def beat(
     ended: threading.Event, endpoint: Sequence[Any], rank: int, beat_s: float
 ) -> None:
     """Send heartbeats until the rank ends, then report that it has ended."""
-    # The rank itself keeps a connection.
-    client = StoreClient(Endpoint(*endpoint), keeps=False)
-    key = f"{HEARTBEAT}{rank}"
+    client, key = StoreClient(Endpoint(*endpoint)), f"{HEARTBEAT}{rank}"
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)
         if not has_ended and agent.is_stopped(os.getppid()):

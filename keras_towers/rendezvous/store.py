@@ -20,9 +20,9 @@ import stat
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from keras_towers import settings
 from keras_towers._types import JsonObject
@@ -59,7 +59,11 @@ OUTSIDE = "outside of training"
 MAX_BYTES: int = 16 << 20
 """Largest value. A signature covers it, so it is read before it is known who
 sends it."""
+ANY = "any-of"
+"""The key under which a client asks which of some keys there are."""
+_ANY = f"/{SCOPE}/{ANY}"
 _OK, _NOT_FOUND = 200, 404
+_MAX_LINE_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,40 +210,29 @@ class Endpoint:
 
 
 class StoreClient(Store):
-    """A store that another process serves.
+    """A store that another process serves."""
 
-    Args:
-        endpoint: the store.
-        keeps: whether to keep a connection for the next request. What several
-            threads ask at the same time takes connections of their own.
-    """
-
-    def __init__(self, endpoint: Endpoint, *, keeps: bool = True):
-        self._secret = endpoint.secret
+    def __init__(self, endpoint: Endpoint):
+        self._endpoint = endpoint
         self.host: str = endpoint.address
-        self._port = endpoint.port
-        self._prefix = path_prefix(endpoint)
-        self._keeps = keeps
-        # Held by the thread that uses the connection; and of which process it
-        # is, since a child of a fork must not use it.
-        self._turn = threading.Lock()
-        self._kept: tuple[int, socket.socket] | None = None
+        self._waits = _Waits(endpoint)
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
-        body = str(hold_s).encode() if hold_s else b""
-        return self._request("GET", scope, key, body, hold_s)
+        if hold_s:
+            self._waits.wait(f"{scope}/{key}", hold_s)
+        return self._request("GET", scope, key)
 
     def write(
         self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
-        if if_absent:
-            return self._send("POST", scope, key, value)
-        self._send("PUT", scope, key, value)
-        return value
+        if not if_absent:
+            self._request("PUT", scope, key, value)
+            return value
+        return self._post(scope, key, value)
 
     def give(self, key: str, rank: int, size: int, value: object) -> Missing:
         part = json.dumps([rank, size, value]).encode()
-        answer = self._send("POST", SCOPE, f"{PARTS}{key}", part)
+        answer = self._post(SCOPE, f"{PARTS}{key}", part)
         return Missing(*json.loads(answer))
 
     def report(self, rank: int, progress: Progress) -> JsonObject:
@@ -252,81 +245,143 @@ class StoreClient(Store):
             under ``"gone"`` ranks that are gone, as names and states.
         """
         body = json.dumps(dataclasses.asdict(progress)).encode()
-        answer = self._send("POST", SCOPE, f"{PROGRESS}{rank}", body)
+        answer = self._post(SCOPE, f"{PROGRESS}{rank}", body)
         others: JsonObject = json.loads(answer)
         return others
 
-    def _send(self, method: str, scope: str, key: str, body: bytes) -> bytes:
-        """Make a request that never finds nothing."""
-        answer = self._request(method, scope, key, body)
+    def _post(self, scope: str, key: str, body: bytes) -> bytes:
+        answer = self._request("POST", scope, key, body)
         if answer is None:
             raise OSError(f"the store does not know {key}")
         return answer
 
     def _request(
-        self, method: str, scope: str, key: str, body: bytes, hold_s: float = 0
+        self, method: str, scope: str, key: str, body: bytes = b""
     ) -> bytes | None:
         """Make a request; return the answer, or None: there is no value."""
         path = f"/{scope}/{key}"
-        signature = sign_request(self._secret, method, path, body)
-        limit_s = settings.STORE_ANSWER_S + hold_s
-        keeps = self._keeps and self._turn.acquire(blocking=False)
-        head = [
-            f"{method} /{self._prefix}{path} HTTP/1.1",
-            f"Host: {self.host}:{self._port}",
-            f"{SIGNATURE}: {signature}",
-            f"Content-Length: {len(body)}",
-            f"Connection: {'keep-alive' if keeps else 'close'}",
-        ]
-        sent = "\r\n".join((*head, "", "")).encode() + body
-        try:
-            answer, content = self._exchange(sent, limit_s, keeps)
-        except http.client.HTTPException as error:
-            raise OSError(f"this is no answer of a store: {error!r}") from error
-        finally:
-            if keeps:
-                self._turn.release()
-        if answer.status == _NOT_FOUND:
-            return None
-        if answer.status != _OK:
-            raise OSError(f"the store answers {answer.status} {answer.reason}")
-        expected = sign_answer(self._secret, method, path, content)
-        if not is_equal(answer.headers.get(SIGNATURE, ""), expected):
-            raise OSError("the answer's signature is wrong")
-        return content
+        with _connect(self._endpoint) as link, link.makefile("rb") as file:
+            link.sendall(encode_request(self._endpoint, method, path, body))
+            return _read_answer(file, self._endpoint, method, path)
 
-    def _exchange(
-        self, sent: bytes, limit_s: float, keeps: bool
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send a request; return its answer, and what that contains.
+
+class _Waits:
+    """What the threads of a process wait for, all of them in one connection.
+
+    The server holds a request for any of some keys. A further one ends the one
+    before, so that there may be more keys.
+    """
+
+    def __init__(self, endpoint: Endpoint):
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        # By scope and key; set when it may be there.
+        self._events: dict[str, set[threading.Event]] = {}
+        self._link: socket.socket | None = None
+        self._unanswered = 0
+
+    def wait(self, place: str, limit_s: float) -> None:
+        """Wait until a key is there, or the store is gone, or the limit.
 
         Args:
-            sent: the request.
-            limit_s: how long a part of the answer may take.
-            keeps: whether to use the kept connection, or to keep a new one.
-        """
-        kept, self._kept = (self._kept, None) if keeps else (None, self._kept)
-        if kept is not None and kept[0] == os.getpid():
-            # The server may have closed it since the last request.
-            with contextlib.suppress(ConnectionError):
-                return self._ask(kept[1], sent, limit_s, keeps)
-        link = socket.create_connection((self.host, self._port), limit_s)
-        return self._ask(link, sent, limit_s, keeps)
+            place: the scope and the key.
+            limit_s: the limit.
 
-    def _ask(
-        self, link: socket.socket, sent: bytes, limit_s: float, keeps: bool
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(link)
-            link.settimeout(limit_s)
-            link.sendall(sent)
-            answer = http.client.HTTPResponse(link)
-            answer.begin()
-            content = answer.read()
-            if keeps and not answer.will_close:
-                self._kept = os.getpid(), link
-                undo.pop_all()
-        return answer, content
+        Raises:
+            OSError: the store does not answer.
+        """
+        is_there = threading.Event()
+        with self._lock:
+            self._events.setdefault(place, set()).add(is_there)
+            self._ask()
+        is_there.wait(limit_s)
+        with self._lock:
+            events = self._events.get(place, set())
+            events.discard(is_there)
+            if not events:
+                self._events.pop(place, None)
+
+    def _ask(self) -> None:
+        """Ask for all of the keys."""
+        try:
+            if self._link is None:
+                self._link, self._unanswered = _connect(self._endpoint), 0
+                self._link.settimeout(
+                    settings.LISTEN_S + settings.STORE_ANSWER_S
+                )
+                threading.Thread(
+                    target=self._listen,
+                    args=(self._link,),
+                    name="keras-towers-store",
+                    daemon=True,
+                ).start()
+            keys = json.dumps([*self._events]).encode()
+            request = encode_request(
+                self._endpoint, "POST", _ANY, keys, keeps=True
+            )
+            self._link.sendall(request)
+            self._unanswered += 1
+        except OSError:
+            self._wake(list(self._events))
+            raise
+
+    def _listen(self, link: socket.socket) -> None:
+        """Read the answers until no thread waits any more."""
+        with link, link.makefile("rb") as file:
+            try:
+                while True:
+                    found = _read_answer(file, self._endpoint, "POST", _ANY)
+                    with self._lock:
+                        self._unanswered -= 1
+                        self._wake(json.loads(found or b"[]"))
+                        if self._unanswered:
+                            continue
+                        if not self._events:
+                            self._link = None
+                            return
+                        self._ask()
+            except OSError:
+                with self._lock:
+                    # They will ask themselves, and see the error.
+                    self._link = None
+                    self._wake(list(self._events))
+
+    def _wake(self, places: Sequence[str]) -> None:
+        for place in places:
+            for event in self._events.pop(place, ()):
+                event.set()
+
+
+def _connect(endpoint: Endpoint) -> socket.socket:
+    address = endpoint.address, endpoint.port
+    return socket.create_connection(address, settings.STORE_ANSWER_S)
+
+
+def _read_answer(
+    file: IO[bytes], endpoint: Endpoint, method: str, path: str
+) -> bytes | None:
+    """Read the answer to a request; None: there is no value.
+
+    Raises:
+        OSError: the store refuses, or it is not the store that answers.
+    """
+    first = file.readline(_MAX_LINE_BYTES)
+    if not first:
+        raise ConnectionResetError("the store has closed the connection")
+    try:
+        status = int(first.split()[1])
+        headers = http.client.parse_headers(file)
+        content = file.read(int(headers.get("Content-Length", MAX_BYTES)))
+    except (http.client.HTTPException, ValueError, IndexError) as error:
+        raise OSError(f"this is no answer of a store: {error!r}") from error
+    if status == _NOT_FOUND:
+        return None
+    if status != _OK:
+        raise OSError(f"the store answers {status}")
+    expected = sign_answer(endpoint.secret, method, path, content)
+    if not is_equal(headers.get(SIGNATURE, ""), expected):
+        raise OSError("the answer's signature is wrong")
+    return content
 
 
 class FileStore:
@@ -373,12 +428,12 @@ def store_of_job() -> StoreClient | None:
     horovods = os.environ.get(HOROVODS_ADDRESS)
     if horovods and not horovods.endswith(path_token(secret)):
         return None
-    return _client(Endpoint(host, int(port), secret))
+    return _client(Endpoint(host, int(port), secret), os.getpid())
 
 
 @functools.cache
-def _client(endpoint: Endpoint) -> StoreClient:
-    """The client of this process, which keeps its connection."""
+def _client(endpoint: Endpoint, process: int) -> StoreClient:
+    """The one client of a process, whose threads wait in one connection."""
     return StoreClient(endpoint)
 
 
@@ -418,6 +473,33 @@ def path_token(secret: str) -> str:
 def path_prefix(endpoint: Endpoint) -> str:
     """The start of every path: the token, and the port as Horovod adds it."""
     return f"{path_token(endpoint.secret)}:{endpoint.port}"
+
+
+def encode_request(
+    endpoint: Endpoint,
+    method: str,
+    path: str,
+    body: bytes,
+    *,
+    keeps: bool = False,
+) -> bytes:
+    """A signed request.
+
+    Args:
+        endpoint: the store.
+        method: the method.
+        path: the scope and the key, each after a slash.
+        body: what is sent.
+        keeps: whether the client keeps the connection.
+    """
+    head = (
+        f"{method} /{path_prefix(endpoint)}{path} HTTP/1.1",
+        f"Host: {endpoint.address}:{endpoint.port}",
+        f"{SIGNATURE}: {sign_request(endpoint.secret, method, path, body)}",
+        f"Content-Length: {len(body)}",
+        f"Connection: {'keep-alive' if keeps else 'close'}",
+    )
+    return "\r\n".join((*head, "", "")).encode() + body
 
 
 def sign_request(secret: str, method: str, path: str, body: bytes) -> str:

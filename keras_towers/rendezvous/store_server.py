@@ -2,12 +2,13 @@
 
 One thread answers all connections. It speaks the protocol of Horovod's
 rendezvous server, for Horovod's clients: they connect for each request, and the
-server closes the connection. Clients of this package may keep one.
+server closes the connection. Clients of this package keep one, in which they
+wait.
 
 ``POST`` is an addition: it writes a value if there is none, and returns the
 stored one; it gives a rank's part of a value, and returns which ranks are
-missing; or it reports a rank's progress, and returns which ranks are late,
-gone, or in other exchanges.
+missing; it reports a rank's progress, and returns which ranks are late, gone,
+or in other exchanges; or it waits until one of some keys is there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -292,10 +294,11 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: StoreServer):
         self._server = server
         self._received = bytearray()
-        # The request whose body has not arrived; and the scope and the key for
-        # which the client waits, and what ends that.
+        # The request whose body has not arrived.
         self._head: _Head | None = None
-        self._awaited: tuple[str, str, Callable[[], None]] | None = None
+        # The keys for which the client waits; and what ends that.
+        self._places: list[tuple[str, str]] = []
+        self._end_wait: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -315,13 +318,12 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if not self._received and self._head is None and not self._awaited:
+        if self._end_wait is not None:
+            self._end_wait()
+        if not self._received and self._head is None:
             self._limit(settings.REQUEST_S, self._transport.abort)
         self._received += data
-        if self._awaited is None:
-            self._advance()
-        elif len(self._received) > _MAX_HEAD_BYTES:
-            self._transport.abort()
+        self._advance()
 
     def _limit(self, seconds: float, act: Callable[[], None]) -> None:
         """Act after a time, unless something else is to happen before."""
@@ -332,10 +334,12 @@ class _Connection(asyncio.Protocol):
     def _advance(self) -> None:
         """Answer the requests that have arrived."""
         try:
-            while self._awaited is None and not self._transport.is_closing():
+            while not self._transport.is_closing():
                 request = self._next_request()
                 if request is None:
                     return
+                if self._end_wait is not None:
+                    self._end_wait()
                 self._answer_request(*request)
         except Exception:
             # Not what a client of this package sends.
@@ -376,10 +380,12 @@ class _Connection(asyncio.Protocol):
                 return self._refuse()
         (key,) = keys
         if head.method == "GET":
-            return self._answer_value(head, scope, key, body)
+            return self._answer_value(head, scope, key)
         if head.method == "PUT":
             self._put(scope, key, body)
             return self._answer(head, b"")
+        if head.method == "POST" and (scope, key) == (SCOPE, store.ANY):
+            return self._answer_any(head, body)
         if head.method == "POST":
             return self._answer(head, self._post(scope, key, body))
         if head.method == "DELETE":
@@ -387,41 +393,62 @@ class _Connection(asyncio.Protocol):
             return self._answer(head, b"")
         self._refuse()
 
-    def _answer_value(
-        self, head: _Head, scope: str, key: str, body: bytes
+    def _answer_value(self, head: _Head, scope: str, key: str) -> None:
+        """Answer with a value."""
+        hold_s = 0.0
+        if scope.startswith(_RENDEZVOUS_SCOPES):
+            # Horovod's clients would poll for ranks that have yet to arrive.
+            hold_s = settings.HOLD_S
+        read = functools.partial(self._server.read, scope, key)
+        self._answer_soon(head, [(scope, key)], hold_s, read)
+
+    def _answer_any(self, head: _Head, body: bytes) -> None:
+        """Answer which of the keys in a body there are, if there is one."""
+        places = [tuple(place.split("/", 1)) for place in json.loads(body)]
+
+        def found() -> bytes | None:
+            read = self._server.read
+            there = [
+                f"{scope}/{key}"
+                for scope, key in places
+                if read(scope, key) is not None
+            ]
+            return json.dumps(there).encode() if there else None
+
+        self._answer_soon(head, places, settings.LISTEN_S, found)
+
+    def _answer_soon(
+        self,
+        head: _Head,
+        places: list[tuple[str, str]],
+        hold_s: float,
+        read: Callable[[], bytes | None],
     ) -> None:
-        """Answer with a value; if there is none, once it is written.
+        """Answer with what is read; if it is missing, wait for it.
 
-        Args:
-            head: the request.
-            scope: the scope.
-            key: the key.
-            body: for how long to wait for it.
+        Until one of the keys is there, the time is over, or the client makes
+        its next request.
         """
-        # Horovod's clients would poll for ranks that have yet to arrive.
-        hold_s = settings.HOLD_S
-        if not scope.startswith(_RENDEZVOUS_SCOPES):
-            hold_s = min(settings.LISTEN_S, float(body or 0))
+        found = read()
+        if found is not None or not hold_s:
+            return self._answer(head, found)
 
-        def wake() -> None:
-            # It may have been called already, since the time was over.
-            if self._awaited == (scope, key, wake):
+        def end() -> None:
+            # Another may have been begun since this one was to end.
+            if self._end_wait is end:
                 self._stop_waiting()
-                self._answer(head, self._server.read(scope, key))
-                self._advance()
+                self._answer(head, read())
 
-        value = self._server.read(scope, key)
-        if value is None and hold_s > 0:
-            self._awaited = scope, key, wake
-            self._limit(hold_s, wake)
-            self._server.await_key(scope, key, wake)
-        else:
-            self._answer(head, value)
+        self._places, self._end_wait = places, end
+        self._limit(hold_s, end)
+        for scope, key in places:
+            self._server.await_key(scope, key, end)
 
     def _stop_waiting(self) -> None:
-        if self._awaited is not None:
-            self._server.forget(*self._awaited)
-            self._awaited = None
+        if self._end_wait is not None:
+            for scope, key in self._places:
+                self._server.forget(scope, key, self._end_wait)
+            self._end_wait = None
 
     def _put(self, scope: str, key: str, body: bytes) -> None:
         """Store a value, and tell the server of what it means."""
