@@ -10,6 +10,7 @@ in as many connections, and wait for the answers. They compute nothing.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -29,12 +30,24 @@ from keras_towers import settings, system
 from keras_towers.rendezvous import meet, store
 from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.network import LOOPBACK
-from keras_towers.rendezvous.store import SCOPE, Endpoint, Progress
+from keras_towers.rendezvous.signatures import (
+    SIGNATURE,
+    Endpoint,
+    sign_answer,
+)
+from keras_towers.rendezvous.store import Progress
+from keras_towers.rendezvous.store_link import ANY, SCOPE, encode_request
 
 PROCESSES = 2
 _RANKS_PER_HOST = 8
 LIMIT_S = 150.0
 """What a phase may take."""
+
+
+class _Request:
+    def __init__(self, method: str, path: str):
+        self.method, self.path = method, path
+        self.answer: asyncio.Future[bytes | None] = asyncio.Future()
 
 
 class SimulatedRank:
@@ -53,28 +66,47 @@ class SimulatedRank:
         self.gone: dict[str, float] = {}
         self.round = 0
         self._endpoint = endpoint
-        # What it waits for, and the connection in which it does.
+        self._writer: asyncio.StreamWriter | None = None
+        self._connecting = asyncio.Lock()
+        self._requests: collections.deque[_Request] = collections.deque()
+        # What it waits for.
         self._events: dict[str, asyncio.Event] = {}
-        self._waits: asyncio.StreamWriter | None = None
-        self._unanswered = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def _ask(
         self, method: str, key: str, body: bytes = b""
     ) -> bytes | None:
-        """Make a request as ``StoreClient`` does; None: there is no value."""
+        """Make a request as ``StoreLink`` does; None: there is no value."""
+        request = _Request(method, f"/{SCOPE}/{key}")
         try:
             async with asyncio.timeout(settings.STORE_ANSWER_S):
-                reader, writer = await self._connect()
-                try:
-                    path = f"/{SCOPE}/{key}"
-                    writer.write(self._encode(method, path, body))
-                    return await self._answer(reader, method, path)
-                finally:
-                    writer.close()
+                await self._send(request, body)
+                return await request.answer
         except (OSError, EOFError):
             self.errors += 1
             return None
+
+    async def wait(self, key: str) -> Any:
+        """Wait for a value, in the same connection."""
+        event = self._events[f"{SCOPE}/{key}"] = asyncio.Event()
+        await self._ask_for_any()
+        await event.wait()
+        return json.loads(await self._ask("GET", key) or b"null")
+
+    async def _ask_for_any(self) -> None:
+        request = _Request("POST", f"/{SCOPE}/{ANY}")
+        await self._send(request, json.dumps([*self._events]).encode())
+
+    async def _send(self, request: _Request, body: bytes) -> None:
+        async with self._connecting:
+            if self._writer is None:
+                reader, self._writer = await self._connect()
+                reads = self._read_answers(reader)
+                self._tasks.append(asyncio.create_task(reads))
+        self._requests.append(request)
+        self._writer.write(
+            encode_request(self._endpoint, request.method, request.path, body)
+        )
 
     async def _connect(
         self,
@@ -82,15 +114,28 @@ class SimulatedRank:
         address, port = self._endpoint.address, self._endpoint.port
         return await asyncio.open_connection(address, port)
 
-    def _encode(
-        self, method: str, path: str, body: bytes, keeps: bool = False
-    ) -> bytes:
-        return store.encode_request(
-            self._endpoint, method, path, body, keeps=keeps
-        )
+    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            request = self._requests[0]
+            content = await self._read_answer(reader, request)
+            self._requests.popleft()
+            if not request.answer.cancelled():
+                request.answer.set_result(content)
+            if request.path.endswith(ANY):
+                for place in json.loads(content or b"[]"):
+                    event = self._events.pop(place, None)
+                    if event is not None:
+                        event.set()
+            if not self._requests and self._events:
+                await self._ask_for_any()
+            elif not self._requests:
+                break
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
 
-    async def _answer(
-        self, reader: asyncio.StreamReader, method: str, path: str
+    async def _read_answer(
+        self, reader: asyncio.StreamReader, request: _Request
     ) -> bytes | None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.split(": ") for line in head[1:-2])
@@ -98,46 +143,14 @@ class SimulatedRank:
         if " 404 " in head[0]:
             return None
         secret = self._endpoint.secret
-        expected = store.sign_answer(secret, method, path, content)
-        if headers.get(store.SIGNATURE) != expected:
+        expected = sign_answer(secret, request.method, request.path, content)
+        if headers.get(SIGNATURE) != expected:
             raise OSError("the answer's signature is wrong")
         return content
 
     async def _give(self, key: str, value: object) -> None:
         part = json.dumps([self.rank, self.size, value]).encode()
         await self._ask("POST", f"{store.PARTS}{key}", part)
-
-    async def wait(self, key: str) -> Any:
-        """Wait for a value, in one connection whatever else is awaited."""
-        event = self._events[key] = asyncio.Event()
-        await self._ask_for_any()
-        await event.wait()
-        found = await self._ask("GET", key)
-        return json.loads(found or "null")
-
-    async def _ask_for_any(self) -> None:
-        path = f"/{SCOPE}/{store.ANY}"
-        if self._waits is None:
-            reader, self._waits = await self._connect()
-            task = asyncio.create_task(self._read_waits(reader, path))
-            self._tasks.append(task)
-        keys = [f"{SCOPE}/{key}" for key in self._events]
-        body = json.dumps(keys).encode()
-        self._waits.write(self._encode("POST", path, body, keeps=True))
-        self._unanswered += 1
-
-    async def _read_waits(
-        self, reader: asyncio.StreamReader, path: str
-    ) -> None:
-        while True:
-            found = await self._answer(reader, "POST", path)
-            self._unanswered -= 1
-            for place in json.loads(found or "[]"):
-                event = self._events.pop(place.partition("/")[2], None)
-                if event is not None:
-                    event.set()
-            if self._events and not self._unanswered:
-                await self._ask_for_any()
 
     async def meet(self) -> None:
         """Meet the other ranks."""
@@ -180,8 +193,11 @@ class SimulatedRank:
             self.beats.append(time.monotonic() - begun)
 
     async def _sign(self, sign: object) -> None:
+        """Send a sign of life, as the process beside the rank does."""
+        beside = SimulatedRank(self._endpoint, self.rank, self.size)
         key = f"{store.HEARTBEAT}{self.rank}"
-        await self._ask("PUT", key, json.dumps(sign).encode())
+        await beside._ask("PUT", key, json.dumps(sign).encode())
+        self.errors += beside.errors
 
     async def _report(self) -> None:
         """Report a progress that is different each time."""

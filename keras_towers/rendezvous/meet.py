@@ -40,15 +40,16 @@ from keras_towers import agent, settings
 from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, network, rank_environment, watch
+from keras_towers.rendezvous.file_store import FileStore
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.liveness import Heartbeats, TaskState, wait_loop
 from keras_towers.rendezvous.store import (
     HEARTBEAT,
     Endpoint,
-    FileStore,
     Missing,
     StoreClient,
+    client_of,
 )
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.settings import (
@@ -218,7 +219,7 @@ class Meeting:
                 self._file.write(dataclasses.replace(endpoint, address=address))
             return self._register(lambda: endpoint)
         except TimeoutError:
-            client = StoreClient(endpoint)
+            client = client_of(endpoint)
             text = (
                 f"{self._environment} has waited {self._limit_s:.0f} s: "
                 f"{_not_there(self._missing)}. Has it ended, or not reached "
@@ -275,7 +276,7 @@ class Meeting:
                 try:
                     address = socket.gethostbyname(endpoint.address)
                     endpoint = dataclasses.replace(endpoint, address=address)
-                    client = StoreClient(endpoint)
+                    client = client_of(endpoint)
                     self._missing = client.give(
                         INTRODUCTIONS,
                         self._rank,

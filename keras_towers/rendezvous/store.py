@@ -1,7 +1,6 @@
-"""The key-value store through which a job's processes meet; its signatures.
+"""The key-value store through which a job's processes meet.
 
-One process serves it. Requests and answers of this package are signed with the
-job's secret. Horovod's clients, which cannot sign, send a token in their paths.
+One process serves it.
 """
 
 from __future__ import annotations
@@ -9,34 +8,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import hmac
-import http.client
 import json
 import math
 import os
-import socket
-import stat
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from keras_towers import settings
 from keras_towers._types import JsonObject
-from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity
-from keras_towers.system import replace_file
+from keras_towers.rendezvous.signatures import Endpoint, path_token
+from keras_towers.rendezvous.store_link import SCOPE, StoreLink
 
 _Value = TypeVar("_Value")
 
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
-SIGNATURE = "X-Keras-Towers-Signature"
-SCOPE = "keras_towers"
-"""The scope of this package's keys; other scopes are Horovod's."""
 RESUMES = "resumes"
 """The key of whether ranks make a backup when they are told to end."""
 COMMITTED = "committed"
@@ -56,14 +45,6 @@ PARTS = "parts-"
 """Followed by a key, the key under which ranks give their parts of it."""
 OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
-MAX_BYTES: int = 16 << 20
-"""Largest value. A signature covers it, so it is read before it is known who
-sends it."""
-ANY = "any-of"
-"""The key under which a client asks which of some keys there are."""
-_ANY = f"/{SCOPE}/{ANY}"
-_OK, _NOT_FOUND = 200, 404
-_MAX_LINE_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,35 +181,25 @@ class Progress:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """The address of a store's server, and the secret of its job."""
-
-    address: str
-    port: int
-    secret: str
-
-
 class StoreClient(Store):
     """A store that another process serves."""
 
     def __init__(self, endpoint: Endpoint):
-        self._endpoint = endpoint
         self.host: str = endpoint.address
-        self._waits = _Waits(endpoint)
+        self._link = StoreLink(endpoint)
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         if hold_s:
-            self._waits.wait(f"{scope}/{key}", hold_s)
-        return self._request("GET", scope, key)
+            self._link.wait(f"{scope}/{key}", hold_s)
+        return self._link.ask("GET", f"/{scope}/{key}")
 
     def write(
         self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
-        if not if_absent:
-            self._request("PUT", scope, key, value)
-            return value
-        return self._post(scope, key, value)
+        if if_absent:
+            return self._post(scope, key, value)
+        self._link.ask("PUT", f"/{scope}/{key}", value)
+        return value
 
     def give(self, key: str, rank: int, size: int, value: object) -> Missing:
         part = json.dumps([rank, size, value]).encode()
@@ -250,171 +221,10 @@ class StoreClient(Store):
         return others
 
     def _post(self, scope: str, key: str, body: bytes) -> bytes:
-        answer = self._request("POST", scope, key, body)
+        answer = self._link.ask("POST", f"/{scope}/{key}", body)
         if answer is None:
             raise OSError(f"the store does not know {key}")
         return answer
-
-    def _request(
-        self, method: str, scope: str, key: str, body: bytes = b""
-    ) -> bytes | None:
-        """Make a request; return the answer, or None: there is no value."""
-        path = f"/{scope}/{key}"
-        with _connect(self._endpoint) as link, link.makefile("rb") as file:
-            link.sendall(encode_request(self._endpoint, method, path, body))
-            return _read_answer(file, self._endpoint, method, path)
-
-
-class _Waits:
-    """What the threads of a process wait for, all of them in one connection.
-
-    The server holds a request for any of some keys. A further one ends the one
-    before, so that there may be more keys.
-    """
-
-    def __init__(self, endpoint: Endpoint):
-        self._endpoint = endpoint
-        self._lock = threading.Lock()
-        # By scope and key; set when it may be there.
-        self._events: dict[str, set[threading.Event]] = {}
-        self._link: socket.socket | None = None
-        self._unanswered = 0
-
-    def wait(self, place: str, limit_s: float) -> None:
-        """Wait until a key is there, or the store is gone, or the limit.
-
-        Args:
-            place: the scope and the key.
-            limit_s: the limit.
-
-        Raises:
-            OSError: the store does not answer.
-        """
-        is_there = threading.Event()
-        with self._lock:
-            self._events.setdefault(place, set()).add(is_there)
-            self._ask()
-        is_there.wait(limit_s)
-        with self._lock:
-            events = self._events.get(place, set())
-            events.discard(is_there)
-            if not events:
-                self._events.pop(place, None)
-
-    def _ask(self) -> None:
-        """Ask for all of the keys."""
-        try:
-            if self._link is None:
-                self._link, self._unanswered = _connect(self._endpoint), 0
-                self._link.settimeout(
-                    settings.LISTEN_S + settings.STORE_ANSWER_S
-                )
-                threading.Thread(
-                    target=self._listen,
-                    args=(self._link,),
-                    name="keras-towers-store",
-                    daemon=True,
-                ).start()
-            keys = json.dumps([*self._events]).encode()
-            request = encode_request(
-                self._endpoint, "POST", _ANY, keys, keeps=True
-            )
-            self._link.sendall(request)
-            self._unanswered += 1
-        except OSError:
-            self._wake(list(self._events))
-            raise
-
-    def _listen(self, link: socket.socket) -> None:
-        """Read the answers until no thread waits any more."""
-        with link, link.makefile("rb") as file:
-            try:
-                while True:
-                    found = _read_answer(file, self._endpoint, "POST", _ANY)
-                    with self._lock:
-                        self._unanswered -= 1
-                        self._wake(json.loads(found or b"[]"))
-                        if self._unanswered:
-                            continue
-                        if not self._events:
-                            self._link = None
-                            return
-                        self._ask()
-            except OSError:
-                with self._lock:
-                    # They will ask themselves, and see the error.
-                    self._link = None
-                    self._wake(list(self._events))
-
-    def _wake(self, places: Sequence[str]) -> None:
-        for place in places:
-            for event in self._events.pop(place, ()):
-                event.set()
-
-
-def _connect(endpoint: Endpoint) -> socket.socket:
-    address = endpoint.address, endpoint.port
-    return socket.create_connection(address, settings.STORE_ANSWER_S)
-
-
-def _read_answer(
-    file: IO[bytes], endpoint: Endpoint, method: str, path: str
-) -> bytes | None:
-    """Read the answer to a request; None: there is no value.
-
-    Raises:
-        OSError: the store refuses, or it is not the store that answers.
-    """
-    first = file.readline(_MAX_LINE_BYTES)
-    if not first:
-        raise ConnectionResetError("the store has closed the connection")
-    try:
-        status = int(first.split()[1])
-        headers = http.client.parse_headers(file)
-        content = file.read(int(headers.get("Content-Length", MAX_BYTES)))
-    except (http.client.HTTPException, ValueError, IndexError) as error:
-        raise OSError(f"this is no answer of a store: {error!r}") from error
-    if status == _NOT_FOUND:
-        return None
-    if status != _OK:
-        raise OSError(f"the store answers {status}")
-    expected = sign_answer(endpoint.secret, method, path, content)
-    if not is_equal(headers.get(SIGNATURE, ""), expected):
-        raise OSError("the answer's signature is wrong")
-    return content
-
-
-class FileStore:
-    """A store in a private folder."""
-
-    def __init__(self, folder: Path):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(folder, folder.lstat())
-        self._folder = folder
-
-    def get(self, key: str) -> Any:
-        path = self._folder / key
-        # Makes a shared file system forget that the file did not exist.
-        os.listdir(self._folder)
-        try:
-            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        with open(opened, encoding="utf-8") as file:
-            _check_private(path, os.fstat(file.fileno()))
-            with contextlib.suppress(ValueError):
-                return json.loads(file.read())
-        return None
-
-    def put(self, key: str, value: object) -> None:
-        encoded = json.dumps(value).encode()
-        replace_file(self._folder / key, lambda file: file.write(encoded))
-
-    def remove(self, key: str, value: object) -> None:
-        """Remove a key, unless its value has changed."""
-        with contextlib.suppress(OSError, TowerError):
-            if self.get(key) == value:
-                (self._folder / key).unlink()
 
 
 def store_of_job() -> StoreClient | None:
@@ -428,12 +238,16 @@ def store_of_job() -> StoreClient | None:
     horovods = os.environ.get(HOROVODS_ADDRESS)
     if horovods and not horovods.endswith(path_token(secret)):
         return None
-    return _client(Endpoint(host, int(port), secret), os.getpid())
+    return client_of(Endpoint(host, int(port), secret))
+
+
+def client_of(endpoint: Endpoint) -> StoreClient:
+    """The one client of this process, which has one connection."""
+    return _client_of(endpoint, os.getpid())
 
 
 @functools.cache
-def _client(endpoint: Endpoint, process: int) -> StoreClient:
-    """The one client of a process, whose threads wait in one connection."""
+def _client_of(endpoint: Endpoint, process: int) -> StoreClient:
     return StoreClient(endpoint)
 
 
@@ -458,82 +272,3 @@ def wait_for(
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, settings.POLL_S)
     return value
-
-
-def path_token(secret: str) -> str:
-    """The start of every path, which reveals nothing about the secret.
-
-    Horovod's C++ code cannot sign its requests. But it concatenates "http://",
-    the host's name, the port and the path as text, so that a token at the end
-    of the host's name becomes part of every path.
-    """
-    return _digest(secret, b"token")
-
-
-def path_prefix(endpoint: Endpoint) -> str:
-    """The start of every path: the token, and the port as Horovod adds it."""
-    return f"{path_token(endpoint.secret)}:{endpoint.port}"
-
-
-def encode_request(
-    endpoint: Endpoint,
-    method: str,
-    path: str,
-    body: bytes,
-    *,
-    keeps: bool = False,
-) -> bytes:
-    """A signed request.
-
-    Args:
-        endpoint: the store.
-        method: the method.
-        path: the scope and the key, each after a slash.
-        body: what is sent.
-        keeps: whether the client keeps the connection.
-    """
-    head = (
-        f"{method} /{path_prefix(endpoint)}{path} HTTP/1.1",
-        f"Host: {endpoint.address}:{endpoint.port}",
-        f"{SIGNATURE}: {sign_request(endpoint.secret, method, path, body)}",
-        f"Content-Length: {len(body)}",
-        f"Connection: {'keep-alive' if keeps else 'close'}",
-    )
-    return "\r\n".join((*head, "", "")).encode() + body
-
-
-def sign_request(secret: str, method: str, path: str, body: bytes) -> str:
-    """The signature of a request."""
-    return _digest(secret, f"{method} {path}\n".encode() + body)
-
-
-def sign_answer(secret: str, method: str, path: str, body: bytes) -> str:
-    """The signature of the answer to a request."""
-    return sign_request(secret, f"ANSWER {method}", path, body)
-
-
-def sign_file(secret: str, content: bytes) -> bytes:
-    """The signature of a file of the job."""
-    return bytes.fromhex(_digest(secret, b"file\n" + content))
-
-
-def is_equal(one: str, other: str) -> bool:
-    """Compare secrets, in a time that does not depend on them."""
-    return hmac.compare_digest(one.encode(), other.encode())
-
-
-def _digest(secret: str, message: bytes) -> str:
-    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
-
-
-def _check_private(path: Path, status: os.stat_result) -> None:
-    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
-        raise TowerError(
-            f"{path} belongs to another user: set "
-            f"{settings.ENV_RENDEZVOUS_FOLDER} to another folder."
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise TowerError(
-            f"{path} holds secrets of jobs and can be read or written by other "
-            f"users: run `chmod go= {path}`."
-        )

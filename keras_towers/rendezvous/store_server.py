@@ -28,16 +28,19 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from keras_towers import settings
 from keras_towers._types import JsonObject
-from keras_towers.rendezvous import store
+from keras_towers.rendezvous import store, store_link
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.reports import Reports
-from keras_towers.rendezvous.store import (
-    SCOPE,
+from keras_towers.rendezvous.signatures import (
+    SIGNATURE,
     Endpoint,
-    Missing,
-    Progress,
-    Store,
+    is_equal,
+    path_prefix,
+    sign_answer,
+    sign_request,
 )
+from keras_towers.rendezvous.store import Missing, Progress, Store
+from keras_towers.rendezvous.store_link import SCOPE
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -97,7 +100,7 @@ class StoreServer(Store):
             int(self._listener.getsockname()[1]),
             secret or secrets.token_hex(32),
         )
-        self.prefix: str = store.path_prefix(self.endpoint)
+        self.prefix: str = path_prefix(self.endpoint)
         self.on_connected: Callable[[int], None] = lambda rank: None
         self.on_heartbeat: Callable[[int, Hashable], None] = lambda *sign: None
         self.gone: dict[int, tuple[str, str]] = {}
@@ -278,9 +281,9 @@ def _parse(head: bytes, job: str) -> _Head:
         method,
         f"/{path}",
         length,
-        headers.get(store.SIGNATURE.lower(), ""),
+        headers.get(SIGNATURE.lower(), ""),
         headers.get("connection", "").lower() == "keep-alive",
-        store.is_equal(prefix, job) and length <= store.MAX_BYTES,
+        is_equal(prefix, job) and length <= store_link.MAX_BYTES,
     )
 
 
@@ -357,7 +360,7 @@ class _Connection(asyncio.Protocol):
             head = _parse(bytes(received[: max(end, 0)]), self._server.prefix)
             del received[: end + 4]
             self._head = head
-        most = store.MAX_BYTES if head.is_ours else _MAX_REFUSED_BYTES
+        most = store_link.MAX_BYTES if head.is_ours else _MAX_REFUSED_BYTES
         length = min(head.length, most)
         if len(received) < length:
             self._limit(settings.REQUEST_S, self._transport.abort)
@@ -373,10 +376,10 @@ class _Connection(asyncio.Protocol):
         if not head.is_ours or len(keys) != 1:
             return self._refuse()
         if scope == SCOPE:
-            expected = store.sign_request(
+            expected = sign_request(
                 server.endpoint.secret, head.method, head.path, body
             )
-            if not store.is_equal(head.signature, expected):
+            if not is_equal(head.signature, expected):
                 return self._refuse()
         (key,) = keys
         if head.method == "GET":
@@ -384,7 +387,7 @@ class _Connection(asyncio.Protocol):
         if head.method == "PUT":
             self._put(scope, key, body)
             return self._answer(head, b"")
-        if head.method == "POST" and (scope, key) == (SCOPE, store.ANY):
+        if head.method == "POST" and (scope, key) == (SCOPE, store_link.ANY):
             return self._answer_any(head, body)
         if head.method == "POST":
             return self._answer(head, self._post(scope, key, body))
@@ -486,7 +489,7 @@ class _Connection(asyncio.Protocol):
         if body is None:
             return self._send(_NOT_FOUND, b"", "", head.is_kept)
         secret = self._server.endpoint.secret
-        signature = store.sign_answer(secret, head.method, head.path, body)
+        signature = sign_answer(secret, head.method, head.path, body)
         self._send(_OK, body, signature, head.is_kept)
 
     def _send(
@@ -498,7 +501,7 @@ class _Connection(asyncio.Protocol):
             f"Connection: {'keep-alive' if is_kept else 'close'}",
         ]
         if signature:
-            head.append(f"{store.SIGNATURE}: {signature}")
+            head.append(f"{SIGNATURE}: {signature}")
         text = "\r\n".join((*head, "", ""))
         self._transport.write(text.encode() + body)
         # Until the next request, or until the client has read all of this.

@@ -1,6 +1,5 @@
 """Which requests the store's server answers."""
 
-import stat
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import store
+from keras_towers.rendezvous import store, store_link
 from keras_towers.rendezvous.hosts import place_ranks
-from keras_towers.rendezvous.store import (
+from keras_towers.rendezvous.signatures import (
     SIGNATURE,
-    Progress,
     path_token,
     sign_request,
 )
+from keras_towers.rendezvous.store import Progress
 from keras_towers.rendezvous.store_server import StoreServer
 
 SECRET = "ab" * 32
@@ -67,7 +66,7 @@ def test_requests_without_the_token_are_refused(server):
 
 def test_values_that_are_too_large_are_refused(server, monkeypatch):
     """They are read before it is known who sends them."""
-    monkeypatch.setattr(store, "MAX_BYTES", 10)
+    monkeypatch.setattr(store_link, "MAX_BYTES", 10)
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"x" * 11) == 403
     assert ask(server, "PUT", path, b"x" * 10) == 200
@@ -223,10 +222,3 @@ def test_a_forged_answer_is_not_believed():
         )
         with pytest.raises(OSError, match="signature is wrong"):
             client.get("plan")
-
-
-def test_a_folder_that_holds_a_store_is_private(tmp_path):
-    kept = store.FileStore(tmp_path / "job")
-    kept.put("where", 1)
-    assert kept.get("where") == 1
-    assert stat.filemode((tmp_path / "job").stat().st_mode) == "drwx------"
