@@ -36,7 +36,12 @@ from keras_towers.rendezvous.signatures import (
     sign_answer,
 )
 from keras_towers.rendezvous.store import Progress
-from keras_towers.rendezvous.store_link import ANY, SCOPE, encode_request
+from keras_towers.rendezvous.store_link import (
+    ANY,
+    IDLE_S,
+    SCOPE,
+    encode_request,
+)
 
 PROCESSES = 2
 _RANKS_PER_HOST = 8
@@ -67,7 +72,7 @@ class SimulatedRank:
         self.round = 0
         self._endpoint = endpoint
         self._writer: asyncio.StreamWriter | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting, self._asked = asyncio.Lock(), asyncio.Event()
         self._requests: collections.deque[_Request] = collections.deque()
         # What it waits for.
         self._events: dict[str, asyncio.Event] = {}
@@ -104,6 +109,7 @@ class SimulatedRank:
                 reads = self._read_answers(reader)
                 self._tasks.append(asyncio.create_task(reads))
         self._requests.append(request)
+        self._asked.set()
         self._writer.write(
             encode_request(self._endpoint, request.method, request.path, body)
         )
@@ -128,7 +134,11 @@ class SimulatedRank:
                         event.set()
             if not self._requests and self._events:
                 await self._ask_for_any()
-            elif not self._requests:
+            self._asked.clear()
+            with contextlib.suppress(TimeoutError):
+                while not self._requests:
+                    await asyncio.wait_for(self._asked.wait(), IDLE_S)
+            if not self._requests:
                 break
         assert self._writer is not None
         self._writer.close()
@@ -187,7 +197,7 @@ class SimulatedRank:
         if not self.rank:
             return
         numbers = itertools.count()
-        async for _ in self._pauses(settings.BEAT_S):
+        async for _ in self._pauses(settings.HEARTBEAT_S):
             begun = time.monotonic()
             await self._sign(next(numbers))
             self.beats.append(time.monotonic() - begun)

@@ -94,8 +94,11 @@ FIRST_PAUSE_S = 0.001
 NETWORK_POLL_S = 0.1
 #: Between two checks whether a process that is waited for is alive.
 LIVENESS_CHECK_S = 2.0
-#: Between two heartbeats, and two polls of a task on TensorFlow's runtime.
+#: Between two looks at which processes are gone, two heartbeats of parameter
+#: servers and agents, and two polls of a task on TensorFlow's runtime.
 BEAT_S = 2.0
+#: Between two heartbeats of a rank that another launcher has started.
+HEARTBEAT_S = 5.0
 #: A parameter server ends if the chief gives no sign of life for so long: later
 #: than the workers, which report the reason.
 CHIEF_LOST_S = 45.0

@@ -383,7 +383,7 @@ def start_store(endpoint: Endpoint, size: int) -> tuple[Helper, Endpoint]:
 
 def start_heartbeat(endpoint: Endpoint, rank: int) -> Helper:
     """Start sending the heartbeat of a rank to its job's store."""
-    return _start("beat", endpoint, rank, settings.BEAT_S)
+    return _start("beat", endpoint, rank, settings.HEARTBEAT_S)
 
 
 def stop_helper(helper: Helper) -> None:

@@ -31,6 +31,9 @@ SCOPE = "keras_towers"
 MAX_BYTES: int = 16 << 20
 """Largest value. A signature covers it, so it is read before it is known who
 sends it."""
+IDLE_S = 0.1
+"""How long a connection stays open that nobody uses: what a rank does often
+needs several requests."""
 _ANY = f"/{SCOPE}/{ANY}"
 _OK, _NOT_FOUND = 200, 404
 _MAX_LINE_BYTES = 1 << 16
@@ -48,12 +51,13 @@ class StoreLink:
 
     The server answers requests in turn. What threads wait for, it holds: one
     request for any of several keys, which the next request ends, and which is
-    made again after that. The connection is closed once nobody asks or waits.
+    made again after that. The connection is closed when nobody has asked or
+    waited for a moment.
     """
 
     def __init__(self, endpoint: Endpoint):
         self._endpoint = endpoint
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._socket: socket.socket | None = None
         # Those that have no answer yet.
         self._requests: collections.deque[_Request] = collections.deque()
@@ -110,6 +114,7 @@ class StoreLink:
     def _send(self, request: _Request, body: bytes) -> None:
         """Send a request, under the lock."""
         self._requests.append(request)
+        self._lock.notify_all()
         link = self._socket or self._connect()
         link.sendall(
             encode_request(self._endpoint, request.method, request.path, body)
@@ -154,11 +159,9 @@ class StoreLink:
         request.answer.set_result(content)
         if request.path == _ANY:
             self._wake(json.loads(content or b"[]"))
-        if self._requests:
-            return
-        if self._awaited:
+        if self._awaited and not self._requests:
             self._ask_for_any()
-        else:
+        if not self._lock.wait_for(lambda: self._requests, IDLE_S):
             self._socket = None
 
     def _wake(self, places: Sequence[str]) -> None:

@@ -163,6 +163,7 @@ NAMES = [f"rank {rank} on h" for rank in range(SIZE)]
 @pytest.fixture
 def helpers(monkeypatch):
     monkeypatch.setattr(settings, "BEAT_S", 0.1)
+    monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(settings, "LOST_S", 4.0)
     started = []
     yield started
@@ -221,7 +222,8 @@ import sys, time
 from keras_towers import settings
 from keras_towers.rendezvous import meet
 from keras_towers.rendezvous.store import Endpoint
-settings.BEAT_S, settings.LOST_S = 0.2, 4.0
+settings.BEAT_S = settings.HEARTBEAT_S = 0.2
+settings.LOST_S = 4.0
 rank, place = eval(sys.argv[1])
 if rank:
     meet.start_heartbeat(Endpoint(*place), rank)
