@@ -7,7 +7,6 @@ clients, which cannot sign, send a token in their paths.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import hmac
 
 SIGNATURE = "X-Keras-Towers-Signature"
@@ -59,4 +58,4 @@ def is_equal(one: str, other: str) -> bool:
 
 
 def _digest(secret: str, message: bytes) -> str:
-    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+    return hmac.digest(secret.encode(), message, "sha256").hex()

@@ -24,6 +24,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from keras_towers import settings
@@ -56,6 +57,8 @@ _OK, _FORBIDDEN, _NOT_FOUND = _REASONS
 # only after seconds. The kernel may allow fewer.
 _WAITING_CONNECTIONS = 4096
 _MAX_HEAD_BYTES = 16 << 10
+# Between two looks at which connections take too long.
+_LOOK_S = 0.25
 # Read of a refused request, since a client reads no answer while it sends.
 _MAX_REFUSED_BYTES = 64 << 10
 
@@ -128,6 +131,7 @@ class StoreServer(Store):
             lambda: _Connection(self), sock=self._listener
         )
         listening = loop.run_until_complete(serving)
+        self._end_late()
         loop.run_forever()
         listening.close()
         for connection in [*self.connections]:
@@ -135,6 +139,13 @@ class StoreServer(Store):
         # It closes them when it runs next.
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
+
+    def _end_late(self) -> None:
+        """End what takes too long, in all connections, again and again."""
+        now = time.monotonic()
+        for connection in [*self.connections]:
+            connection.end_late(now)
+        self.loop.call_later(_LOOK_S, self._end_late)
 
     def stop(self) -> None:
         """Stop the server, and close its connections."""
@@ -201,7 +212,9 @@ class StoreServer(Store):
 
     def give(self, key: str, rank: int, size: int, value: object) -> Missing:
         with self._lock:
-            gathering = self._gatherings.setdefault(key, _Gathering(size))
+            gathering = self._gatherings.get(key)
+            if gathering is None:
+                gathering = self._gatherings[key] = _Gathering(size)
             gathering.parts[rank] = value
             missing = gathering.missing
             missing.pop(rank, None)
@@ -302,19 +315,18 @@ class _Connection(asyncio.Protocol):
         # The keys for which the client waits; and what ends that.
         self._places: list[tuple[str, str]] = []
         self._end_wait: Callable[[], None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        # When that ends, or the connection, by ``time.monotonic``.
+        self._until = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._server.connections.add(self)
-        self._limit(settings.REQUEST_S, transport.abort)
+        self._limit(settings.REQUEST_S)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
         self._stop_waiting()
-        if self._timer is not None:
-            self._timer.cancel()
 
     def close(self) -> None:
         """Close it, once what has been answered is sent."""
@@ -324,15 +336,22 @@ class _Connection(asyncio.Protocol):
         if self._end_wait is not None:
             self._end_wait()
         if not self._received and self._head is None:
-            self._limit(settings.REQUEST_S, self._transport.abort)
+            self._limit(settings.REQUEST_S)
         self._received += data
         self._advance()
 
-    def _limit(self, seconds: float, act: Callable[[], None]) -> None:
-        """Act after a time, unless something else is to happen before."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._server.loop.call_later(seconds, act)
+    def _limit(self, seconds: float) -> None:
+        """Set the time until the next part of a request, or its end."""
+        self._until = time.monotonic() + seconds
+
+    def end_late(self, now: float) -> None:
+        """End what should have come to its end at a time."""
+        if now < self._until:
+            return
+        if self._end_wait is not None:
+            self._end_wait()
+        else:
+            self._transport.abort()
 
     def _advance(self) -> None:
         """Answer the requests that have arrived."""
@@ -363,7 +382,7 @@ class _Connection(asyncio.Protocol):
         most = store_link.MAX_BYTES if head.is_ours else _MAX_REFUSED_BYTES
         length = min(head.length, most)
         if len(received) < length:
-            self._limit(settings.REQUEST_S, self._transport.abort)
+            self._limit(settings.REQUEST_S)
             return None
         body = bytes(received[:length])
         del received[:length]
@@ -443,7 +462,7 @@ class _Connection(asyncio.Protocol):
                 self._answer(head, read())
 
         self._places, self._end_wait = places, end
-        self._limit(hold_s, end)
+        self._limit(hold_s)
         for scope, key in places:
             self._server.await_key(scope, key, end)
 
@@ -477,7 +496,7 @@ class _Connection(asyncio.Protocol):
         if scope == SCOPE and key.startswith(store.PARTS):
             whole = key.removeprefix(store.PARTS)
             missing = server.give(whole, *json.loads(body))
-            return json.dumps(dataclasses.astuple(missing)).encode()
+            return json.dumps([missing.some, missing.number]).encode()
         return server.write(scope, key, body, if_absent=True)
 
     def _refuse(self) -> None:
@@ -505,6 +524,6 @@ class _Connection(asyncio.Protocol):
         text = "\r\n".join((*head, "", ""))
         self._transport.write(text.encode() + body)
         # Until the next request, or until the client has read all of this.
-        self._limit(settings.LOST_S, self._transport.abort)
+        self._limit(settings.LOST_S)
         if not is_kept:
             self._transport.close()
