@@ -28,7 +28,7 @@ from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import shapes_of, transport_to_ranks
-from keras_towers.saved_training import SavedTraining
+from keras_towers.saved_training import KEPT, SavedTraining
 from keras_towers.system import handle_signals
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -85,7 +85,9 @@ class Backup(ResumesFit):
     A backup is a TensorFlow checkpoint. ``tf.train.load_checkpoint`` reads it,
     and ``kt.load_backup`` loads its weights into a model. Even if a process is
     killed while it saves, or the disk is full, the last complete backup
-    remains.
+    remains. Before ``fit`` resumes, it checks all files: if the last backup is
+    damaged, ``fit`` logs that, and resumes from the one before it. If all are
+    damaged, it ends with an error, and leaves them as they are.
 
     ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
     and ignores signals.
@@ -103,6 +105,8 @@ class Backup(ResumesFit):
             The next backup waits until this one is written. So do the end
             after a signal and the end of ``fit``. If writing fails, a later
             batch raises the error.
+        keep: how many complete backups to keep. While ``fit`` writes another
+            one, the folder has one more.
 
     Raises:
         TowerError: an argument is not allowed; ``fit`` runs outside of a
@@ -121,11 +125,19 @@ class Backup(ResumesFit):
         every: int | None = None,
         delete: bool = True,
         asynchronous: bool = False,
+        keep: int = KEPT,
     ):
         check_arguments(
-            Backup, folder=folder, delete=delete, asynchronous=asynchronous
+            Backup,
+            folder=folder,
+            delete=delete,
+            asynchronous=asynchronous,
+            keep=keep,
         )
-        self._resume_by(SavedTraining(folder), every, delete, asynchronous)
+        if keep < 1:
+            raise TowerError(f"keep={keep} backups: give 1 or more.")
+        saved = SavedTraining(folder, keep=keep)
+        self._resume_by(saved, every, delete, asynchronous)
 
     def _resume_by(
         self,
@@ -305,7 +317,8 @@ def load_backup(model: keras.Model, folder: str | os.PathLike[str]) -> None:
     """Load the weights of a backup into a model.
 
     This reads one variable at a time. If variables are in shards over ranks,
-    each rank reads only its shards.
+    each rank keeps only its shards. If the last backup is damaged, the one
+    before it is loaded, which is logged.
 
     Args:
         model: any Keras model with the same weights, in the same order; it need
@@ -314,14 +327,16 @@ def load_backup(model: keras.Model, folder: str | os.PathLike[str]) -> None:
             the folder of one: ``backup/backup-2``.
 
     Raises:
-        TowerError: there is no backup, or there are several; it is damaged; or
-            it has other weights. The model is left as it was.
+        TowerError: there is no backup, or there are several; all of a call are
+            damaged; or they have other weights. The model is left as it was.
 
     Example:
         >>> kt.load_backup(model, "backup")
     """
     call = backup_folder.only_call_in(backup_folder.resolve(folder))
-    name = call.find()
+    name = call.find(
+        lambda parts: [part for part in parts if checkpoint.is_weight(part[0])]
+    )
     facts = call.read_notes(name)
     with call.refusing_damage():
         saved = dict(zip(facts["variables"], facts["shapes"], strict=True))

@@ -31,6 +31,8 @@ _MAX_CHARACTERS = 400
 _MAX_CHARACTERS_READ = 1_000_000
 # Before the message of an error: where TensorFlow has traced the operation.
 _END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
+# What TensorFlow adds of its own functions.
+_OF_TENSORFLOW = r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\]( name: \S*)?"
 
 
 def shorten(error: BaseException) -> str:
@@ -61,7 +63,7 @@ def _message(error: BaseException) -> str:
         return f"its str() raises {type(failure).__name__}"
     if len(text) > _MAX_CHARACTERS_READ:
         return text[:_MAX_CHARACTERS_READ]
-    return re.split(_END_OF_STACK, text)[-1]
+    return re.sub(_OF_TENSORFLOW, "", re.split(_END_OF_STACK, text)[-1])
 
 
 # EX_TEMPFAIL of sysexits.h: when started again, the job may continue.

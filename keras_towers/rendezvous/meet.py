@@ -415,9 +415,10 @@ def beat(
 ) -> None:
     """Send heartbeats until the rank ends, then report that it has ended."""
     client, key = StoreClient(Endpoint(*endpoint)), f"{HEARTBEAT}{rank}"
+    stop = agent.StopDetector(os.getppid())
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)
-        if not has_ended and agent.is_stopped(os.getppid()):
+        if not has_ended and stop.is_stopped():
             continue
         with contextlib.suppress(OSError):
             client.put(key, TaskState.ENDED if has_ended else number)
@@ -455,9 +456,10 @@ def serve(
     server.on_heartbeat = heartbeats.sign
     for rank, placement in enumerate(_placements(introductions)):
         server.put(f"{PLACEMENT}-{rank}", placement)
+    stop = agent.StopDetector(os.getppid())
     while not ended.wait(beat_s):
         # Its heartbeats are the answers of this process.
-        if not agent.is_stopped(os.getppid()):
+        if not stop.is_stopped():
             heartbeats.sign(0)
         heartbeats.beat()
         server.gone = {
