@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -100,10 +101,20 @@ class Store(ABC):
             value: the part; given again, it replaces the one before.
         """
 
-    def wait(self, key: str, timeout_s: float = math.inf) -> bytes:
+    def wait(
+        self,
+        key: str,
+        timeout_s: float = math.inf,
+        given_up: threading.Event | None = None,
+    ) -> bytes:
         """Wait for the bytes of a key, which another process is to write.
 
         Without a limit: if that process ends, the launcher ends this one.
+
+        Args:
+            key: the key.
+            timeout_s: the limit.
+            given_up: set if nobody needs the value any more.
 
         Raises:
             TimeoutError: none has written them in this time.
@@ -114,7 +125,7 @@ class Store(ABC):
             content = self.read(SCOPE, key, min(left_s, settings.LISTEN_S))
             if content is not None:
                 return content
-            if not left_s:
+            if not left_s or (given_up is not None and given_up.is_set()):
                 raise TimeoutError
 
     def get(self, key: str, hold_s: float = 0) -> Any:
