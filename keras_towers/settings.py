@@ -165,7 +165,7 @@ SEES_FILE_S = 5.0
 MAX_SLOTS = 10_000
 #: Largest number of ranks that a message names.
 MAX_RANKS_NAMED = 8
-#: Largest number of other ranks that a waiting rank checks.
+#: Largest number of other ranks at which a rank looks.
 MAX_RANKS_CHECKED = 32
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600

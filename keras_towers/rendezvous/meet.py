@@ -310,7 +310,12 @@ def _not_there(missing: Missing) -> str:
     """Say which ranks have not arrived."""
     if not missing.number:
         return "all ranks have arrived, and are about to get their placements"
-    return f"{missing} not arrived"
+    names = missing.named(missing.some)
+    return (
+        f"rank {names} has not arrived"
+        if missing.number == 1
+        else f"ranks {names} have not arrived"
+    )
 
 
 def _introduction(endpoint: Endpoint, nonce: str) -> JsonObject:

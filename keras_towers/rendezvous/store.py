@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from keras_towers import settings
@@ -60,12 +60,11 @@ class Missing:
     some: list[int]
     number: int
 
-    def __str__(self) -> str:
-        names = ", ".join(map(str, self.some))
-        if self.number == 1:
-            return f"rank {names} has"
-        more = self.number - len(self.some)
-        return f"ranks {names}{f' and {more} more' if more else ''} have"
+    def named(self, some: Sequence[object]) -> str:
+        """List them by the names of the first ones."""
+        more = self.number - len(some)
+        names = ", ".join(map(str, some))
+        return f"{names} and {more} more" if more else names
 
 
 class Store(ABC):
