@@ -368,7 +368,9 @@ class Simulation:
     """A store and simulated ranks, in processes of their own."""
 
     def __init__(self, size: int):
-        system.allow_open_files(4 * size + 100)
+        too_few = system.allow_open_files(2 * size + 100, f"{size} ranks")
+        if too_few:
+            raise SystemExit(too_few)
         self.size = size
         place = Endpoint(LOOPBACK, 0, "")
         self._helper, endpoint = meet.start_store(place, size)

@@ -123,16 +123,29 @@ def check_writable(path: Path, writer: str) -> None:
         ) from error
 
 
-def allow_open_files(number: int) -> int:
-    """Let this process open so many files, or as many as it may; return that.
+def allow_open_files(number: int, needed_by: str) -> str:
+    """Let this process open so many files, or as many as it may.
 
     Processes that it starts inherit this.
+
+    Args:
+        number: how many.
+        needed_by: what needs them, to begin a sentence.
+
+    Returns:
+        What is to be said if they are too few; empty: they are enough.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < number:
-        soft = number if hard == resource.RLIM_INFINITY else min(number, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return number if soft == resource.RLIM_INFINITY else soft
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if limit != unlimited and limit < number:
+        limit = number if most == unlimited else min(number, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    if limit == unlimited or limit >= number:
+        return ""
+    return (
+        f"{needed_by} may need {number:,} open files in this process, which "
+        f"may open {limit:,}: raise its limit (`ulimit -Hn`)"
+    )
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ from keras_towers.settings import (
     ENV_SECRET,
     ENV_SIZE,
 )
+from keras_towers.system import allow_open_files
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -71,6 +72,8 @@ _HELPER_PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from keras_towers.rendezvous import meet; meet.help_rank()"
 )
+# What the store's process has open besides connections.
+_OTHER_FILES = 100
 _MIN_SECRET_LENGTH = 16
 # Rank 0 has not started; or the address is left over from an earlier job, and
 # another program may listen at it.
@@ -443,6 +446,9 @@ def serve(
     Prints the store's port and secret, followed by the number and text of the
     error if it cannot listen.
     """
+    too_few = allow_open_files(2 * size + _OTHER_FILES, f"{size} ranks")
+    if too_few:
+        print(f"keras_towers: {too_few}.", file=sys.stderr, flush=True)
     try:
         server = StoreServer(*endpoint)
     except OSError as error:

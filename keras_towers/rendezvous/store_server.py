@@ -14,24 +14,20 @@ or in other exchanges; or it waits until one of some keys is there.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import logging
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 
 from keras_towers import settings
-from keras_towers._types import JsonObject
 from keras_towers.rendezvous import store, store_link
-from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.reports import Reports
+from keras_towers.rendezvous.local_store import RENDEZVOUS_SCOPE, LocalStore
 from keras_towers.rendezvous.signatures import (
     SIGNATURE,
     Endpoint,
@@ -40,14 +36,11 @@ from keras_towers.rendezvous.signatures import (
     sign_answer,
     sign_request,
 )
-from keras_towers.rendezvous.store import Missing, Progress, Store
+from keras_towers.rendezvous.store import Progress
 from keras_towers.rendezvous.store_link import SCOPE
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-RENDEZVOUS_SCOPE = "global"
-"""The scope in which each rank of Horovod writes its address first."""
-_KEPT = (store.FACTS, store.COMMITTED)
 # How the scopes begin in which ranks of Horovod write their addresses: for all
 # ranks, for the ranks of a host, and for all ranks with one local rank.
 _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
@@ -63,20 +56,7 @@ _LOOK_S = 0.25
 _MAX_REFUSED_BYTES = 64 << 10
 
 
-class _Gathering:
-    """A value of which ranks give parts.
-
-    Attributes:
-        parts: those that have been given, by rank.
-        missing: the ranks that have not given theirs, in order.
-    """
-
-    def __init__(self, size: int):
-        self.parts: dict[int, object] = {}
-        self.missing = dict.fromkeys(range(size))
-
-
-class StoreServer(Store):
+class StoreServer(LocalStore):
     """A job's store, for the process that serves it.
 
     Attributes:
@@ -84,8 +64,6 @@ class StoreServer(Store):
         on_connected: called with the rank of each process that connects to its
             job.
         on_heartbeat: called with a rank and its sign of life.
-        gone: the name and state of each rank that is gone.
-        values: the values of each scope.
         connections: those of its clients.
 
     Raises:
@@ -95,9 +73,8 @@ class StoreServer(Store):
     def __init__(
         self, address: str, port: int = 0, secret: str | None = None
     ) -> None:
-        self._listener = socket.create_server(
-            (address, port), backlog=_WAITING_CONNECTIONS
-        )
+        super().__init__()
+        self._listener = socket.create_server((address, port))
         self.endpoint = Endpoint(
             address,
             int(self._listener.getsockname()[1]),
@@ -106,16 +83,7 @@ class StoreServer(Store):
         self.prefix: str = path_prefix(self.endpoint)
         self.on_connected: Callable[[int], None] = lambda rank: None
         self.on_heartbeat: Callable[[int, Hashable], None] = lambda *sign: None
-        self.gone: dict[int, tuple[str, str]] = {}
-        self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self.connections: set[_Connection] = set()
-        self._reports = Reports()
-        self._gatherings: dict[str, _Gathering] = {}
-        # Those that wait for a key: what to call when it is written.
-        self._awaited: dict[tuple[str, str], set[Callable[[], None]]] = {}
-        self._given_up: collections.Counter[str] = collections.Counter()
-        self._scope_size: dict[str, int] = {}
-        self._lock = threading.RLock()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -128,7 +96,9 @@ class StoreServer(Store):
             lambda _, context: logger.debug("store: %s", context)
         )
         serving = loop.create_server(
-            lambda: _Connection(self), sock=self._listener
+            lambda: _Connection(self),
+            sock=self._listener,
+            backlog=_WAITING_CONNECTIONS,
         )
         listening = loop.run_until_complete(serving)
         self._end_late()
@@ -152,107 +122,12 @@ class StoreServer(Store):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
-    def begin_round(self, plan: Sequence[RankPlacement]) -> None:
-        """Discard the previous round, and let the ranks of a plan meet."""
-        with self._lock:
-            ours = self.values[SCOPE]
-            kept = {name: ours[name] for name in _KEPT if name in ours}
-            self.values.clear()
-            self.values[SCOPE].update(kept)
-            self._reports = Reports()
-            self._gatherings.clear()
-            self.gone.clear()
-            self._given_up.clear()
-            self._scope_size = {}
-            for slot in plan:
-                self._scope_size[RENDEZVOUS_SCOPE] = slot.size
-                self._scope_size[f"local_{slot.hostname}"] = slot.local_size
-                self._scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
+    def _call_each(self, functions: Iterable[Callable[[], None]]) -> None:
+        def call() -> None:
+            for function in functions:
+                function()
 
-    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
-        with self._lock:
-            found = self.values[scope].get(key)
-        if found is not None or not hold_s:
-            return found
-        written = threading.Event()
-        self.await_key(scope, key, written.set)
-        written.wait(hold_s)
-        self.forget(scope, key, written.set)
-        return self.read(scope, key)
-
-    def await_key(self, scope: str, key: str, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called in the server's thread when a key is there."""
-        with self._lock:
-            self._awaited.setdefault((scope, key), set()).add(wake)
-            if key in self.values[scope]:
-                self._wake(scope, key)
-
-    def _wake(self, scope: str, key: str) -> None:
-        """Have those called, by one call of its thread, that wait for a key."""
-        waiting = self._awaited.pop((scope, key), None)
-        if waiting:
-            self.loop.call_soon_threadsafe(_call_each, waiting)
-
-    def forget(self, scope: str, key: str, wake: Callable[[], None]) -> None:
-        """Do not call ``wake`` any more."""
-        with self._lock:
-            waiting = self._awaited.get((scope, key), set())
-            waiting.discard(wake)
-            if not waiting:
-                self._awaited.pop((scope, key), None)
-
-    def write(
-        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
-    ) -> bytes:
-        with self._lock:
-            values = self.values[scope]
-            values[key] = values.get(key, value) if if_absent else value
-            self._wake(scope, key)
-            return values[key]
-
-    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
-        with self._lock:
-            gathering = self._gatherings.get(key)
-            if gathering is None:
-                gathering = self._gatherings[key] = _Gathering(size)
-            gathering.parts[rank] = value
-            missing = gathering.missing
-            missing.pop(rank, None)
-            if not missing:
-                del self._gatherings[key]
-                self.put(key, [gathering.parts[r] for r in range(size)])
-            some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
-            return Missing(list(some), len(missing))
-
-    def delete(self, scope: str, key: str) -> None:
-        """Delete a value; a shared scope, once all its ranks have asked."""
-        with self._lock:
-            if scope not in self._scope_size:
-                self.values[scope].pop(key, None)
-                return
-            self._given_up[scope] += 1
-            if self._given_up[scope] == self._scope_size[scope]:
-                self.values[scope].clear()
-                del self._given_up[scope]
-
-    def report(self, rank: int, progress: Progress) -> JsonObject:
-        """Record a rank's progress; return what it should know of others."""
-        with self._lock:
-            reports = self._reports
-            reports.add(rank, progress)
-            # Every rank gets this list, however many are gone: keep it short.
-            others = (state for r, state in self.gone.items() if r != rank)
-            gone = itertools.islice(others, settings.MAX_RANKS_NAMED)
-            return {
-                "awaited": reports.awaited(rank),
-                "apart": reports.apart(rank),
-                "gone": dict(gone),
-            }
-
-
-def _call_each(functions: Iterable[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
+        self.loop.call_soon_threadsafe(call)
 
 
 @dataclasses.dataclass(frozen=True)
