@@ -1,8 +1,13 @@
 """Which requests the store's server answers."""
 
+import contextlib
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from types import SimpleNamespace
@@ -18,7 +23,10 @@ from keras_towers.rendezvous.signatures import (
     sign_request,
 )
 from keras_towers.rendezvous.store import Progress
+from keras_towers.rendezvous.store_link import encode_request
 from keras_towers.rendezvous.store_server import StoreServer
+from tests.kit.processes import wait_until
+from tests.kit.scripts import run_python
 
 SECRET = "ab" * 32
 
@@ -29,7 +37,7 @@ def server(monkeypatch):
     started = StoreServer("127.0.0.1", secret=SECRET)
     port = started.endpoint.port
     started.begin_round(place_ranks(["h", "h"]))
-    yield SimpleNamespace(
+    made = SimpleNamespace(
         url=f"http://127.0.0.1:{port}",
         path=f"/{path_token(SECRET)}:{port}",
         port=port,
@@ -37,7 +45,9 @@ def server(monkeypatch):
         values=started.values,
         here=started,
     )
-    started.stop()
+    yield made
+    if made.here is not None:
+        started.stop()
 
 
 def ask(server, method, path, body=None, headers=None):
@@ -70,6 +80,134 @@ def test_values_that_are_too_large_are_refused(server, monkeypatch):
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"x" * 11) == 403
     assert ask(server, "PUT", path, b"x" * 10) == 200
+
+
+def raw(server, *parts, pause_s=0.0):
+    """What the server says on one connection until it closes that."""
+    with socket.create_connection(("127.0.0.1", server.port), 60) as link:
+        for part in parts:
+            # It may have closed it already.
+            with contextlib.suppress(ConnectionError):
+                link.sendall(part)
+            time.sleep(pause_s)
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := link.recv(1 << 16):
+                said += part
+        return said
+
+
+def signed(server, method, path, body=b""):
+    return encode_request(server.here.endpoint, method, path, body)
+
+
+def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
+    server, monkeypatch
+):
+    monkeypatch.setattr(settings, "REQUEST_S", 0.5)
+    monkeypatch.setattr(settings, "LOST_S", 1)
+    put = signed(server, "PUT", "/keras_towers/mine", b"1234")
+    begun = time.monotonic()
+    # Nothing, a part of the head, of the body; byte by byte.
+    for parts in ([], [put[:40]], [put[:-1]], [bytes([b]) for b in put[:90]]):
+        assert raw(server, *parts, pause_s=0.02) == b""
+    # No head, and one that does not end; what is sent after that is not read.
+    for sent in (b"\r\n\r\n", b"\0\xff\r\n\r\n", b"x" * 50_000, put[:40] * 900):
+        assert b" 200 " not in raw(server, sent)
+    # Of a rank, but nothing that a rank sends.
+    for path, body in (
+        ("/keras_towers/progress-0", b"{}"),
+        ("/keras_towers/progress-x", b"{}"),
+        ("/keras_towers/parts-x", b"[0]"),
+        ("/keras_towers/any-of", b"[7]"),
+    ):
+        assert raw(server, signed(server, "POST", path, body)) == b""
+    assert time.monotonic() - begun < 30
+    assert not server.values["keras_towers"]
+    # The server serves all the same; and what is slow, but goes on.
+    said = raw(server, put[:-2], put[-2:-1], put[-1:], pause_s=0.3)
+    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert server.client.get("mine") == 1234
+    assert wait_until(lambda: len(server.here.connections) <= 1)
+
+
+def test_requests_on_one_connection_are_answered_in_turn(server, monkeypatch):
+    """Each is signed, and the first that is not ends it."""
+    monkeypatch.setattr(settings, "LOST_S", 1)
+    put = signed(server, "PUT", "/keras_towers/a", b"1")
+    get = signed(server, "GET", "/keras_towers/a")
+    waits = signed(
+        server, "POST", "/keras_towers/any-of", b'["keras_towers/b"]'
+    )
+    forged = put.replace(b"\r\n\r\n1", b"\r\n\r\n2")
+    said = raw(server, get + waits + put[:50], put[50:] + get + forged + get)
+    statuses = [
+        int(line.split()[1])
+        for line in said.split(b"\r\n")
+        if line.startswith((b"HTTP/", b"1HTTP/"))
+    ]
+    assert statuses == [404, 404, 200, 200, 403]
+    assert server.client.get("a") == 1
+    # One that is not used is closed.
+    assert raw(server, get).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_threads_ask_and_wait_in_one_connection(server):
+    client, number = server.client, 20
+    with ThreadPoolExecutor(2 * number) as pool:
+        waits = [pool.submit(client.get, f"k{n}", 60) for n in range(number)]
+        asks = [pool.submit(client.setdefault, "x", n) for n in range(number)]
+        assert len({ask.result(60) for ask in asks}) == 1
+        assert len(server.here.connections) == 1
+        for n in range(number):
+            client.put(f"k{n}", n)
+        assert [wait.result(60) for wait in waits] == [*range(number)]
+    assert wait_until(lambda: not server.here.connections)
+    # A child of a fork makes one of its own.
+    waits = threading.Thread(target=client.get, args=("late", 60))
+    waits.start()
+    assert wait_until(lambda: server.here.connections)
+    child = run_python("-c", _FORKED, repr(astuple(server.here.endpoint)))
+    assert (child.stdout, child.returncode) == ("1\n2\n", 0), child.stderr
+    client.put("late", 1)
+    waits.join(60)
+    # Those that wait when the server ends hear of it.
+    waits = ThreadPoolExecutor().submit(client.get, "never", 60)
+    assert wait_until(lambda: server.here.connections)
+    server.here.stop()
+    with pytest.raises(ConnectionError):
+        waits.result(60)
+    server.here = None
+
+
+_FORKED = """
+import os, sys, threading
+from keras_towers.rendezvous.store import client_of
+from keras_towers.rendezvous.signatures import Endpoint
+endpoint = Endpoint(*eval(sys.argv[1]))
+threading.Thread(target=client_of(endpoint).get, args=("z", 9)).start()
+client_of(endpoint).put("y", 1)
+print(client_of(endpoint).get("y"), flush=True)
+if os.fork() == 0:
+    client_of(endpoint).put("z", 2)
+    print(client_of(endpoint).get("z"), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_the_list_of_what_all_ranks_give_is_there_when_all_have(server):
+    client, size = server.client, 12
+    for rank in reversed(range(1, size)):
+        missing = client.give("list", rank, size, {"rank": rank})
+        assert missing.number == rank and missing.some == [*range(min(8, rank))]
+        assert client.get("list") is None
+    assert missing.named(missing.some) == "0"
+    # It may be given again, as by a rank that has been restarted.
+    assert client.give("list", 1, size, "again").some == [0]
+    assert client.give("list", 0, size, None).number == 0
+    others = [{"rank": rank} for rank in range(2, size)]
+    assert client.get("list") == [None, "again", *others]
 
 
 def test_only_values_are_served(server, tmp_path, monkeypatch):
