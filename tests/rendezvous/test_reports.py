@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers.rendezvous import activity
+from keras_towers.rendezvous import activity, reports
 from keras_towers.rendezvous.reports import Report, Reports
 from keras_towers.rendezvous.store import Progress
 
@@ -130,3 +130,32 @@ def test_rank_0_waits_and_will_not_save(its, since_s, waits_in_vain):
 def test_graphs_may_begin_exchanges_in_another_order():
     mine, its = waiting(**IN_STEP), waiting(exchanges=["other"])
     assert reports_of(mine, its).apart(0) == {}
+
+
+def test_no_report_looks_at_all_ranks(monkeypatch):
+    """Of many ranks that all wait; only what has changed is looked at again."""
+    size, looks = 60, []
+
+    class Looked(Report):
+        @property
+        def is_unchanged(self):
+            looks.append(self)
+            return self.since < self.arrived
+
+    monkeypatch.setattr(reports, "Report", Looked)
+    all_wait = Reports()
+    for _ in range(2):
+        for rank in range(size):
+            all_wait.add(rank, Progress(size, 5, [0, 3, 7], STEP, True))
+    found = [all_wait.awaited(rank) for rank in range(size)]
+    assert found[0] == found[0] | {"rank 1": TOO, "24 more": "likewise"}
+    assert not looks
+    # One of them moves, though others may not look at it.
+    all_wait.add(40, Progress(size, 5, [0, 3, 8], STEP, True))
+    assert all_wait.awaited(0) == {}
+    all_wait.add(40, Progress(size, 5, [0, 3, 8], STEP, True))
+    assert all_wait.awaited(0)["rank 1"] == TOO
+    # One that is behind will come.
+    for _ in range(2):
+        all_wait.add(40, Progress(size, 5, [0, 3, 6], STEP, True))
+    assert all_wait.awaited(0) == {}
