@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers import backup_folder
 from keras_towers._types import Logs
-from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
+from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
@@ -304,11 +304,10 @@ class Backup(ResumesFit):
             # The launcher ends all ranks as soon as one has ended.
             rank_checks.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
-            "fit of model %r ends %s, because of a signal. The exit code is "
-            "%d. Start it again to resume from there.",
+            "fit of model %r ends %s, because of a signal. Start the script "
+            "again to resume from there.",
             self.model.name,
             where,
-            EXIT_AGAIN,
         )
         raise EndOfJob
 

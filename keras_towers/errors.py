@@ -79,3 +79,6 @@ class EndOfJob(SystemExit):
 
 FAILED_ON = "because it failed on"
 """In the error of a rank whose call ends since it failed on another one."""
+
+EXCHANGE_WITH = "the exchange with rank"
+"""In the error of a rank whose connection to another one has ended."""

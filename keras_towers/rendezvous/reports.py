@@ -77,10 +77,10 @@ class Reports:
             if last.arrived - report.arrived > its.limit_s:
                 late[other] = "has stopped giving signs of life"
             elif its.position < mine.position:
-                late[other] = f"is still {its.where}"
+                late[other] = its.where
             elif its.position == mine.position and its.action != mine.action:
                 # Equally far in different programs: each waits for the other.
-                late[other] = f"is {its.where}"
+                late[other] = its.where
         return _by_name(late or self._all_that_wait(rank))
 
     def _all_that_wait(self, rank: int) -> dict[int, str]:
@@ -97,9 +97,7 @@ class Reports:
         for other in _ranks_after(rank, mine.size):
             its = self._last[other].progress
             is_there = its.waits and its.position == mine.position
-            waiting[other] = (
-                "waits there, too" if is_there else f"is {its.where}"
-            )
+            waiting[other] = "waits there, too" if is_there else its.where
         return waiting
 
     def apart(self, rank: int) -> dict[str, str]:
@@ -126,9 +124,7 @@ class Reports:
         if not against:
             return {}
         progress = {rank: mine, **against}
-        return _by_name(
-            {r: p.does or f"is {p.where}" for r, p in progress.items()}
-        )
+        return _by_name({r: p.does or p.where for r, p in progress.items()})
 
 
 def _ranks_after(rank: int, size: int) -> list[int]:

@@ -172,38 +172,37 @@ class TowerEpochIterator(compat.TFEpochIterator):
             )
 
     def _prefetch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Prefetch batches for the towers."""
+        """Prefetch batches for the towers.
+
+        But not those of Python objects, which see how far ahead they are read:
+        a callback may change what they return next. Keras does this already.
+        """
+        adapters = compat.GeneratorDataAdapter, compat.PyDatasetAdapter
+        is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
-        if self._owner is _Owner.TOWER:
-            return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
         is_global = self._owner is _Owner.ALL
-        if not self._config.prefetches_to_towers or (
-            is_global and not self._can_be_divided_ahead()
-        ):
-            if not is_global:
+        batch = data_lib.Batch.of(self.source.element_spec)
+        # TensorFlow may divide batches over towers, before steps, if they have
+        # only parts with a row for each example.
+        is_divided_ahead = (
+            self._config.prefetches_to_towers
+            and self._owner is not _Owner.TOWER
+            and not is_python
+            and (not is_global or batch.has_rows_only)
+        )
+        if not is_divided_ahead:
+            if self._owner is _Owner.RANK:
                 dataset = self._group(dataset)
-            return dataset.prefetch(_PREFETCHED_BATCHES)
+            if is_python:
+                return dataset
+            takers = towers if self._owner is _Owner.TOWER else 1
+            return dataset.prefetch(max(_PREFETCHED_BATCHES, takers))
         if is_global:
             return strategy.experimental_distribute_dataset(
                 data_lib.mapped(dataset, data_lib.with_equal_rows)
             )
         dataset = data_lib.mapped(dataset, data_lib.forget_sizes)
         return strategy.distribute_datasets_from_function(lambda _: dataset)
-
-    def _can_be_divided_ahead(self) -> bool:
-        """Whether TensorFlow may divide batches over the towers, before steps.
-
-        It knows only parts with a row for each example.
-        """
-        adapter, batch = self.data_adapter, self.source.element_spec
-        known: dict[tuple[str, ...], set[str]] = {}
-        if isinstance(adapter, compat.GeneratorDataAdapter):
-            first = data_lib.Batch.of(adapter._first_batches[0])
-            batch, known = first.structure, {first.names: first.undivided()}
-        elif isinstance(adapter, compat.PyDatasetAdapter):
-            # Neither shapes nor a batch that may be read twice show its parts.
-            return len(tf.nest.flatten(batch)) == 1
-        return data_lib.Batch.of(batch, known).has_rows_only
 
     def _group(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Group batches into the agreed number of ``TowerBatch``es."""
