@@ -149,11 +149,8 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
             missing = Missing(some, len(silent))
         else:
             missing = store.give(_STARTED, cluster.rank, cluster.size, True)
-            # Another may have been the last one.
             if store.get(_STARTED, min(timeout_s, settings.HOLD_S)):
-                return
-        if not missing.number:
-            return
+                missing = Missing([], 0)
         # Known only where they have met before.
         gone = watch.gone_ranks()
         if gone:
@@ -162,6 +159,8 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
                 "strategy, which connects all tasks of TF_CONFIG: make it in "
                 "each of them, before any of them ends."
             )
+        if not missing.number:
+            return
         if waited_s:
             named = missing.named(_names(task, missing.some))
             logger.warning("%s waits for %s to start.", task.cluster, named)
