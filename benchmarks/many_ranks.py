@@ -18,7 +18,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,8 +64,11 @@ class SimulatedRank:
         gone: when this rank has heard of each rank that is gone.
     """
 
-    def __init__(self, endpoint: Endpoint, rank: int, size: int):
+    def __init__(
+        self, endpoint: Endpoint, rank: int, size: int, keeps: bool = True
+    ):
         self.rank, self.size = rank, size
+        self._keeps = keeps
         self.beats: list[float] = []
         self.errors = 0
         self.gone: dict[str, float] = {}
@@ -87,16 +90,24 @@ class SimulatedRank:
             async with asyncio.timeout(settings.STORE_ANSWER_S):
                 await self._send(request, body)
                 return await request.answer
-        except (OSError, EOFError):
+        except OSError:
             self.errors += 1
             return None
 
     async def wait(self, key: str) -> Any:
         """Wait for a value, in the same connection."""
-        event = self._events[f"{SCOPE}/{key}"] = asyncio.Event()
-        await self._ask_for_any()
-        await event.wait()
-        return json.loads(await self._ask("GET", key) or b"null")
+        found = None
+        while found is None:
+            event = self._events[f"{SCOPE}/{key}"] = asyncio.Event()
+            try:
+                await self._ask_for_any()
+            except OSError:
+                self.errors += 1
+                await asyncio.sleep(settings.NETWORK_POLL_S)
+                continue
+            await event.wait()
+            found = await self._ask("GET", key)
+        return json.loads(found)
 
     async def _ask_for_any(self) -> None:
         request = _Request("POST", f"/{SCOPE}/{ANY}")
@@ -111,7 +122,9 @@ class SimulatedRank:
         self._requests.append(request)
         self._asked.set()
         self._writer.write(
-            encode_request(self._endpoint, request.method, request.path, body)
+            encode_request(
+                self._endpoint, request.method, request.path, body, self._keeps
+            )
         )
 
     async def _connect(
@@ -121,28 +134,37 @@ class SimulatedRank:
         return await asyncio.open_connection(address, port)
 
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:
-        while True:
-            request = self._requests[0]
-            content = await self._read_answer(reader, request)
-            self._requests.popleft()
-            if not request.answer.cancelled():
-                request.answer.set_result(content)
-            if request.path.endswith(ANY):
-                for place in json.loads(content or b"[]"):
-                    event = self._events.pop(place, None)
-                    if event is not None:
-                        event.set()
-            if not self._requests and self._events:
-                await self._ask_for_any()
-            self._asked.clear()
-            with contextlib.suppress(TimeoutError):
-                while not self._requests:
+        with contextlib.suppress(OSError, EOFError):
+            while self._keeps or self._requests:
+                if not self._requests:
+                    self._asked.clear()
                     await asyncio.wait_for(self._asked.wait(), IDLE_S)
-            if not self._requests:
-                break
+                request = self._requests[0]
+                content = await self._read_answer(reader, request)
+                self._requests.popleft()
+                # This rank may not have waited so long.
+                if not request.answer.done():
+                    request.answer.set_result(content)
+                if request.path.endswith(ANY):
+                    self._wake(json.loads(content or b"[]"))
+                if self._events and not self._requests:
+                    await self._ask_for_any()
+        # What has no answer fails; who waits asks again.
         assert self._writer is not None
         self._writer.close()
         self._writer = None
+        for request in self._requests:
+            if request.path.endswith(ANY) or request.answer.done():
+                continue
+            request.answer.set_exception(ConnectionResetError())
+        self._requests.clear()
+        self._wake([*self._events])
+
+    def _wake(self, places: Iterable[str]) -> None:
+        for place in places:
+            event = self._events.pop(place, None)
+            if event is not None:
+                event.set()
 
     async def _read_answer(
         self, reader: asyncio.StreamReader, request: _Request
@@ -204,7 +226,7 @@ class SimulatedRank:
 
     async def _sign(self, sign: object) -> None:
         """Send a sign of life, as the process beside the rank does."""
-        beside = SimulatedRank(self._endpoint, self.rank, self.size)
+        beside = SimulatedRank(self._endpoint, self.rank, self.size, False)
         key = f"{store.HEARTBEAT}{self.rank}"
         await beside._ask("PUT", key, json.dumps(sign).encode())
         self.errors += beside.errors

@@ -124,7 +124,7 @@ HOLD_S = 4.0
 #: The same, of a rank that listens for what may never be written.
 LISTEN_S = 30.0
 #: For the rest of a request to the store to arrive.
-REQUEST_S = 3
+REQUEST_S = 10.0
 #: For ssh to connect to a host.
 SSH_CONNECT_S = 10
 #: Largest number of simultaneous ssh logins on a host: by default its server

@@ -422,7 +422,9 @@ def beat(
     ended: threading.Event, endpoint: Sequence[Any], rank: int, beat_s: float
 ) -> None:
     """Send heartbeats until the rank ends, then report that it has ended."""
-    client, key = StoreClient(Endpoint(*endpoint)), f"{HEARTBEAT}{rank}"
+    # The rank itself has a connection all the time.
+    client = StoreClient(Endpoint(*endpoint), keeps=False)
+    key = f"{HEARTBEAT}{rank}"
     stop = agent.StopDetector(os.getppid())
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)

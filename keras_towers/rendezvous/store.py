@@ -200,11 +200,16 @@ class Progress:
 
 
 class StoreClient(Store):
-    """A store that another process serves."""
+    """A store that another process serves.
 
-    def __init__(self, endpoint: Endpoint):
+    Args:
+        endpoint: the store.
+        keeps: whether to keep the connection for a moment.
+    """
+
+    def __init__(self, endpoint: Endpoint, keeps: bool = True):
         self.host: str = endpoint.address
-        self._link = StoreLink(endpoint)
+        self._link = StoreLink(endpoint, keeps)
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         if hold_s:

@@ -53,10 +53,16 @@ class StoreLink:
     request for any of several keys, which the next request ends, and which is
     made again after that. The connection is closed when nobody has asked or
     waited for a moment.
+
+    Args:
+        endpoint: the store.
+        keeps: whether to wait that moment; otherwise the server closes the
+            connection.
     """
 
-    def __init__(self, endpoint: Endpoint):
+    def __init__(self, endpoint: Endpoint, keeps: bool = True):
         self._endpoint = endpoint
+        self._keeps = keeps
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
         # Those that have no answer yet.
@@ -161,7 +167,8 @@ class StoreLink:
             self._wake(json.loads(content or b"[]"))
         if self._awaited and not self._requests:
             self._ask_for_any()
-        if not self._lock.wait_for(lambda: self._requests, IDLE_S):
+        idle_s = IDLE_S if self._keeps else 0
+        if not self._lock.wait_for(lambda: self._requests, idle_s):
             self._socket = None
 
     def _wake(self, places: Sequence[str]) -> None:
@@ -210,20 +217,22 @@ def encode_request(
     method: str,
     path: str,
     body: bytes,
+    keeps: bool = True,
 ) -> bytes:
-    """A signed request, of a client that keeps its connection.
+    """A signed request.
 
     Args:
         endpoint: the store.
         method: the method.
         path: the scope and the key, each after a slash.
         body: what is sent.
+        keeps: whether the client keeps the connection.
     """
     head = (
         f"{method} /{path_prefix(endpoint)}{path} HTTP/1.1",
         f"Host: {endpoint.address}:{endpoint.port}",
         f"{SIGNATURE}: {sign_request(endpoint.secret, method, path, body)}",
         f"Content-Length: {len(body)}",
-        "Connection: keep-alive",
+        f"Connection: {'keep-alive' if keeps else 'close'}",
     )
     return "\r\n".join((*head, "", "")).encode() + body
