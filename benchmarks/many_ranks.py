@@ -38,7 +38,6 @@ from keras_towers.rendezvous.signatures import (
 from keras_towers.rendezvous.store import Progress
 from keras_towers.rendezvous.store_link import (
     ANY,
-    IDLE_S,
     SCOPE,
     encode_request,
 )
@@ -138,7 +137,9 @@ class SimulatedRank:
             while self._keeps or self._requests:
                 if not self._requests:
                     self._asked.clear()
-                    await asyncio.wait_for(self._asked.wait(), IDLE_S)
+                    await asyncio.wait_for(
+                        self._asked.wait(), settings.STORE_IDLE_S
+                    )
                 request = self._requests[0]
                 content = await self._read_answer(reader, request)
                 self._requests.popleft()

@@ -31,9 +31,6 @@ SCOPE = "keras_towers"
 MAX_BYTES: int = 16 << 20
 """Largest value. A signature covers it, so it is read before it is known who
 sends it."""
-IDLE_S = 0.1
-"""How long a connection stays open that nobody uses: what a rank does often
-needs several requests."""
 _ANY = f"/{SCOPE}/{ANY}"
 _OK, _NOT_FOUND = 200, 404
 _MAX_LINE_BYTES = 1 << 16
@@ -167,7 +164,7 @@ class StoreLink:
             self._wake(json.loads(content or b"[]"))
         if self._awaited and not self._requests:
             self._ask_for_any()
-        idle_s = IDLE_S if self._keeps else 0
+        idle_s = settings.STORE_IDLE_S if self._keeps else 0
         if not self._lock.wait_for(lambda: self._requests, idle_s):
             self._socket = None
 

@@ -50,8 +50,6 @@ _OK, _FORBIDDEN, _NOT_FOUND = _REASONS
 # only after seconds. The kernel may allow fewer.
 _WAITING_CONNECTIONS = 4096
 _MAX_HEAD_BYTES = 16 << 10
-# Between two looks at which connections take too long.
-_LOOK_S = 0.25
 # Read of a refused request, since a client reads no answer while it sends.
 _MAX_REFUSED_BYTES = 64 << 10
 
@@ -115,7 +113,7 @@ class StoreServer(LocalStore):
         now = time.monotonic()
         for connection in [*self.connections]:
             connection.end_late(now)
-        self.loop.call_later(_LOOK_S, self._end_late)
+        self.loop.call_later(settings.STORE_LOOK_S, self._end_late)
 
     def stop(self) -> None:
         """Stop the server, and close its connections."""
