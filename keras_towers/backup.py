@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers import backup_folder
 from keras_towers._types import Logs
-from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
+from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
@@ -41,6 +41,24 @@ def _adoption() -> Adoption | None:
     """The adoption of the current strategy's models, if there is one."""
     strategy = components.active_strategy()
     return None if strategy is None else strategy._adoption
+
+
+def _describe_data(steps: int | None) -> dict[str, str]:
+    """Describe the data of the running ``fit``, as far as that is known.
+
+    Args:
+        steps: how many batches an epoch has; None: unknown.
+    """
+    call = tower_call.current()
+    if call is None or call.epoch_iterator is None:
+        return {}
+    data = call.epoch_iterator.data_adapter
+    return {
+        "batch_size": str(data.batch_size),
+        "batches in an epoch": str(steps),
+        "examples of the last batch": str(data.partial_batch_size),
+        "shuffle": str(call.keras_call.arguments.get("shuffle", True)),
+    }
 
 
 class Backup(ResumesFit):
@@ -78,9 +96,10 @@ class Backup(ResumesFit):
     regularizers, constraints and dtypes), optimizers, losses and metrics.
     Names, seeds, the first values of weights, and the metrics at an epoch's end
     may differ. If the number of ranks has changed, the learning rate may
-    differ, too: training then uses the backup's rate, and logs it. ``fit`` does
-    not compare the data, its own arguments, Python code, the connections of
-    layers, or settings that no ``get_config()`` returns.
+    differ, too: training then uses the backup's rate, and logs it. If the batch
+    size, the number of batches or ``shuffle`` differ, ``fit`` logs that. It
+    does not compare the data, Python code, the connections of layers, or
+    settings that no ``get_config()`` returns.
 
     A backup is a TensorFlow checkpoint. ``tf.train.load_checkpoint`` reads it,
     and ``kt.load_backup`` loads its weights into a model. Even if a process is
@@ -191,6 +210,7 @@ class Backup(ResumesFit):
                 "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
             )
         self._saved.attach(self.model)
+        self._saved.compare_data(_describe_data(self.params.get("steps")))
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._skipped = self._saved.position.batch
@@ -304,11 +324,10 @@ class Backup(ResumesFit):
             # The launcher ends all ranks as soon as one has ended.
             rank_checks.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
-            "fit of model %r ends %s, because of a signal. The exit code is "
-            "%d. Start it again to resume from there.",
+            "fit of model %r ends %s, because of a signal. Start the script "
+            "again to resume from there.",
             self.model.name,
             where,
-            EXIT_AGAIN,
         )
         raise EndOfJob
 

@@ -26,6 +26,16 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f". Did you mean {close[0]!r}?" if close else ""
 
 
+def described(value: object) -> str:
+    """Say what a value is, and not what it holds, which may be an array."""
+    if callable(value):
+        return f"{value!r:.80}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(type(each).__name__ for each in value)})"
+    name = type(value).__name__
+    return f"{value!r} ({name})" if isinstance(value, int | str) else name
+
+
 _MAX_CHARACTERS = 400
 # What is longer has no stack of TensorFlow's before its message.
 _MAX_CHARACTERS_READ = 1_000_000

@@ -51,8 +51,6 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 KEPT = 2
 """How many backups are kept by default."""
 _METRICS = "metrics"
-# How many differences an error shows.
-_SHOWN_SETTINGS = 3
 
 
 @dataclasses.dataclass
@@ -136,6 +134,7 @@ class SavedTraining:
         self._model: Any = None
         self._settings: ModelSettings | None = None
         self._found: SavedState | None = None
+        self._data: dict[str, str] = {}
         self._begun: _Begun | None = None
         self._hook_states = SavedStates([], [])
 
@@ -165,7 +164,7 @@ class SavedTraining:
             begun=calls.begun,
         )
         self.metrics, self._hook_states = [], SavedStates([], [])
-        self._found, refusal = None, ""
+        self._found, self._data, refusal = None, {}, ""
         name = self._find(peers, failed) if self.is_kept else ""
         if self._writes:
             self._settings = plain_settings.settings_of(model, peers.size)
@@ -276,41 +275,15 @@ class SavedTraining:
                 ],
             )
             settings = ModelSettings(**facts["settings"])
-        return self._compare(settings)
+            self._data = dict(facts["data"])
+        assert self._settings is not None
+        between = not self.position.batch
+        return settings.refusal(self._settings, self._call.path, between)
 
     def _read(self, name: str, dtype: str | tf.DType) -> tf.Tensor:
         assert self._found is not None
         prefix = self._call.prefix(self._found.name)
         return checkpoint.read(prefix, name, dtype)
-
-    def _compare(self, saved: ModelSettings) -> str:
-        """Return why the backup is not that of this model; empty if it is."""
-        assert self._settings is not None
-        differing = saved.differing(self._settings)
-        if not self.position.batch:
-            differing.pop("metrics", None)
-        shown = [
-            f"{name} ({was} in the backup, {now} now)"
-            for name, (was, now) in differing.items()
-        ]
-        if not shown:
-            return ""
-        listed = "; ".join(shown[:_SHOWN_SETTINGS])
-        if saved.ranks != self._settings.ranks and all(
-            map(plain_settings.is_rate, differing)
-        ):
-            logger.warning(
-                "the number of ranks has changed, and so has %s: training goes "
-                "on with the values of the backup",
-                listed,
-            )
-            return ""
-        return (
-            f"{self._call.path} is the backup of another model, or of one that "
-            f"was compiled differently: {listed}. Make and compile the model "
-            "as it was then, give Backup another folder, or delete it to train "
-            "from the beginning."
-        )
 
     @property
     def _place(self) -> list[int]:
@@ -338,6 +311,25 @@ class SavedTraining:
             self._found = None
         if self._writes:
             commits.report_resumes(True)
+
+    def compare_data(self, data: dict[str, str]) -> None:
+        """Warn if the data of ``fit`` are others than those of the backup.
+
+        Args:
+            data: describes the data, by names.
+        """
+        both = [self._data, data]
+        differing = rank_checks.differing_settings(both if all(both) else [])
+        if differing:
+            logger.warning(
+                "%s was made with other data: %s. fit leaves out as many "
+                "batches as are done (%d of epoch %d), and trains on the rest",
+                self._call.path,
+                plain_settings.describe_changes(differing),
+                self.position.batch,
+                self.position.epoch + 1,
+            )
+        self._data = data
 
     def _restore_hook(self) -> None:
         """Give each rank its state of the communication hook. Collective."""
@@ -468,6 +460,7 @@ class SavedTraining:
         return {
             "settings": dataclasses.asdict(self._settings),
             "position": dataclasses.asdict(self.position),
+            "data": self._data,
             "variables": [*variables],
             "shapes": shapes_of([*variables.values()]),
             "trained": trained_in(self._model),

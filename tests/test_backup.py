@@ -391,6 +391,11 @@ OF_ANOTHER = {
         lambda: compiled_with(ADAM(0.1, clipnorm=1.0), "mse"),
         "clipnorm of the optimizer (None in the backup, 1.0 now)",
     ),
+    "optimizer": (
+        lambda: compiled_with(ADAM(0.1), "mse"),
+        lambda: compiled_with(keras.optimizers.SGD(0.1), "mse"),
+        "differently: optimizer (Adam in the backup, SGD now). Make",
+    ),
     "loss": (
         lambda: compiled_with(ADAM(0.1), "mse"),
         lambda: compiled_with(ADAM(0.1), "mae"),
@@ -412,12 +417,26 @@ def test_the_backup_of_another_model_is_refused(what, tmp_path):
     interrupted(last, 0, 1, kill(signal.SIGTERM), made=make())
     made = other()
     untrained = made.get_weights()
-    words = f"backup is the backup of another model.*{re.escape(said)}.*give"
+    words = f"is the backup of another model.*{re.escape(said)}.*kt.load_back"
     with pytest.raises(kt.TowerError, match=words):
         train(last, made=made)
     assert_all_close(made.get_weights(), untrained, 0)
     begin_again()
     train(last, made=make())
+
+
+def test_other_data_are_said(tmp_path, caplog):
+    last = kt.Backup(tmp_path, delete=False)
+    interrupted(last, 1, 2, kill(signal.SIGTERM))
+    train(last)
+    assert "other data" not in caplog.text
+    shutil.rmtree(tmp_path)
+    begin_again()
+    interrupted(last, 1, 2, kill(signal.SIGTERM))
+    train(last, data=(X[:20], Y[:20], 4), shuffle=False)
+    words = "data: batch_size (5 in the backup, 4 now); examples of the last "
+    assert f"{words}batch (4 in the backup, None now); shuffle" in caplog.text
+    assert "are done (3 of epoch 2)" in caplog.text
 
 
 def test_what_changes_no_result_may_differ(tmp_path):

@@ -99,7 +99,9 @@ def check_call(
             name = None if observer is None else type(observer).__name__
             settings["callback that measures"] = str(name)
     ranks = _meet(config, settings, kind, where)
-    differing = rank_checks.differing_settings(ranks)
+    differing = plain_settings.without_settings_of_others(
+        rank_checks.differing_settings(ranks)
+    )
     rates = [name for name in differing if plain_settings.is_rate(name)]
     for name in rates:
         values = differing.pop(name)

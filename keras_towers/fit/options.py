@@ -1,4 +1,4 @@
-"""The options of all strategies: declared, documented and checked once."""
+"""The options that strategies share: declared, documented and checked once."""
 
 from __future__ import annotations
 

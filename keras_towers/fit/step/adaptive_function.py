@@ -24,7 +24,7 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.weights.copies import read_handle
-from keras_towers.rendezvous import failed_calls, rank_checks
+from keras_towers.rendezvous import activity, failed_calls, rank_checks
 from keras_towers.transport import Transport
 
 # The first steps of a call show which inputs are not divided and how much
@@ -115,6 +115,12 @@ class AdaptiveFunction(TowerFunction):
             self._retrace()
 
     def __call__(self, data: Structure) -> Structure:
+        result = self._run_steps(data)
+        # What follows are callbacks.
+        activity.mark_over()
+        return result
+
+    def _run_steps(self, data: Structure) -> Structure:
         if self._prepare is not None:
             prepare, self._prepare = self._prepare, None
             function = getattr(self._model, self._name)
