@@ -19,7 +19,7 @@ from keras_towers.fit.calls import (
     tower_call,
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
-from keras_towers.fit.calls.lone_call import LoneCall
+from keras_towers.fit.calls.lone_call import LoneCall, refuse_in_thread
 from keras_towers.fit.calls.tower_call import Runner, TowerCall
 from keras_towers.fit.components import (
     TRAINING,
@@ -65,7 +65,7 @@ class TowerRunner(Runner):
         Args:
             kind: the method of Keras.
         """
-        if tower_call.current() is not None:
+        if tower_call.around() is not None:
             return contextlib.nullcontext()
         return failing_together(self._config, kind)
 
@@ -83,7 +83,7 @@ class TowerRunner(Runner):
         self, keras_call: KerasCall, start: FitStart | None
     ) -> Structure:
         kind, model = keras_call.kind, keras_call.model
-        outer = tower_call.current()
+        outer = tower_call.around()
         # A fit that goes on from a backup has its evaluation on its tower.
         if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
@@ -95,6 +95,9 @@ class TowerRunner(Runner):
             outer.wait_for_steps(keras_call.trains)
             name = rank_checks.without_numbers(model.name)
             what = f"{kind} of model {name!r}"
+            if outer is not tower_call.current():
+                refuse_in_thread(keras_call, outer)
+                return self._start_alone(keras_call)
             if not outer.meet(what, keras_call):
                 return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
@@ -276,6 +279,8 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if call.refused is not None and isinstance(error, tf.errors.OpError):
+            raise call.refused from None
         reason = call.build_error
         if reason is not None and type(reason) is not type(error):
             error.add_note(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -19,7 +20,9 @@ from keras_towers._notices import first_time
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
-from keras_towers.fit.data import batches as data_lib, same_data
+from keras_towers.fit.context import patches
+from keras_towers.fit.data import batches as data_lib, in_turn, same_data
+from keras_towers.fit.data.in_turn import InTurn
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.places import Places
 
@@ -30,6 +33,9 @@ RELEASES = "keras-towers-releases"
 _PREFETCHED_BATCHES = 2
 # For Dataset.take(): all elements; a step stops when all data have ended.
 _UNTIL_ALL_END = -1
+
+
+Within: TypeAlias = "Callable[[str], contextlib.AbstractContextManager[None]]"
 
 
 class _Owner(enum.Enum):
@@ -55,6 +61,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             unknown.
         end_data: called with the number of batches if data that all ranks share
             ends at a batch that Keras expects.
+        turn: lets threads that read data wait for steps.
+        within: returns the block in which code of the data runs in this thread,
+            given where: "Mine.on_epoch_end".
         **kwargs: the arguments of Keras's own iterator.
     """
 
@@ -74,6 +83,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         whole: bool = False,
         epochs: int | None = None,
         end_data: Callable[[int], None] = lambda batches: None,
+        turn: InTurn | None = None,
+        within: Within = lambda where: contextlib.nullcontext(),
         **kwargs: object,
     ):
         self._config, self._places, self._kind = config, places, kind
@@ -81,15 +92,23 @@ class TowerEpochIterator(compat.TFEpochIterator):
         # Processes that exchange nothing may end at different times.
         self._together: bool = batch_ranks is config.transport
         self._on_next_step, self._order = on_next_step, order
-        self._end_data = end_data
+        self._end_data, self._within = end_data, within
         self.at_last_step: bool = False
+        self.turn: InTurn = turn or InTurn(list)
+        self._is_skipping = False
+        name = type(kwargs.get("x")).__name__
         with order.of_arrays() if order else contextlib.nullcontext():
-            super().__init__(distribute_strategy=Undistributed, **kwargs)
+            with within(f"{name}'s first batches"), self.turn.first_batches():
+                super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
+            self._run_in_turn(name)
             self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
             self.source: tf.data.Dataset = self._distributed_dataset
             self._owner: _Owner = self._find_owner(whole)
             is_global = self._owner is _Owner.ALL
+            self.why_not_asking: str = ""
+            if is_global and batch_ranks.size > 1:
+                self.why_not_asking = self._why_not_asking()
             if self._has_arrays and is_global and batch_ranks.size > 1:
                 local_rows = _read_local_rows(adapter, places)
         self._common_steps: int | None = None
@@ -110,6 +129,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 self._agree_on_steps()
             dataset = local_rows or self.source
             self._distributed_dataset = self._prefetch(dataset)
+        if self._owner is _Owner.RANK:
+            self.turn.per_step = config.num_towers
         self._set_steps()
         if epochs is not None and is_global:
             self._limit_reads(epochs)
@@ -124,6 +145,42 @@ class TowerEpochIterator(compat.TFEpochIterator):
         each = self._config.options.batches == "each"
         own = each and (self._kind == "fit" or self._together)
         return _Owner.RANK if own else _Owner.ALL
+
+    def _run_in_turn(self, name: str) -> None:
+        """Let code of the data run in its place: batches, and its events."""
+        adapter, turn = self.data_adapter, self.turn
+        reads = {compat.GeneratorDataAdapter: ["generator"]}
+        reads[compat.PyDatasetAdapter] = [
+            "_finite_generator",
+            "_infinite_generator",
+        ]
+        for attribute in reads.get(type(adapter), ()):
+            setattr(adapter, attribute, turn.wrap(getattr(adapter, attribute)))
+
+        def run(event: str, original: Callable[[], None]) -> None:
+            with self._within(f"{name}.{event}"):
+                original()
+
+        for event in ("on_epoch_begin", "on_epoch_end"):
+            original = getattr(adapter, event)
+            setattr(adapter, event, functools.partial(run, event, original))
+
+    def _why_not_asking(self) -> str:
+        """Return why what reads the data must not ask the model; or "".
+
+        Ranks would read at different times, and get different batches.
+        """
+        if isinstance(self.data_adapter, compat.PyDatasetAdapter):
+            return "Give the PyDataset workers=1" if self._has_pool else ""
+        if in_turn.reads_ahead(self.source):
+            return "Leave out prefetch and num_parallel_calls"
+        if self.steps_per_execution > 1:
+            return "Compile the model with steps_per_execution=1"
+        return ""
+
+    @property
+    def _has_pool(self) -> bool:
+        return getattr(self.data_adapter, "enqueuer", None) is not None
 
     def _limit_reads(self, epochs: int) -> None:
         """Read only as many batches of a generator as there are steps.
@@ -177,6 +234,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self._owner is _Owner.TOWER:
             return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
         is_global = self._owner is _Owner.ALL
+        is_read_ahead = in_turn.reads_ahead(dataset)
+        if is_global and not is_read_ahead and in_turn.runs_python(dataset):
+            # As on one device.
+            return dataset
         if not self._config.prefetches_to_towers or (
             is_global and not self._can_be_divided_ahead()
         ):
@@ -285,6 +346,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
         """Read batches as ``fit`` does, without training on them."""
+        with patches.shadowed(self, {"_is_skipping": True}):
+            return self._skip(batches)
+
+    def _skip(self, batches: int) -> tuple[int, int]:
         epochs = 0
         while batches:
             before = batches
@@ -298,6 +363,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                     size = self.steps_per_execution
                     _, _, data = compat.execution_of(step, size)
                     for _ in range(size):
+                        self.turn.skip(self.turn.per_step)
                         next(data)
                         batches -= 1
             if batches == before:
@@ -319,6 +385,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _get_iterator(self) -> Iterable[Structure]:
         skip, self._batches_to_skip = self._batches_to_skip, 0
+        self.turn.begin_iterator()
+        self.turn.skip(skip * self.turn.per_step)
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
         if not skip and not self._has_arrays:
@@ -335,6 +403,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __next__(self) -> Structure:
         self._on_next_step()
         step = super().__next__()
+        if not self._is_skipping:
+            self.turn.begin_steps()
         self._fresh_iterator = None
         size = self.steps_per_execution
         first, last, self._read = compat.execution_of(step, size)
@@ -373,9 +443,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             read, tf.data.Iterator | tf.distribute.DistributedIterator
         ):
             return False
+        self.turn.begin_steps()
         return bool(read.get_next_as_optional().has_value())
 
     def reset(self) -> None:
+        self.turn.begin_iterator()
         super().reset()
         self._set_steps()
 

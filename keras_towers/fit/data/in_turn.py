@@ -1,0 +1,237 @@
+"""Python data that ask the model, read in the step that they are for.
+
+Threads of TensorFlow read generators and ``PyDataset``s some batches ahead of
+the steps. What such data learn from a model that trains meanwhile would depend
+on time, and ranks would get different batches. So once data have asked the
+model, they are read as far as the step that has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing.dummy
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.data.same_data import parts_of
+
+
+class InTurn:
+    """Lets the threads that read an epoch iterator's data wait for its steps.
+
+    Args:
+        state: returns the variables that steps write.
+        per_execution: how many steps Keras runs at a time.
+        done: returns how many steps are done, also within an execution; None:
+            they are not counted.
+
+    Attributes:
+        per_step: how many batches a step takes.
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], Collection[keras.Variable]],
+        per_execution: int = 1,
+        done: Callable[[], int] | None = None,
+    ):
+        self.per_step = 1
+        self._state = state
+        self._per_execution = per_execution
+        self._done = done if per_execution > 1 else None
+        self._changed = threading.Condition()
+        self._has_asked = False
+        self._asking = 0
+        # Of the data's current iterator: its number, the batches read without
+        # a step, the steps that have begun, and those done before the last.
+        self._iterator = self._skipped = self._begun = self._done_before = 0
+
+    def begin_iterator(self) -> None:
+        """Begin to read anew: what still reads the last iterator ends."""
+        with self._changed:
+            self._iterator += 1
+            self._skipped = self._begun = 0
+            self._changed.notify_all()
+
+    def skip(self, batches: int) -> None:
+        """Let batches be read without a step."""
+        with self._changed:
+            self._skipped += batches
+            self._changed.notify_all()
+
+    def begin_steps(self) -> None:
+        """Let the batches of the next execution be read."""
+        with self._changed:
+            self._begun += self._per_execution
+            if self._done is not None:
+                self._done_before = self._done()
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """End what still reads, once it uses the model no more."""
+        self.begin_iterator()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._asking)
+
+    @contextlib.contextmanager
+    def first_batches(self) -> Iterator[None]:
+        """Read the first batches in this block, before any step."""
+        with _reading.holding(_Reading(self)):
+            yield
+
+    def wrap(
+        self, read: Callable[[], Iterable[object]]
+    ) -> Callable[[], Iterator[object]]:
+        """Return what reads the same batches, each in its turn."""
+
+        def batches() -> Iterator[object]:
+            iterator, source = self._iterator, iter(read())
+            for number in itertools.count():
+                reading = _Reading(self, iterator, number)
+                if self._has_asked:
+                    reading.wait()
+                with _reading.holding(reading):
+                    try:
+                        batch = next(source)
+                    except StopIteration:
+                        return
+                yield batch
+
+        return batches
+
+    def written(self) -> set[int]:
+        """The ids of the variables that steps write."""
+        return {id(variable) for variable in self._state()}
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Let ``end`` wait for this block, which uses the model."""
+        with self._changed:
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._asking -= 1
+                self._changed.notify_all()
+
+    def wait_for(self, iterator: int, number: int) -> None:
+        """Wait until the step of a batch begins, since data ask the model."""
+        # Steps within an execution notify nobody.
+        pause_s = None if self._done is None else settings.POLL_S
+        with self._changed:
+            self._has_asked = True
+            while iterator and not self._is_due(iterator, number):
+                self._changed.wait(pause_s)
+
+    def _is_due(self, iterator: int, number: int) -> bool:
+        if iterator != self._iterator:
+            raise TowerError(
+                "a generator or PyDataset asks the model for a batch that "
+                "nothing needs any more: the call has ended, or begins to "
+                "read anew."
+            )
+        step = (number - self._skipped) // self.per_step
+        last = self._begun - self._per_execution
+        if self._done is None or step <= last:
+            return step < self._begun
+        return step <= last + self._done() - self._done_before
+
+
+class _Reading:
+    """What a thread reads: a batch of an iterator; or the first batches."""
+
+    def __init__(self, turn: InTurn, iterator: int = 0, number: int = 0):
+        self.turn = turn
+        self._iterator, self._number = iterator, number
+        self._is_due = False
+        self._written: set[int] | None = None
+
+    def ask(self, variables: Iterable[object]) -> None:
+        """Wait for its step, if steps write any of the variables."""
+        if self._is_due:
+            return
+        if self._written is None:
+            self._written = self.turn.written()
+        if any(id(variable) in self._written for variable in variables):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for its step."""
+        self.turn.wait_for(self._iterator, self._number)
+        self._is_due = True
+
+
+_reading: ThreadLocal[_Reading] = ThreadLocal()
+
+
+@contextlib.contextmanager
+def asking(variables: Iterable[object]) -> Iterator[None]:
+    """Use variables in a block, in turn if this thread reads data."""
+    reading = _reading.get()
+    if reading is None:
+        yield
+        return
+    reading.ask(variables)
+    with reading.turn.asking():
+        yield
+
+
+def read_variable(
+    original: Callable[[keras.Variable], Any], variable: keras.Variable
+) -> Any:
+    """Read a variable, in turn if this thread reads data."""
+    reading = _reading.get()
+    if reading is not None:
+        reading.ask((variable,))
+    return original(variable)
+
+
+def is_in_turn() -> bool:
+    """Whether this thread reads data in turn."""
+    return _reading.get() is not None
+
+
+def reads_data() -> bool:
+    """Whether this thread may be one that reads data.
+
+    They are threads of TensorFlow, which Python has not started, and those of
+    the pools of Keras.
+    """
+    thread = threading.current_thread()
+    return isinstance(
+        thread, threading._DummyThread | multiprocessing.dummy.DummyProcess
+    )
+
+
+_PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+
+
+def runs_python(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset runs Python functions."""
+    return any(
+        _PYTHON & _operations(function.function.graph)
+        for part in parts_of(dataset)
+        for function in part._functions()
+    )
+
+
+def _operations(graph: tf.Graph) -> set[str]:
+    """The types of the operations of a graph and of what it calls."""
+    called = (f.cached_definition.node_def for f in graph._functions.values())
+    types = {node.op for node in itertools.chain(*called)}
+    return types.union(op.type for op in graph.get_operations())
+
+
+def reads_ahead(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset reads elements before it is asked for them."""
+    names = [type(p).__name__ for p in parts_of(dataset)]
+    return any("Prefetch" in name or "Parallel" in name for name in names)
