@@ -156,7 +156,7 @@ def _refuse_end(
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates the effects of callbacks, and of data, to all ranks. Collective.
+    """Propagates effects of callbacks and data to all ranks. Collective.
 
     It runs after all other callbacks, since a callback on any rank may
     write weights or stop the loop. If a single rank left the loop, the next

@@ -31,6 +31,10 @@ logger = logging.getLogger("keras_towers")
 # The name of the thread that waits for pending reads, then frees the data.
 RELEASES = "keras-towers-releases"
 _PREFETCHED_BATCHES = 2
+_ASKING = (
+    "Give fit a generator or a PyDataset instead, or leave prefetch, "
+    "num_parallel_calls and other maps out of the dataset"
+)
 # For Dataset.take(): all elements; a step stops when all data have ended.
 _UNTIL_ALL_END = -1
 
@@ -171,16 +175,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
         Ranks would read at different times, and get different batches.
         """
         if isinstance(self.data_adapter, compat.PyDatasetAdapter):
-            return "Give the PyDataset workers=1" if self._has_pool else ""
-        if in_turn.reads_ahead(self.source):
-            return "Leave out prefetch and num_parallel_calls"
-        if self.steps_per_execution > 1:
-            return "Compile the model with steps_per_execution=1"
-        return ""
+            pool = getattr(self.data_adapter, "enqueuer", None)
+            return "" if pool is None else "Give the PyDataset workers=1"
+        is_read_ahead = self._runs_python() and in_turn.reads_ahead(self.source)
+        return _ASKING if is_read_ahead else ""
 
-    @property
-    def _has_pool(self) -> bool:
-        return getattr(self.data_adapter, "enqueuer", None) is not None
+    def _runs_python(self) -> bool:
+        is_dataset = isinstance(self.data_adapter, compat.TFDatasetAdapter)
+        return is_dataset and in_turn.runs_python(self.source)
 
     def _limit_reads(self, epochs: int) -> None:
         """Read only as many batches of a generator as there are steps.
@@ -234,10 +236,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self._owner is _Owner.TOWER:
             return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
         is_global = self._owner is _Owner.ALL
-        is_read_ahead = in_turn.reads_ahead(dataset)
-        if is_global and not is_read_ahead and in_turn.runs_python(dataset):
-            # As on one device.
-            return dataset
+        if is_global and self._places.ranks.batch.size > 1:
+            if self._runs_python() and not self.why_not_asking:
+                dataset = self.turn.counted(dataset)
         if not self._config.prefetches_to_towers or (
             is_global and not self._can_be_divided_ahead()
         ):

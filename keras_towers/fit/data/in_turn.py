@@ -1,7 +1,6 @@
 """Python data that ask the model, read in the step that they are for.
 
-Threads of TensorFlow read generators and ``PyDataset``s some batches ahead of
-the steps. What such data learn from a model that trains meanwhile would depend
+Threads of TensorFlow read what Python makes some batches ahead of the steps. What such data learn from a model that trains meanwhile would depend
 on time, and ranks would get different batches. So once data have asked the
 model, they are read as far as the step that has begun.
 """
@@ -18,9 +17,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import settings
+from keras_towers import compat, settings
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.data.batches import identity_of, mapped
 from keras_towers.fit.data.same_data import parts_of
 
 
@@ -50,6 +51,10 @@ class InTurn:
         self._changed = threading.Condition()
         self._has_asked = False
         self._asking = 0
+        self._has_ended = False
+        # Of a dataset: how many batches were read, and what is read now.
+        self._read: Any = None
+        self._reading: _Reading | None = None
         # Of the data's current iterator: its number, the batches read without
         # a step, the steps that have begun, and those done before the last.
         self._iterator = self._skipped = self._begun = self._done_before = 0
@@ -60,6 +65,8 @@ class InTurn:
             self._iterator += 1
             self._skipped = self._begun = 0
             self._changed.notify_all()
+        if self._read is not None:
+            self._read.assign(0)
 
     def skip(self, batches: int) -> None:
         """Let batches be read without a step."""
@@ -74,9 +81,13 @@ class InTurn:
             if self._done is not None:
                 self._done_before = self._done()
             self._changed.notify_all()
+        if self._read is not None:
+            # Data of validation are read within those of training.
+            _counted[:] = [*(t for t in _counted if t is not self), self]
 
     def end(self) -> None:
         """End what still reads, once it uses the model no more."""
+        self._has_ended = True
         self.begin_iterator()
         with self._changed:
             self._changed.wait_for(lambda: not self._asking)
@@ -107,6 +118,29 @@ class InTurn:
 
         return batches
 
+    def counted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return a dataset that counts its batches, by which threads wait.
+
+        Args:
+            dataset: runs Python functions, and reads no batch ahead.
+        """
+        self._read = counter = compat.hidden_variable(0, tf.int64)
+        # Threads of ended calls may still ask one that has ended.
+        _counted[:] = [*(t for t in _counted if not t._has_ended), self]
+
+        def count(batch: Structure) -> Structure:
+            with tf.control_dependencies([counter.assign_add(1)]):
+                return identity_of(batch)
+
+        return mapped(dataset, count)
+
+    def reading(self) -> _Reading:
+        """Return what a thread reads that reads the counted dataset."""
+        position = self._iterator, int(self._read)
+        if self._reading is None or self._reading.position != position:
+            self._reading = _Reading(self, *position)
+        return self._reading
+
     def written(self) -> set[int]:
         """The ids of the variables that steps write."""
         return {id(variable) for variable in self._state()}
@@ -133,15 +167,14 @@ class InTurn:
                 self._changed.wait(pause_s)
 
     def _is_due(self, iterator: int, number: int) -> bool:
-        if iterator != self._iterator:
+        if self._has_ended or iterator != self._iterator:
             raise TowerError(
-                "a generator or PyDataset asks the model for a batch that "
-                "nothing needs any more: the call has ended, or begins to "
-                "read anew."
+                "data ask the model for a batch that nothing needs any more: "
+                "the call has ended, or begins to read anew."
             )
         step = (number - self._skipped) // self.per_step
         last = self._begun - self._per_execution
-        if self._done is None or step <= last:
+        if self._done is None or not last < step < self._begun:
             return step < self._begun
         return step <= last + self._done() - self._done_before
 
@@ -151,7 +184,7 @@ class _Reading:
 
     def __init__(self, turn: InTurn, iterator: int = 0, number: int = 0):
         self.turn = turn
-        self._iterator, self._number = iterator, number
+        self.position = iterator, number
         self._is_due = False
         self._written: set[int] | None = None
 
@@ -166,17 +199,26 @@ class _Reading:
 
     def wait(self) -> None:
         """Wait for its step."""
-        self.turn.wait_for(self._iterator, self._number)
+        self.turn.wait_for(*self.position)
         self._is_due = True
 
 
 _reading: ThreadLocal[_Reading] = ThreadLocal()
+# Those that count what is read; the last one has begun a step last.
+_counted: list[InTurn] = []
+
+
+def _current() -> _Reading | None:
+    reading = _reading.get()
+    if reading is None and _counted and reads_data():
+        return _counted[-1].reading()
+    return reading
 
 
 @contextlib.contextmanager
 def asking(variables: Iterable[object]) -> Iterator[None]:
     """Use variables in a block, in turn if this thread reads data."""
-    reading = _reading.get()
+    reading = _current()
     if reading is None:
         yield
         return
@@ -189,7 +231,7 @@ def read_variable(
     original: Callable[[keras.Variable], Any], variable: keras.Variable
 ) -> Any:
     """Read a variable, in turn if this thread reads data."""
-    reading = _reading.get()
+    reading = _current()
     if reading is not None:
         reading.ask((variable,))
     return original(variable)
@@ -197,7 +239,7 @@ def read_variable(
 
 def is_in_turn() -> bool:
     """Whether this thread reads data in turn."""
-    return _reading.get() is not None
+    return _current() is not None
 
 
 def reads_data() -> bool:
@@ -217,11 +259,12 @@ _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 
 def runs_python(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset runs Python functions."""
-    return any(
-        _PYTHON & _operations(function.function.graph)
-        for part in parts_of(dataset)
-        for function in part._functions()
-    )
+    return any(map(_runs_python, parts_of(dataset)))
+
+
+def _runs_python(part: tf.data.Dataset) -> bool:
+    graphs = (function.function.graph for function in part._functions())
+    return any(_PYTHON & _operations(graph) for graph in graphs)
 
 
 def _operations(graph: tf.Graph) -> set[str]:
@@ -232,6 +275,11 @@ def _operations(graph: tf.Graph) -> set[str]:
 
 
 def reads_ahead(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset reads elements before it is asked for them."""
-    names = [type(p).__name__ for p in parts_of(dataset)]
-    return any("Prefetch" in name or "Parallel" in name for name in names)
+    """Whether a dataset may read elements before it is asked for them."""
+    for part in parts_of(dataset):
+        name = type(part).__name__
+        # TensorFlow makes maps parallel that run no Python.
+        is_plain_map = name == "_MapDataset" and not _runs_python(part)
+        if "Prefetch" in name or "Parallel" in name or is_plain_map:
+            return True
+    return False
