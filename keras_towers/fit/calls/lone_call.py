@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 
+from keras_towers import compat
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.tower_call import TowerCall, tower_function
 from keras_towers.fit.components import KerasCall, TowerFunction
@@ -110,6 +111,12 @@ def why_not_alone(
     if is_shared and model_building.needs_build(model, kind):
         return (
             f"model {model.name!r} is not built for {kind} yet. Call {kind} on "
+            "every rank first"
+        )
+    variables = state_lib.collect(model).everything()
+    if any(isinstance(v._value, compat.SyncOnReadVariable) for v in variables):
+        return (
+            f"all ranks have yet to place model {model.name!r}. Call {kind} on "
             "every rank first"
         )
     return ""

@@ -28,6 +28,7 @@ from keras_towers.fit.components import (
     TowerConfig,
 )
 from keras_towers.fit.context import thread_state
+from keras_towers.fit.data import in_turn
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.trace import Trace
 from keras_towers.partition import Program
@@ -67,6 +68,12 @@ class TowerRunner(Runner):
         """
         if tower_call.around() is not None:
             return contextlib.nullcontext()
+        joint = self._config.transport.size > 1
+        if joint and in_turn.reads_data() and failed_calls.calls.are_elsewhere:
+            raise TowerError(
+                f"{kind} is called in a thread that reads data, but the call "
+                "that needed them has ended."
+            )
         return failing_together(self._config, kind)
 
     @property

@@ -51,7 +51,6 @@ class InTurn:
         self._changed = threading.Condition()
         self._has_asked = False
         self._asking = 0
-        self._has_ended = False
         # Of a dataset: how many batches were read, and what is read now.
         self._read: Any = None
         self._reading: _Reading | None = None
@@ -87,7 +86,8 @@ class InTurn:
 
     def end(self) -> None:
         """End what still reads, once it uses the model no more."""
-        self._has_ended = True
+        if self in _counted:
+            _counted.remove(self)
         self.begin_iterator()
         with self._changed:
             self._changed.wait_for(lambda: not self._asking)
@@ -125,8 +125,7 @@ class InTurn:
             dataset: runs Python functions, and reads no batch ahead.
         """
         self._read = counter = compat.hidden_variable(0, tf.int64)
-        # Threads of ended calls may still ask one that has ended.
-        _counted[:] = [*(t for t in _counted if not t._has_ended), self]
+        _counted.append(self)
 
         def count(batch: Structure) -> Structure:
             with tf.control_dependencies([counter.assign_add(1)]):
@@ -136,7 +135,8 @@ class InTurn:
 
     def reading(self) -> _Reading:
         """Return what a thread reads that reads the counted dataset."""
-        position = self._iterator, int(self._read)
+        with tf.init_scope():
+            position = self._iterator, int(self._read)
         if self._reading is None or self._reading.position != position:
             self._reading = _Reading(self, *position)
         return self._reading
@@ -167,7 +167,7 @@ class InTurn:
                 self._changed.wait(pause_s)
 
     def _is_due(self, iterator: int, number: int) -> bool:
-        if self._has_ended or iterator != self._iterator:
+        if iterator != self._iterator:
             raise TowerError(
                 "data ask the model for a batch that nothing needs any more: "
                 "the call has ended, or begins to read anew."
