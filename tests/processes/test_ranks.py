@@ -11,7 +11,7 @@ MODULES = [
     f"tests.processes.{module}"
     for module in (
         *("training", "callbacks", "saving", "compression", "distribution"),
-        *("steps", "rounds", "shares", "mesh", "roles"),
+        *("steps", "rounds", "shares", "mesh", "roles", "asking"),
     )
 ]
 # Each over one of the engines.
