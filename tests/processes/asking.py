@@ -152,9 +152,7 @@ def data_ask_the_model_wherever_they_are_read():
     ):
         assert_trained_in_turn(fits, options)
     # Each rank has a part of the weights, and they meet at the end of an epoch.
-    assert_trained_in_turn(
-        of_sequence(Hard), strategy={"weights": "sharded"}
-    )
+    assert_trained_in_turn(of_sequence(Hard), strategy={"weights": "sharded"})
     # What stops early leaves nothing that reads.
     mine = s.model()
     stop = s.Does(on_epoch_end=lambda it: setattr(it, "stop_training", True))
@@ -163,8 +161,6 @@ def data_ask_the_model_wherever_they_are_read():
             of_generator(predicts, callbacks=[stop])[0](mine)
         mine.evaluate(batches(mine, predicts, 4))
     s.assert_same_model(mine)
-
-
 
 
 def wide():
@@ -179,13 +175,19 @@ def what_data_cannot_ask_is_refused_on_all_ranks():
     def on_rank_1(it, x):
         return predicts(it, x) if s.RANK else 0.0
 
+    def read_ahead(it):
+        s.fit(it, dataset(it, predicts).prefetch(2), None)
+
     def later(ask):
         return lambda it: of_generator(ask)[0](it)
 
     ahead = "read ahead, so ranks would get different batches"
     for make, fit, options, *words in (
         (
-            *(s.model, lambda it: s.fit(it, dataset(it, predicts).prefetch(2), None)),
+            *(
+                s.model,
+                lambda it: s.fit(it, dataset(it, predicts).prefetch(2), None),
+            ),
             *({}, ahead, "Give fit a generator or a PyDataset"),
         ),
         (

@@ -236,9 +236,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self._owner is _Owner.TOWER:
             return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
         is_global = self._owner is _Owner.ALL
-        if is_global and self._places.ranks.batch.size > 1:
-            if self._runs_python() and not self.why_not_asking:
-                dataset = self.turn.counted(dataset)
+        shares = is_global and self._places.ranks.batch.size > 1
+        if shares and not self.why_not_asking and self._runs_python():
+            dataset = self.turn.counted(dataset)
         if not self._config.prefetches_to_towers or (
             is_global and not self._can_be_divided_ahead()
         ):

@@ -1,8 +1,9 @@
 """Python data that ask the model, read in the step that they are for.
 
-Threads of TensorFlow read what Python makes some batches ahead of the steps. What such data learn from a model that trains meanwhile would depend
-on time, and ranks would get different batches. So once data have asked the
-model, they are read as far as the step that has begun.
+Threads of TensorFlow read what Python makes some batches ahead of the steps.
+What such data learn from a model that trains meanwhile would depend on time,
+and ranks would get different batches. So once data have asked the model, they
+are read as far as the step that has begun.
 """
 
 from __future__ import annotations
