@@ -6,9 +6,9 @@ process; 0 is a heartbeat.
 
 The agent ends the command, and all processes that the command started, when
 stdin closes, because the launcher stops the job or has died, when heartbeats
-stop, or when one of the processes has been stopped for long. It imports little,
-because each rank has an agent, and only the standard library, because other
-packages may need the environment in the order.
+stop, or when the command has been stopped for long. It imports little, because
+each rank has an agent, and only the standard library, because other packages
+may need the environment in the order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BEATS_STOPPED = 6
 _LIBC = ctypes.CDLL(None)
 CANNOT_START = 126
 FROZEN = 128 + signal.SIGSTOP
-"""The exit code if a process was stopped for so long that it counts as lost."""
+"""The exit code if the command was stopped for so long that it is lost."""
 ANSWER = b"\0"
 """Written to stdout before the command starts: the login has succeeded."""
 
@@ -75,9 +75,9 @@ def main() -> int:
         # Cluster managers send these to all processes of a job.
         signal.signal(number, lambda n, _: child.send_signal(n))
     frozen = threading.Event()
-    for task, argument in ((_follow, child), (_end_frozen, frozen)):
+    for task, more in ((_follow, ()), (_end_frozen, (frozen,))):
         thread = threading.Thread(
-            target=task, args=(order, argument), daemon=True
+            target=task, args=(order, child, *more), daemon=True
         )
         thread.start()
     code = child.wait()
@@ -160,22 +160,49 @@ def _follow(order: dict, child: subprocess.Popen) -> None:
     _end_all(order["grace_s"])
 
 
-def _end_frozen(order: dict, frozen: threading.Event) -> None:
-    """End all processes when one has been stopped for too long."""
-    beats: dict[int, int] = {}
+def _end_frozen(
+    order: dict, child: subprocess.Popen, frozen: threading.Event
+) -> None:
+    """End all processes when the command has been stopped for too long."""
+    stop, beats = StopDetector(child.pid), 0
     # Counted, not timed: a machine may have suspended this process as well.
-    while not any(count > _BEATS_STOPPED for count in beats.values()):
+    while beats < _BEATS_STOPPED:
         time.sleep(order["frozen_s"] / _BEATS_STOPPED)
-        states = _descendants()
-        stopped = [pid for pid in states if states[pid] == _STOPPED]
-        beats = {pid: beats.get(pid, 0) + 1 for pid in stopped}
+        beats = beats + 1 if stop.is_stopped() else 0
     frozen.set()
     _end_all(order["grace_s"])
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process, which a debugger has not."""
-    return _state_and_parent(pid)[0] == _STOPPED
+class StopDetector:
+    """Detects that a signal has stopped a process, which a debugger has not.
+
+    A process may run between two looks at it, and be stopped at both: but then
+    it has used CPU time.
+
+    Args:
+        pid: the process.
+    """
+
+    def __init__(self, pid: int):
+        self._pid = pid
+        self._cpu_ns: int | None = None
+
+    def is_stopped(self) -> bool:
+        """Whether it is stopped, and has been since the last call."""
+        before, self._cpu_ns = self._cpu_ns, _cpu_time_ns(self._pid)
+        has_run = self._cpu_ns != before
+        return not has_run and _state_and_parent(self._pid)[0] == _STOPPED
+
+
+def _cpu_time_ns(pid: int) -> int | None:
+    """The CPU time of all threads of a process; None if it has ended."""
+    clock = ctypes.c_int()
+    if _LIBC.clock_getcpuclockid(pid, ctypes.byref(clock)):
+        return None
+    try:
+        return time.clock_gettime_ns(clock.value)
+    except OSError:
+        return None
 
 
 def _end_all(grace_s: float) -> None:
@@ -225,8 +252,8 @@ def _state_and_parent(pid: int | str) -> tuple[bytes, int]:
     return state, int(parent)
 
 
-def _descendants() -> dict[int, bytes]:
-    """The descendants of this process and their states, without zombies.
+def _descendants() -> list[int]:
+    """The descendants of this process, without zombies.
 
     Orphans are found too: Linux reparents them to the nearest subreaper, which
     is this process.
@@ -244,7 +271,7 @@ def _descendants() -> dict[int, bytes]:
         todo += below
         descendants += below
     ended = (b"", b"Z", b"X")
-    return {pid: states[pid] for pid in descendants if states[pid] not in ended}
+    return [pid for pid in descendants if states[pid] not in ended]
 
 
 def _prctl(option: int, value: int) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers import backup_folder
 from keras_towers._types import Logs
-from keras_towers.errors import EXIT_AGAIN, EndOfJob, TowerError
+from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
@@ -28,7 +28,7 @@ from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import shapes_of, transport_to_ranks
-from keras_towers.saved_training import SavedTraining
+from keras_towers.saved_training import KEPT, SavedTraining
 from keras_towers.system import handle_signals
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -41,6 +41,24 @@ def _adoption() -> Adoption | None:
     """The adoption of the current strategy's models, if there is one."""
     strategy = components.active_strategy()
     return None if strategy is None else strategy._adoption
+
+
+def _describe_data(steps: int | None) -> dict[str, str]:
+    """Describe the data of the running ``fit``, as far as that is known.
+
+    Args:
+        steps: how many batches an epoch has; None: unknown.
+    """
+    call = tower_call.current()
+    if call is None or call.epoch_iterator is None:
+        return {}
+    data = call.epoch_iterator.data_adapter
+    return {
+        "batch_size": str(data.batch_size),
+        "batches in an epoch": str(steps),
+        "examples of the last batch": str(data.partial_batch_size),
+        "shuffle": str(call.keras_call.arguments.get("shuffle", True)),
+    }
 
 
 class Backup(ResumesFit):
@@ -78,14 +96,17 @@ class Backup(ResumesFit):
     regularizers, constraints and dtypes), optimizers, losses and metrics.
     Names, seeds, the first values of weights, and the metrics at an epoch's end
     may differ. If the number of ranks has changed, the learning rate may
-    differ, too: training then uses the backup's rate, and logs it. ``fit`` does
-    not compare the data, its own arguments, Python code, the connections of
-    layers, or settings that no ``get_config()`` returns.
+    differ, too: training then uses the backup's rate, and logs it. If the batch
+    size, the number of batches or ``shuffle`` differ, ``fit`` logs that. It
+    does not compare the data, Python code, the connections of layers, or
+    settings that no ``get_config()`` returns.
 
     A backup is a TensorFlow checkpoint. ``tf.train.load_checkpoint`` reads it,
     and ``kt.load_backup`` loads its weights into a model. Even if a process is
     killed while it saves, or the disk is full, the last complete backup
-    remains.
+    remains. Before ``fit`` resumes, it checks all files: if the last backup is
+    damaged, ``fit`` logs that, and resumes from the one before it. If all are
+    damaged, it ends with an error, and leaves them as they are.
 
     ``keras.callbacks.BackupAndRestore`` resumes at the beginning of an epoch,
     and ignores signals.
@@ -103,6 +124,8 @@ class Backup(ResumesFit):
             The next backup waits until this one is written. So do the end
             after a signal and the end of ``fit``. If writing fails, a later
             batch raises the error.
+        keep: how many complete backups to keep. While ``fit`` writes another
+            one, the folder has one more.
 
     Raises:
         TowerError: an argument is not allowed; ``fit`` runs outside of a
@@ -121,11 +144,19 @@ class Backup(ResumesFit):
         every: int | None = None,
         delete: bool = True,
         asynchronous: bool = False,
+        keep: int = KEPT,
     ):
         check_arguments(
-            Backup, folder=folder, delete=delete, asynchronous=asynchronous
+            Backup,
+            folder=folder,
+            delete=delete,
+            asynchronous=asynchronous,
+            keep=keep,
         )
-        self._resume_by(SavedTraining(folder), every, delete, asynchronous)
+        if keep < 1:
+            raise TowerError(f"keep={keep} backups: give 1 or more.")
+        saved = SavedTraining(folder, keep=keep)
+        self._resume_by(saved, every, delete, asynchronous)
 
     def _resume_by(
         self,
@@ -179,6 +210,7 @@ class Backup(ResumesFit):
                 "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
             )
         self._saved.attach(self.model)
+        self._saved.compare_data(_describe_data(self.params.get("steps")))
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._skipped = self._saved.position.batch
@@ -292,11 +324,10 @@ class Backup(ResumesFit):
             # The launcher ends all ranks as soon as one has ended.
             rank_checks.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
-            "fit of model %r ends %s, because of a signal. The exit code is "
-            "%d. Start it again to resume from there.",
+            "fit of model %r ends %s, because of a signal. Start the script "
+            "again to resume from there.",
             self.model.name,
             where,
-            EXIT_AGAIN,
         )
         raise EndOfJob
 
@@ -305,7 +336,8 @@ def load_backup(model: keras.Model, folder: str | os.PathLike[str]) -> None:
     """Load the weights of a backup into a model.
 
     This reads one variable at a time. If variables are in shards over ranks,
-    each rank reads only its shards.
+    each rank keeps only its shards. If the last backup is damaged, the one
+    before it is loaded, which is logged.
 
     Args:
         model: any Keras model with the same weights, in the same order; it need
@@ -314,14 +346,16 @@ def load_backup(model: keras.Model, folder: str | os.PathLike[str]) -> None:
             the folder of one: ``backup/backup-2``.
 
     Raises:
-        TowerError: there is no backup, or there are several; it is damaged; or
-            it has other weights. The model is left as it was.
+        TowerError: there is no backup, or there are several; all of a call are
+            damaged; or they have other weights. The model is left as it was.
 
     Example:
         >>> kt.load_backup(model, "backup")
     """
     call = backup_folder.only_call_in(backup_folder.resolve(folder))
-    name = call.find()
+    name = call.find(
+        lambda parts: [part for part in parts if checkpoint.is_weight(part[0])]
+    )
     facts = call.read_notes(name)
     with call.refusing_damage():
         saved = dict(zip(facts["variables"], facts["shapes"], strict=True))

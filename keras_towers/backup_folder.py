@@ -1,28 +1,35 @@
-"""The folder of a call's backups, of which one is complete at any moment.
+"""The folder of a call's backups, of which the last ones are kept.
 
-Each backup is a checkpoint of TensorFlow with notes beside it. TensorFlow's own
-file ``checkpoint``, which is written last, names the one that is complete:
+Each backup is a checkpoint of TensorFlow with notes beside it. The notes get
+their name last, when everything else is written: what has notes is complete.
 
-    backup/checkpoint                   names ckpt-3
+    backup/checkpoint                   names ckpt-3, for TensorFlow's own tools
     backup/ckpt-3.json                  the notes
     backup/ckpt-3.index
     backup/ckpt-3.data-00000-of-00002   of rank 0
     backup/ckpt-3.data-00001-of-00002   of rank 1
+
+A process that is killed while it writes or deletes a checkpoint leaves files
+whose names say that: those of a rank's part, or of notes in progress. Without
+them, a checkpoint that has no notes has lost them.
 
 The folder may be any that ``tf.io.gfile`` reaches.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
+import logging
 import os
 import posixpath
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -35,16 +42,26 @@ from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights.checkpoint import Part
 from keras_towers.rendezvous.store import wait_for
 
+logger: logging.Logger = logging.getLogger("keras_towers")
+
 gfile: Any = tf.io.gfile
 _NAME = "backup"
 _MARKER = "checkpoint"
 _CHECKPOINT = "ckpt-{}"
 _RANK = ".rank-"
 _NOTES = ".json"
+_CHECKSUM = "crc32"
 _PARTIAL = ".in-progress"
 _FAILED = ".failed"
 _TOKEN = ".seen-by-rank-0-{}"
 _ADVICE = "give Backup another one."
+
+PartName: TypeAlias = tuple[str, str]
+"""The name of a tensor, and where a part lies in it (``checkpoint.Part``)."""
+WrittenPart: TypeAlias = tuple[str, list[PartName]]
+"""The name of the files of a rank, and what they have."""
+Picks: TypeAlias = Callable[[list[PartName]], Sequence[PartName]]
+"""Returns some of the parts of a backup."""
 
 
 def resolve(folder: str | os.PathLike[str]) -> str:
@@ -113,7 +130,7 @@ def find_blind_ranks(
 
 
 def calls_in(folder: str) -> list[CallFolder]:
-    """Return the calls of ``fit`` with a complete backup in a folder."""
+    """Return the calls of ``fit`` with backups in a folder."""
     names = gfile.listdir(folder) if gfile.isdir(folder) else []
     found = (
         CallFolder(posixpath.join(folder, name.rstrip("/")))
@@ -153,6 +170,8 @@ class CallFolder:
 
     def __init__(self, path: str):
         self.path: str = path
+        # The last backups that this process has read or written.
+        self._intact: list[str] = []
 
     @classmethod
     def of(cls, folder: str, number: int) -> CallFolder:
@@ -160,33 +179,106 @@ class CallFolder:
         name = f"{_NAME}-{number}" if number else _NAME
         return cls(posixpath.join(folder, name))
 
-    @property
-    def _marker(self) -> str:
-        return posixpath.join(self.path, _MARKER)
-
     def prefix(self, name: str) -> str:
         """Return where the files of a checkpoint are, by its name."""
         return posixpath.join(self.path, name)
 
+    def _files(self) -> dict[str, set[str]]:
+        """Return the names of the files of each checkpoint, oldest first."""
+        files = collections.defaultdict[int, set[str]](set)
+        for file in gfile.listdir(self.path) if gfile.isdir(self.path) else []:
+            files[number_of(file)].add(file)
+        return {name_of(n): files[n] for n in sorted(files) if n}
+
+    def names(self) -> list[str]:
+        """Return the names of all backups, oldest first.
+
+        Raises:
+            TowerError: the files of all backups are lost.
+        """
+        names = [n for n, own in self._files().items() if not _is_left(n, own)]
+        if not names and gfile.exists(self.prefix(_MARKER)):
+            raise TowerError(
+                f"the backups in {self.path} are lost: give them back, or "
+                "delete it to train from the beginning."
+            )
+        return names
+
     def exists(self) -> bool:
-        """Whether it has a complete backup."""
-        return bool(gfile.exists(self._marker))
+        """Whether it has a backup, or had one that is lost."""
+        return bool(gfile.exists(self.prefix(_MARKER)) or self.names())
 
     def written_ns(self) -> int:
         """When the last backup was completed, in nanoseconds."""
-        return int(gfile.stat(self._marker).mtime_nsec)
+        files = map(self.prefix, gfile.listdir(self.path))
+        return max(int(gfile.stat(file).mtime_nsec) for file in files)
 
-    def find(self) -> str:
-        """Return the name of the complete checkpoint.
+    def find(self, picks: Picks = list) -> str:
+        """Return the name of the last backup of which nothing is damaged.
+
+        Args:
+            picks: returns those of a backup's parts that are needed.
 
         Raises:
-            TowerError: it is damaged.
+            TowerError: all are damaged.
         """
-        with self.refusing_damage():
-            state = tf.train.get_checkpoint_state(self.path)
-            name = posixpath.basename(state.model_checkpoint_path)
-            tf.compat.v1.train.NewCheckpointReader(self.prefix(name))
-        return name
+        names, damage = self.names(), lambda name: self.damage(name, picks)
+        return self.last_intact(names, damage)
+
+    def last_intact(
+        self,
+        names: Sequence[str],
+        damage: Callable[[str], str],
+        says: bool = True,
+    ) -> str:
+        """Return the name of the last backup of which nothing is damaged.
+
+        Args:
+            names: those of all backups; empty: there is none.
+            damage: says what of a backup is damaged.
+            says: whether to log that others are.
+
+        Raises:
+            TowerError: all are damaged.
+        """
+        damaged: list[str] = []
+        for name in reversed(names):
+            why = damage(name)
+            if not why:
+                if damaged and says:
+                    logger.warning(
+                        "%s is damaged (%s): %s, the backup before it, is used",
+                        self.path,
+                        "; ".join(damaged),
+                        name,
+                    )
+                return name
+            damaged.append(f"{name}: {why}")
+        if damaged:
+            raise self._is_damaged("; ".join(damaged))
+        return ""
+
+    def damage(self, name: str, picks: Picks = list) -> str:
+        """Return what is damaged of a backup; empty: nothing.
+
+        It reads one part after the other, as TensorFlow compares checksums
+        when it reads them.
+
+        Args:
+            name: that of its checkpoint.
+            picks: returns those of its parts that are read.
+        """
+        try:
+            facts = self._decode(name)
+            prefix = self.prefix(name)
+            reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+            dtypes = reader.get_variable_to_dtype_map()
+            for part, where in picks(facts["parts"]):
+                checkpoint.read(prefix, part, dtypes[part], where)
+        # Each of these files meets the errors of whatever parses it.
+        except Exception as error:
+            return shorten(error)
+        return ""
 
     def read_notes(self, name: str) -> JsonObject:
         """Return the notes of a checkpoint.
@@ -195,15 +287,19 @@ class CallFolder:
             TowerError: they are damaged.
         """
         with self.refusing_damage():
-            path = self.prefix(name) + _NOTES
-            with gfile.GFile(path, "rb") as file:
-                notes = json.loads(file.read())
-            if not isinstance(notes, dict):
-                raise ValueError("no notes")
-        return notes
+            return self._decode(name)
 
-    def write_part(self, name: str, rank: int, parts: Sequence[Part]) -> str:
-        """Write what a rank has; return the name of its files.
+    def _decode(self, name: str) -> JsonObject:
+        with gfile.GFile(self.prefix(name) + _NOTES, "rb") as file:
+            notes = json.loads(file.read())
+        if notes.pop(_CHECKSUM) != _checksum(notes):
+            raise ValueError("the notes have another checksum")
+        return dict(notes)
+
+    def write_part(
+        self, name: str, rank: int, parts: Sequence[Part]
+    ) -> WrittenPart:
+        """Write what a rank has.
 
         Args:
             name: that of the checkpoint, of which this is a part.
@@ -214,56 +310,83 @@ class CallFolder:
         gfile.makedirs(self.path)
         checkpoint.write(self.prefix(own), parts)
         self._sync(own)
-        return own
+        return own, [(part.name, part.where) for part in parts]
 
     def complete(
-        self, name: str, written: Sequence[str], notes: JsonObject
+        self,
+        name: str,
+        written: Sequence[WrittenPart],
+        notes: JsonObject,
+        keep: int,
     ) -> None:
-        """Make a backup the complete one, and delete the one before.
+        """Make a backup complete, and delete those that are not kept.
 
         Args:
             name: that of its checkpoint.
-            written: the names of the files of all ranks.
+            written: what all ranks have written.
             notes: what goes with it, as JSON has it.
+            keep: how many to keep.
         """
-        checkpoint.merge([*map(self.prefix, written)], self.prefix(name))
-        encoded = json.dumps(notes, default=_plain).encode()
-        self._write(name + _NOTES, encoded)
-        self._sync(name)
-        marker = (
-            f'model_checkpoint_path: "{name}"\n'
-            f'all_model_checkpoint_paths: "{name}"\n'
+        notes = {**notes, "parts": [p for _, parts in written for p in parts]}
+        # As they are read.
+        notes = json.loads(json.dumps(notes, default=_plain))
+        notes[_CHECKSUM] = _checksum(notes)
+        self._write(name + _NOTES, json.dumps(notes))
+        checkpoint.merge(
+            [self.prefix(own) for own, _ in written], self.prefix(name)
         )
-        self._write(_MARKER, marker.encode())
-        self.delete_rest(name)
+        self._sync(name)
+        self._put_in_place(name + _NOTES)
+        self._intact = [*self._intact, name][-keep:]
+        lines = [f'model_checkpoint_path: "{name}"']
+        lines += [f'all_model_checkpoint_paths: "{n}"' for n in self._intact]
+        self._write(_MARKER, "\n".join([*lines, ""]))
+        self._put_in_place(_MARKER)
+        self._delete_before(self._intact[0])
 
-    def delete_rest(self, name: str, later: bool = False) -> None:
-        """Delete what is left of other checkpoints.
+    def go_on_from(self, name: str) -> None:
+        """Delete what killed processes have left beside a backup.
 
         Args:
-            name: that of the one to keep; empty: none.
-            later: whether to delete those after it, too, which other ranks may
-                have begun to write.
+            name: that of its checkpoint; empty: there is none.
         """
-        own = number_of(name)
-        for other in gfile.listdir(self.path) if gfile.isdir(self.path) else []:
-            number = number_of(other)
-            is_part = other.startswith((f"{name}{_RANK}", _MARKER + _PARTIAL))
-            is_other = 0 < number < own or (later and number > own)
-            if is_part or is_other:
-                self._remove(other)
+        self._intact = [name] if name else []
+        for other, files in self._files().items():
+            if _is_left(other, files):
+                self._discard(other, files)
+
+    def _delete_before(self, name: str) -> None:
+        """Delete the checkpoints before one that is kept."""
+        for other, files in self._files().items():
+            if number_of(other) < number_of(name):
+                self._discard(other, files)
+
+    def _discard(self, name: str, files: Collection[str]) -> None:
+        """Delete a checkpoint, which is in progress until it is gone."""
+        notes = name + _NOTES
+        if notes in files:
+            self._rename(notes, notes + _PARTIAL)
+        for file in {*files} - {notes, notes + _PARTIAL}:
+            self._remove(file)
+        self._remove(notes + _PARTIAL)
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(tf.errors.NotFoundError):
             gfile.remove(self.prefix(name))
 
-    def _write(self, name: str, content: bytes) -> None:
-        """Replace a file once the new one is complete."""
-        path = self.prefix(name)
-        with gfile.GFile(path + _PARTIAL, "wb") as file:
-            file.write(content)
+    def _rename(self, name: str, new: str) -> None:
+        gfile.rename(self.prefix(name), self.prefix(new), overwrite=True)
+
+    def _write(self, name: str, content: str) -> None:
+        """Write a file that is to be put in place."""
+        with gfile.GFile(self.prefix(name) + _PARTIAL, "wb") as file:
+            file.write(content.encode())
         self._sync(name + _PARTIAL)
-        gfile.rename(path + _PARTIAL, path, overwrite=True)
+
+    def _put_in_place(self, name: str) -> None:
+        """Give a file that is written its name."""
+        self._rename(name + _PARTIAL, name)
+        self._sync(name)
 
     def _sync(self, beginning: str) -> None:
         """Make files last whose names begin so, if the machine loses power."""
@@ -276,6 +399,8 @@ class CallFolder:
     def delete(self) -> None:
         """Delete it. What is left, if this process is killed, is no backup."""
         self._remove(_MARKER)
+        for name, files in self._files().items():
+            self._discard(name, files)
         if gfile.isdir(self.path):
             gfile.rmtree(self.path)
 
@@ -297,10 +422,26 @@ class CallFolder:
             raise
         # Each of these files meets the errors of whatever parses it.
         except Exception as error:
-            raise TowerError(
-                f"{self.path} is not a backup of keras_towers, or damaged "
-                f"({shorten(error)}): delete it to train from the beginning."
-            ) from error
+            raise self._is_damaged(shorten(error)) from error
+
+    def _is_damaged(self, why: str) -> TowerError:
+        return TowerError(
+            f"{self.path} is not a backup of keras_towers, or damaged ({why}): "
+            "delete it to train from the beginning."
+        )
+
+
+def _is_left(name: str, files: Collection[str]) -> bool:
+    """Whether a process was killed while it wrote or deleted a checkpoint."""
+    notes = name + _NOTES
+    return notes not in files and any(
+        file == notes + _PARTIAL or file.startswith(name + _RANK)
+        for file in files
+    )
+
+
+def _checksum(notes: JsonObject) -> int:
+    return zlib.crc32(json.dumps(notes, sort_keys=True).encode())
 
 
 def name_of(number: int) -> str:
@@ -313,7 +454,7 @@ def number_of(name: str) -> int:
 
     It is 1 or more; 0 for other files.
     """
-    found = re.match(_CHECKPOINT.format(r"(\d+)"), name)
+    found = re.match(_CHECKPOINT.format(r"(\d+)(\.|$)"), name)
     return int(found[1]) if found else 0
 
 

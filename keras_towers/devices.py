@@ -65,9 +65,8 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
             raise TowerError(
                 f"virtual_towers({number}) was called too late: TensorFlow has "
                 f"started with {have} {kind} device(s). Call it before the "
-                "first tensor, variable or model is created. `keras-towers "
-                "run` with --strategy or --ps starts it before the script: "
-                f"give it --towers {number} instead."
+                "first tensor, variable or model is created, or give "
+                f"`keras-towers run` --towers {number}."
             ) from None
     _made[:] = [f"/device:{kind}:{index}" for index in range(number)]
     return [*_made]

@@ -38,7 +38,7 @@ from keras_towers.backup import END_SIGNALS, Backup
 from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.fit.options import check_arguments
 from keras_towers.rendezvous import commits
-from keras_towers.saved_training import SavedTraining
+from keras_towers.saved_training import KEPT, SavedTraining
 from keras_towers.system import handle_signals, make_writable, replace_file
 
 __all__ = ["Commit", "ObjectState", "State", "run"]
@@ -50,6 +50,7 @@ _R = TypeVar("_R")
 _S = TypeVar("_S", bound="KeptObjects")
 
 _POSITION = "_position"
+_COMMIT = "commit-{}"
 # A script that starts again makes its states in the same order.
 _numbers = itertools.count()
 
@@ -182,8 +183,11 @@ class ObjectState(KeptObjects):
         if self._folder is not None and self._is_rank_0:
             signed = commits.sign(_pickled(contents))
             make_writable(self._folder, "give --commits another one.")
-            replace_file(self._path, lambda file: file.write(signed))
-            commits.report_last(str(self._path), [self._commits])
+            path = self._folder / _COMMIT.format(self._commits)
+            replace_file(path, lambda file: file.write(signed))
+            commits.report_last(str(self._folder), [self._commits])
+            for old in self._files()[:-KEPT]:
+                old.unlink()
         if self._should_end():
             raise EndOfJob
 
@@ -193,21 +197,28 @@ class ObjectState(KeptObjects):
 
     def _to_commit(self) -> dict[str, object]:
         """Return what the file has; called on all ranks."""
-        return {**self._saved, "_commits": self._commits}
+        return {**self._saved}
 
-    @property
-    def _path(self) -> Path:
+    def _files(self) -> list[Path]:
+        """Return the files of commits, oldest first."""
         assert self._folder is not None
-        return self._folder / "commit"
+        files = self._folder.glob(_COMMIT.format("*[0-9]"))
+        return sorted(files, key=_number_of)
 
     def _read(self) -> bytes | None:
         if self._folder is None:
             return None
-        exists = self._path.exists()
-        content = commits.verify(self._path.read_bytes()) if exists else None
-        if content is not None:
-            self._commits = pickle.loads(content)["_commits"]
-        commits.check_last(str(self._path), [self._commits])
+        files, content = self._files(), None
+        self._commits = _number_of(files[-1]) if files else 0
+        commits.check_last(str(self._folder), [self._commits])
+        for file in reversed(files):
+            try:
+                content = commits.verify(file.read_bytes())
+                break
+            except TowerError:
+                if file == files[0]:
+                    raise
+                logger.warning("%s is damaged: the one before is used", file)
         return content
 
     @property
@@ -276,6 +287,11 @@ class State(KeptObjects):
     def _read(self) -> bytes | None:
         notes = self._backup.read_notes()
         return None if notes is None else commits.verify(notes)
+
+
+def _number_of(file: Path) -> int:
+    """Return how many commits there were with that of a file."""
+    return int(file.name.rpartition("-")[2])
 
 
 def _pickled(contents: dict[str, object]) -> bytes:

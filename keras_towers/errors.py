@@ -26,11 +26,23 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f". Did you mean {close[0]!r}?" if close else ""
 
 
+def described(value: object) -> str:
+    """Say what a value is, and not what it holds, which may be an array."""
+    if callable(value):
+        return f"{value!r:.80}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(type(each).__name__ for each in value)})"
+    name = type(value).__name__
+    return f"{value!r} ({name})" if isinstance(value, int | str) else name
+
+
 _MAX_CHARACTERS = 400
 # What is longer has no stack of TensorFlow's before its message.
 _MAX_CHARACTERS_READ = 1_000_000
 # Before the message of an error: where TensorFlow has traced the operation.
 _END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
+# What TensorFlow adds of its own functions.
+_OF_TENSORFLOW = r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\]( name: \S*)?"
 
 
 def shorten(error: BaseException) -> str:
@@ -61,7 +73,7 @@ def _message(error: BaseException) -> str:
         return f"its str() raises {type(failure).__name__}"
     if len(text) > _MAX_CHARACTERS_READ:
         return text[:_MAX_CHARACTERS_READ]
-    return re.split(_END_OF_STACK, text)[-1]
+    return re.sub(_OF_TENSORFLOW, "", re.split(_END_OF_STACK, text)[-1])
 
 
 # EX_TEMPFAIL of sysexits.h: when started again, the job may continue.
@@ -77,3 +89,6 @@ class EndOfJob(SystemExit):
 
 FAILED_ON = "because it failed on"
 """In the error of a rank whose call ends since it failed on another one."""
+
+EXCHANGE_WITH = "the exchange with rank"
+"""In the error of a rank whose connection to another one has ended."""

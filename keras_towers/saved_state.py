@@ -1,4 +1,4 @@
-"""The state of a model in a backup, which the model gets back.
+"""The position of ``fit`` in a backup, and the state that its model gets back.
 
 Each rank reads what it needs: the rows of its own towers, however many ranks
 there were when they were written.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -32,6 +33,29 @@ def transport_to_ranks() -> Transport | None:
         return None
     transport = strategy._config.transport
     return transport if transport.size > 1 else None
+
+
+@dataclasses.dataclass
+class Position:
+    """How far a call of ``fit`` is.
+
+    Attributes:
+        epoch: the epoch that it is in, from 0.
+        batch: the number of global batches of this epoch that are done.
+        seed: orders arrays if there is no global seed.
+        random_state: of Python's ``random`` before the first epoch.
+        epochs: those that are done.
+        history: their logs.
+        begun: how many calls of ``fit`` with this folder have begun.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    seed: int = 0
+    random_state: Sequence[Any] = ()
+    epochs: list[int] = dataclasses.field(default_factory=list)
+    history: dict[str, list[object]] = dataclasses.field(default_factory=dict)
+    begun: int = 0
 
 
 @dataclasses.dataclass

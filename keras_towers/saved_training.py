@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import operator
 import os
 import random
 import secrets
@@ -25,7 +26,7 @@ import tensorflow as tf
 
 from keras_towers import backup_folder
 from keras_towers._types import JsonObject
-from keras_towers.backup_folder import CallFolder
+from keras_towers.backup_folder import CallFolder, WrittenPart
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import components, plain_settings
 from keras_towers.fit.plain_settings import ModelSettings
@@ -37,6 +38,7 @@ from keras_towers.reduction.rank_sum import StateLayout
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import (
+    Position,
     SavedState,
     shapes_of,
     trained_in,
@@ -46,9 +48,9 @@ from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
+KEPT = 2
+"""How many backups are kept by default."""
 _METRICS = "metrics"
-# How many differences an error shows.
-_SHOWN_SETTINGS = 3
 
 
 @dataclasses.dataclass
@@ -80,42 +82,19 @@ def _divides_over_ranks() -> bool:
 
 
 @dataclasses.dataclass
-class Position:
-    """How far a call of ``fit`` is.
-
-    Attributes:
-        epoch: the epoch that it is in, from 0.
-        batch: the number of global batches of this epoch that are done.
-        seed: orders arrays if there is no global seed.
-        random_state: of Python's ``random`` before the first epoch.
-        epochs: those that are done.
-        history: their logs.
-        begun: how many calls of ``fit`` with this folder have begun.
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    seed: int = 0
-    random_state: Sequence[Any] = ()
-    epochs: list[int] = dataclasses.field(default_factory=list)
-    history: dict[str, list[object]] = dataclasses.field(default_factory=dict)
-    begun: int = 0
-
-
-@dataclasses.dataclass
 class _Begun:
     """A backup that is not complete.
 
     Attributes:
         name: that of its checkpoint.
-        written: the name of this rank's files, once they are written.
+        written: this rank's part, once it is written.
         transport: to the ranks that write parts; None: rank 0 writes all.
         notes: of rank 0.
         position: the position of ``fit``: an epoch and a batch.
     """
 
     name: str
-    written: Future[str]
+    written: Future[WrittenPart | None]
     transport: Transport | None
     notes: JsonObject
     position: list[int]
@@ -128,6 +107,7 @@ class SavedTraining:
         folder: the folder, of which each call has its own; None: nothing is
             kept.
         notes: returns bytes to keep with each backup.
+        keep: how many backups to keep.
 
     Attributes:
         position: that of the last backup, or of the next one.
@@ -140,12 +120,13 @@ class SavedTraining:
         self,
         folder: str | os.PathLike[str] | None,
         notes: Callable[[], bytes] = bytes,
+        keep: int = KEPT,
     ):
         self.is_kept: bool = folder is not None
         self.folder: str = backup_folder.resolve(folder) if folder else ""
         self.position: Position = Position()
         self._call = CallFolder(self.folder)
-        self._notes = notes
+        self._notes, self._keep = notes, keep
         self._rank, self._number = 0, 0
         self._writes = False
         # Whether the backup is this call's, and not what it may yet refuse.
@@ -153,6 +134,7 @@ class SavedTraining:
         self._model: Any = None
         self._settings: ModelSettings | None = None
         self._found: SavedState | None = None
+        self._data: dict[str, str] = {}
         self._begun: _Begun | None = None
         self._hook_states = SavedStates([], [])
 
@@ -182,38 +164,74 @@ class SavedTraining:
             begun=calls.begun,
         )
         self.metrics, self._hook_states = [], SavedStates([], [])
-        self._found, refusal = None, ""
+        self._found, self._data, refusal = None, {}, ""
+        name = self._find(peers, failed) if self.is_kept else ""
         if self._writes:
             self._settings = plain_settings.settings_of(model, peers.size)
             try:
-                refusal = self._open(failed)
-                commits.check_last(self._call.path, self._place)
+                refusal = self._open(name)
+                # Of a damaged one it is unknown how far it was.
+                if backup_folder.number_of(name) == self._number:
+                    commits.check_last(self._call.path, self._place)
             except TowerError as error:
                 refusal = str(error)
         if peers.size > 1:
             found = self._found and dataclasses.astuple(self._found)
             position = dataclasses.asdict(self.position)
-            states, reached = self._hook_states, (position, self._number)
+            states = self._hook_states
             values: tuple[Any, ...] = (
                 refusal,
-                reached,
+                position,
                 found,
                 self.metrics,
                 states.layout,
             )
             of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
-            refusal, (position, self._number), found, metrics, layout = (
-                of_rank_0
-            )
+            refusal, position, found, metrics, layout = of_rank_0
             self.position = Position(**position)
             self._found, self.metrics = found and SavedState(*found), metrics
             self._hook_states = SavedStates(layout, states.values)
         if refusal:
             raise TowerError(refusal)
-        if self.is_kept and peers.size > 1 and _divides_over_ranks():
-            self._check_that_all_see_it(peers)
         # Calls in callbacks of earlier epochs are not made again.
         calls.begun = self.position.begun
+
+    def _find(self, peers: Peers, failed: Sequence[CallFolder]) -> str:
+        """Return the name of the last backup that ranks can read. Collective.
+
+        Each rank reads a share of it, where all see the folder.
+        """
+        refusal, names = "", list[str]()
+        if self._writes:
+            try:
+                backup_folder.make_writable(self.folder)
+                for call in failed:
+                    _set_aside(call)
+                names = self._call.names()
+            except TowerError as error:
+                refusal = str(error)
+        refusal, names = rank_checks.gather(
+            peers, (refusal, names), "looks for backups"
+        )[0]
+        if refusal:
+            raise TowerError(refusal)
+        shares = peers.size > 1 and _divides_over_ranks()
+        if shares:
+            self._check_that_all_see_it(peers)
+        own = slice(peers.rank, None, peers.size) if shares else slice(None)
+
+        def damage(name: str) -> str:
+            found = ""
+            if shares or self._writes:
+                found = self._call.damage(name, operator.itemgetter(own))
+            of_all = rank_checks.gather(peers, found, "checks a backup")
+            return next(filter(None, of_all), "")
+
+        name = self._call.last_intact(names, damage, self._writes)
+        if self._writes:
+            self._call.go_on_from(name)
+        self._number = backup_folder.number_of(names[-1]) if names else 0
+        return name
 
     def _check_that_all_see_it(self, peers: Peers) -> None:
         blind = backup_folder.find_blind_ranks(
@@ -231,17 +249,10 @@ class SavedTraining:
                 "--commits) a folder that all ranks share."
             )
 
-    def _open(self, failed: Sequence[CallFolder]) -> str:
+    def _open(self, name: str) -> str:
         """Read a backup on rank 0; return why it is another model's."""
-        backup_folder.make_writable(self.folder)
-        for call in failed:
-            _set_aside(call)
-        name = self._call.find() if self._call.exists() else ""
-        # A process that was killed while it wrote has left it.
-        self._call.delete_rest(name, later=True)
         if not name:
             return ""
-        self._number = backup_folder.number_of(name)
         facts = self._call.read_notes(name)
         with self._call.refusing_damage():
             self.position = Position(**facts["position"])
@@ -264,41 +275,15 @@ class SavedTraining:
                 ],
             )
             settings = ModelSettings(**facts["settings"])
-        return self._compare(settings)
+            self._data = dict(facts["data"])
+        assert self._settings is not None
+        between = not self.position.batch
+        return settings.refusal(self._settings, self._call.path, between)
 
     def _read(self, name: str, dtype: str | tf.DType) -> tf.Tensor:
         assert self._found is not None
         prefix = self._call.prefix(self._found.name)
         return checkpoint.read(prefix, name, dtype)
-
-    def _compare(self, saved: ModelSettings) -> str:
-        """Return why the backup is not that of this model; empty if it is."""
-        assert self._settings is not None
-        differing = saved.differing(self._settings)
-        if not self.position.batch:
-            differing.pop("metrics", None)
-        shown = [
-            f"{name} ({was} in the backup, {now} now)"
-            for name, (was, now) in differing.items()
-        ]
-        if not shown:
-            return ""
-        listed = "; ".join(shown[:_SHOWN_SETTINGS])
-        if saved.ranks != self._settings.ranks and all(
-            map(plain_settings.is_rate, differing)
-        ):
-            logger.warning(
-                "the number of ranks has changed, and so has %s: training goes "
-                "on with the values of the backup",
-                listed,
-            )
-            return ""
-        return (
-            f"{self._call.path} is the backup of another model, or of one that "
-            f"was compiled differently: {listed}. Make and compile the model "
-            "as it was then, give Backup another folder, or delete it to train "
-            "from the beginning."
-        )
 
     @property
     def _place(self) -> list[int]:
@@ -326,6 +311,25 @@ class SavedTraining:
             self._found = None
         if self._writes:
             commits.report_resumes(True)
+
+    def compare_data(self, data: dict[str, str]) -> None:
+        """Warn if the data of ``fit`` are others than those of the backup.
+
+        Args:
+            data: describes the data, by names.
+        """
+        both = [self._data, data]
+        differing = rank_checks.differing_settings(both if all(both) else [])
+        if differing:
+            logger.warning(
+                "%s was made with other data: %s. fit leaves out as many "
+                "batches as are done (%d of epoch %d), and trains on the rest",
+                self._call.path,
+                plain_settings.describe_changes(differing),
+                self.position.batch,
+                self.position.epoch + 1,
+            )
+        self._data = data
 
     def _restore_hook(self) -> None:
         """Give each rank its state of the communication hook. Collective."""
@@ -387,8 +391,10 @@ class SavedTraining:
         if not asynchronous:
             self.finish()
 
-    def _write_part(self, name: str, parts: Sequence[Part]) -> str:
-        return self._call.write_part(name, self._rank, parts) if parts else ""
+    def _write_part(
+        self, name: str, parts: Sequence[Part]
+    ) -> WrittenPart | None:
+        return self._call.write_part(name, self._rank, parts) if parts else None
 
     @property
     def is_writing(self) -> bool:
@@ -404,7 +410,7 @@ class SavedTraining:
         begun = self._begun
         if begun is None:
             return
-        written, failure = "", ""
+        written, failure = None, ""
         try:
             written = begun.written.result()
         except Exception as error:
@@ -414,20 +420,24 @@ class SavedTraining:
         all_written = rank_checks.raise_together(
             ranks, failure, "has written its part of the backup", written
         )
-        if not self._writes:
-            return
-        try:
-            self._call.complete(begun.name, all_written, begun.notes)
-        except (tf.errors.OpError, OSError) as error:
-            raise TowerError(self._failure(error)) from error
+        if self._writes:
+            try:
+                self._call.complete(
+                    begun.name, all_written, begun.notes, self._keep
+                )
+            except (tf.errors.OpError, OSError) as error:
+                raise TowerError(self._failure(error)) from error
+            commits.report_last(self._call.path, begun.position)
         self._has_backup = True
-        commits.report_last(self._call.path, begun.position)
 
     def _failure(self, error: Exception) -> str:
+        own = f"rank {self._rank} " if transport_to_ranks() else ""
+        before = "There is no backup yet"
+        if self._has_backup:
+            before = "The backup before it is complete"
         return (
-            f"rank {self._rank} could not write to {self._call.path} "
-            f"({shorten(error)}). The previous backup is complete: make room, "
-            "and start the script again."
+            f"{own}cannot write to {self._call.path} ({shorten(error)}). "
+            f"{before}: make room, and start the script again."
         )
 
     def _parts_of_rank_0(self, hook: SavedStates) -> list[Part]:
@@ -450,6 +460,7 @@ class SavedTraining:
         return {
             "settings": dataclasses.asdict(self._settings),
             "position": dataclasses.asdict(self.position),
+            "data": self._data,
             "variables": [*variables],
             "shapes": shapes_of([*variables.values()]),
             "trained": trained_in(self._model),

@@ -80,8 +80,8 @@ ELASTIC_COOLDOWN_S = 5, 600
 STALL_BEAT_S = 5.0
 #: A host or process is lost if it gives no sign of life for so long.
 LOST_S = 40.0
-#: A process that a signal has stopped is killed, and lost, after so long:
-#: before the others give it up.
+#: A rank that a signal has stopped is killed, and lost, after so long: before
+#: the others give it up.
 FROZEN_S = 30.0
 #: Until a process first reports which processes it waits for at the start.
 NOTICE_S = 5.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_towers.errors import TowerError, shorten
+from keras_towers.errors import TowerError, described, did_you_mean, shorten
 from keras_towers.launching.script_source import check_module
 from keras_towers.system import working_folder
 
@@ -65,13 +65,21 @@ def find_named(target: str, *takes: str) -> Callable[..., object]:
     if (here := str(working_folder())) not in sys.path:
         sys.path.insert(0, here)
     with naming(target, "cannot be imported"):
-        function = operator.attrgetter(name)(importlib.import_module(module))
+        found = importlib.import_module(module)
+        try:
+            function = operator.attrgetter(name)(found)
+        except AttributeError as error:
+            own = [n for n, value in vars(found).items() if callable(value)]
+            raise TowerError(
+                f"{target} cannot be imported: {error}{did_you_mean(name, own)}"
+            ) from None
     try:
         inspect.signature(function).bind(*takes)
     except TypeError:
         wanted = " and ".join(takes) or "without arguments"
         raise TowerError(
-            f"{target} must be a function {wanted}, but is {function!r:.80}"
+            f"{target} must be a function {wanted}, but is "
+            f"{described(function)}"
         ) from None
     except ValueError:  # Not all that can be called has a signature.
         pass
@@ -147,7 +155,7 @@ def model_and_data(
         pairs = f"{', '.join(some)} or {last}" if some else last
         raise TowerError(
             f"{source} must return a compiled keras.Model, alone or as "
-            f"{pairs}, but returned {built!r:.80}"
+            f"{pairs}, but returned {described(built)}"
         )
     if not model.compiled:
         raise TowerError(

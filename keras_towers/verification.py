@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers._strategy import Strategy
 from keras_towers._types import Logs, Structure, Variable
-from keras_towers.errors import TowerError
+from keras_towers.errors import TowerError, described
 from keras_towers.fit import components
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import (
@@ -153,7 +153,7 @@ def checked_strategy(
     """
     if not isinstance(model, keras.Model) or not model.compiled:
         raise TowerError(
-            f"{caller} takes a compiled keras.Model, not {model!r}."
+            f"{caller} takes a compiled keras.Model, not {described(model)}."
         )
     inside = tf.distribute.has_strategy()
     if not inside:

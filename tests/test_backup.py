@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import threading
@@ -17,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import backup_folder
 from keras_towers.backup_folder import CallFolder
 from keras_towers.fit.weights import checkpoint
 from keras_towers.rendezvous import commits
@@ -389,6 +391,11 @@ OF_ANOTHER = {
         lambda: compiled_with(ADAM(0.1, clipnorm=1.0), "mse"),
         "clipnorm of the optimizer (None in the backup, 1.0 now)",
     ),
+    "optimizer": (
+        lambda: compiled_with(ADAM(0.1), "mse"),
+        lambda: compiled_with(keras.optimizers.SGD(0.1), "mse"),
+        "differently: optimizer (Adam in the backup, SGD now). Make",
+    ),
     "loss": (
         lambda: compiled_with(ADAM(0.1), "mse"),
         lambda: compiled_with(ADAM(0.1), "mae"),
@@ -410,12 +417,26 @@ def test_the_backup_of_another_model_is_refused(what, tmp_path):
     interrupted(last, 0, 1, kill(signal.SIGTERM), made=make())
     made = other()
     untrained = made.get_weights()
-    words = f"backup is the backup of another model.*{re.escape(said)}.*give"
+    words = f"is the backup of another model.*{re.escape(said)}.*kt.load_back"
     with pytest.raises(kt.TowerError, match=words):
         train(last, made=made)
     assert_all_close(made.get_weights(), untrained, 0)
     begin_again()
     train(last, made=make())
+
+
+def test_other_data_are_said(tmp_path, caplog):
+    last = kt.Backup(tmp_path, delete=False)
+    interrupted(last, 1, 2, kill(signal.SIGTERM))
+    train(last)
+    assert "other data" not in caplog.text
+    shutil.rmtree(tmp_path)
+    begin_again()
+    interrupted(last, 1, 2, kill(signal.SIGTERM))
+    train(last, data=(X[:20], Y[:20], 4), shuffle=False)
+    words = "data: batch_size (5 in the backup, 4 now); examples of the last "
+    assert f"{words}batch (4 in the backup, None now); shuffle" in caplog.text
+    assert "are done (3 of epoch 2)" in caplog.text
 
 
 def test_what_changes_no_result_may_differ(tmp_path):
@@ -446,10 +467,12 @@ def test_what_changes_no_result_may_differ(tmp_path):
 
 
 def rewrite(folder, change):
-    """Change the notes of a backup."""
+    """Change the notes of a backup, and their checksum."""
     (path,) = folder.glob("backup/*.json")
     facts = json.loads(path.read_text())
+    del facts["crc32"]
     change(facts)
+    facts["crc32"] = backup_folder._checksum(facts)
     path.write_text(json.dumps(facts))
 
 
@@ -508,6 +531,7 @@ WRITES = (
     (checkpoint, "merge"),
     (CallFolder, "_write"),
     (CallFolder, "_sync"),
+    (CallFolder, "_rename"),
     (CallFolder, "_remove"),
 )
 
@@ -528,47 +552,79 @@ def failing_at(patch, number, error):
         patch.setattr(*(owner, name), lambda *its, of=original: fails(of, *its))
 
 
+@pytest.mark.parametrize("before", sample_of([0, 2]))
 def test_a_kill_at_any_moment_leaves_the_last_complete_one(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, before
 ):
+    """Also while ``fit`` deletes it; the first one may be begun again."""
+    last = before + 1
     for number in itertools.count():
-        folder = tmp_path / str(number)
+        folder, allowed = tmp_path / str(number), (before, last)
         made = same_everywhere(0)
         saved = opened(folder, made)
-        commit(saved, made, 1)
+        for epoch in range(1, last):
+            commit(saved, made, epoch)
         try:
             with monkeypatch.context() as patch:
                 failing_at(patch, number, Killed)
-                commit(saved, made, 2)
+                commit(saved, made, last)
+                allowed = (last, 0)
+                saved.end(delete=True)
         except Killed:
             is_killed = True
         else:
-            is_killed = False
+            is_killed, allowed = False, (0,)
         again = same_everywhere(0)
         saved = opened(folder, again)
-        assert saved.position.epoch in ((1, 2) if is_killed else (2,))
+        assert saved.position.epoch in allowed
         for weight in again.get_weights():
             assert (weight == saved.position.epoch).all()
-        commit(saved, again, 3)
+        for epoch in 7, 8:
+            commit(saved, again, epoch)
         # Nothing is left of what came before.
-        names = {
-            p.name.partition(".")[0] for p in (folder / "backup").iterdir()
-        }
-        assert len(names) == 2
+        kept = {p.name.partition(".")[0] for p in (folder / "backup").iterdir()}
+        assert len(kept) == 3
         if not is_killed:
             break
-    assert number > 10
+    assert number > 30
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Let the system refuse to write larger files, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_leaves_the_last_complete_one(tmp_path, monkeypatch):
     made = same_everywhere(0)
     saved = opened(tmp_path, made)
-    commit(saved, made, 1)
+    for written, sizes in (
+        ("There is no backup yet", (4, 40, 400)),
+        (
+            "The backup before it is complete",
+            (4, 400),
+        ),
+    ):
+        for size in sizes:
+            with pytest.raises(kt.TowerError) as error, files_of_at_most(size):
+                commit(saved, made, 2)
+            text = str(error.value)
+            assert text.startswith("cannot write to "), text
+            assert "File too large" in text and f". {written}: make" in text
+            assert not re.search(r"rank 0|function_node|\[Op|\n", text), text
+        commit(saved, made, 1)
+        kt.load_backup(made, tmp_path)
+        assert all((weight == 1).all() for weight in made.get_weights())
     full = tf.errors.ResourceExhaustedError(None, None, "No space left")
     for number in (0, 3, 6):
         with monkeypatch.context() as patch:
             failing_at(patch, number, full)
-            words = r"rank 0 could not write .*No space.*complete: make room"
+            words = r"cannot write .*No space.*complete: make room"
             with pytest.raises(kt.TowerError, match=words):
                 commit(saved, made, 2)
         kt.load_backup(made, tmp_path)
@@ -621,7 +677,7 @@ def test_steps_go_on_while_a_backup_is_written(
 def test_what_ends_the_writing_of_a_backup_ends_fit(tmp_path, monkeypatch):
     full = tf.errors.ResourceExhaustedError(None, None, "No space left")
     failing_at(monkeypatch, 0, full)
-    words = "rank 0 could not write .*No space left.*complete: make room"
+    words = "cannot write to .*No space left.*no backup yet: make room"
     with pytest.raises(kt.TowerError, match=words):
         train(kt.Backup(tmp_path, every=2, asynchronous=True))
 
@@ -663,40 +719,136 @@ def test_a_plain_model_gets_the_weights_of_a_backup(tmp_path):
         kt.load_backup(plain, tmp_path)
 
 
-def damage_marker(folder):
-    (folder / "checkpoint").write_bytes(b"PK nonsense")
+def flip(path, at=40):
+    """Flip a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
 
 
-def damage_notes(folder):
-    (path,) = folder.glob("*.json")
-    path.write_text("{}")
-
-
-def damage_index(folder):
-    (path,) = folder.glob("*.index")
+def cut(path):
     path.write_bytes(path.read_bytes()[:9])
 
 
-def damage_values(folder):
-    (path,) = folder.glob("*.data-*")
-    path.write_bytes(path.read_bytes()[:-99] + bytes(99))
+DAMAGES = [
+    *itertools.product((flip, cut, os.remove), ("index", "data-*", "json")),
+    (lambda path: path.write_text("{}"), "json"),
+]
 
 
-def lose_values(folder):
-    (path,) = folder.glob("*.data-*")
-    path.unlink()
+def content_of(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [damage_marker, damage_notes, damage_index, damage_values, lose_values],
-)
-def test_a_damaged_backup_is_refused(damage, tmp_path):
-    interrupted(kt.Backup(tmp_path), 0, 1, kill(signal.SIGTERM))
-    damage(tmp_path / "backup")
-    with pytest.raises(kt.TowerError, match=r"damaged.*delete it") as found:
+@pytest.fixture(scope="module")
+def two_backups(tmp_path_factory):
+    """A folder, and the training that it goes on with."""
+    folder = tmp_path_factory.mktemp("two")
+    undisturbed = train(kt.Backup(folder / "undisturbed"))
+    last = kt.Backup(folder / "last", every=2)
+    interrupted(last, 1, 3, kill(signal.SIGTERM))
+    return folder / "last", undisturbed
+
+
+@pytest.mark.parametrize(("damage", "of"), sample_of(DAMAGES, 3))
+def test_of_two_backups_one_may_be_damaged(
+    damage, of, two_backups, tmp_path, caplog
+):
+    shutil.copytree(two_backups[0], tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "backup"
+    assert len([*folder.glob("*.json")]) == 2
+    (path,) = folder.glob(f"ckpt-5.{of}")
+    damage(path)
+    found = SavedTraining(tmp_path)
+    found.read(SingleProcess(), model(), 0)
+    assert (found.position.epoch, found.position.batch) == (1, 2)
+    begin_again()
+    kt.load_backup(model(), tmp_path)
+    assert caplog.text.count("is damaged (ckpt-5: ") == 2
+    assert caplog.text.count("ckpt-4, the backup before it, is used") == 2
+    assert_equal(train(kt.Backup(tmp_path)), two_backups[1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_backup_is_none_of_those_that_are_kept(tmp_path):
+    saved = opened(tmp_path, same_everywhere(0))
+    for epoch in 1, 2:
+        commit(saved, saved._model, epoch)
+    cut(tmp_path / "backup" / "ckpt-2.index")
+    saved = opened(tmp_path, same_everywhere(0))
+    assert saved.position.epoch == 1
+    for epoch, wanted in (3, [1, 2, 3]), (4, [3, 4]):
+        commit(saved, saved._model, epoch)
+        names = CallFolder(str(tmp_path / "backup")).names()
+        assert names == [f"ckpt-{number}" for number in wanted]
+
+
+@pytest.mark.parametrize(("damage", "of"), sample_of(DAMAGES, 3))
+def test_damaged_backups_are_refused_and_left(
+    damage, of, two_backups, tmp_path
+):
+    shutil.copytree(two_backups[0], tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "backup"
+    for path in folder.glob(f"*.{of}"):
+        damage(path)
+    left = content_of(folder)
+    for goes_on in (
+        lambda: train(kt.Backup(tmp_path)),
+        lambda: kt.load_backup(model(), tmp_path),
+    ):
+        begin_again()
+        with pytest.raises(kt.TowerError, match=r"damaged.*delete it") as found:
+            goes_on()
+        assert "\n" not in str(found.value)
+    assert content_of(folder) == left
+
+
+def test_the_file_that_names_backups_may_be_lost(two_backups, tmp_path):
+    """But not what it names."""
+    shutil.copytree(two_backups[0], tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "backup"
+    (folder / "checkpoint").unlink()
+    assert_equal(train(kt.Backup(tmp_path)), two_backups[1])
+    folder.mkdir()
+    (folder / "checkpoint").write_text('model_checkpoint_path: "ckpt-5"')
+    begin_again()
+    with pytest.raises(kt.TowerError, match="are lost: give them back"):
         train(kt.Backup(tmp_path))
-    assert "\n" not in str(found.value)
+
+
+def test_every_byte_counts(tmp_path):
+    """One that is flipped is found, or changes nothing that is read."""
+    saved = opened(tmp_path, same_everywhere(1))
+    saved.commit()
+    folder = CallFolder(str(tmp_path / "backup"))
+
+    def values():
+        facts = folder.read_notes("ckpt-1")
+        reader = tf.train.load_checkpoint(folder.prefix("ckpt-1"))
+        names = reader.get_variable_to_shape_map()
+        return facts, {n: reader.get_tensor(n).tolist() for n in names}
+
+    before, harmless = values(), 0
+    for path in (tmp_path / "backup").glob("ckpt-1.*"):
+        for at in range(0, path.stat().st_size, 17):
+            flip(path, at)
+            if not folder.damage("ckpt-1"):
+                harmless += 1
+                assert values() == before
+            flip(path, at)
+    assert folder.damage("ckpt-1") == ""
+    assert harmless < 10
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_as_many_are_kept_as_you_say(tmp_path, keep):
+    last = kt.Backup(tmp_path, every=1, keep=keep, delete=False)
+    train(last, towers=1)
+    kept = [*(tmp_path / "backup").glob("*.json")]
+    assert len(kept) == keep
+    state = tf.train.get_checkpoint_state(str(tmp_path / "backup"))
+    assert len(state.all_model_checkpoint_paths) == keep
+    assert tf.train.latest_checkpoint(str(tmp_path / "backup"))
 
 
 @pytest.mark.parametrize(
@@ -706,6 +858,7 @@ def test_a_damaged_backup_is_refused(damage, tmp_path):
         (lambda one: [kt.ChiefOnly(one)], "without ChiefOnly"),
         (lambda one: [one, one], "Backup and Backup"),
         (lambda one: [kt.Backup("a", every=0)], "every=0 batches: give 1"),
+        (lambda one: [kt.Backup("a", keep=0)], "keep=0 backups: give 1"),
         (lambda one: kt.Backup("a", every="epoch"), "give a whole number or"),
         (lambda one: kt.Backup("a", every=True), "every=True is not allowed"),
         (lambda one: kt.Backup(5), "folder=5 is not allowed: give a text or a"),

@@ -128,11 +128,25 @@ def test_a_fit_that_has_ended_is_not_trained_on(starts_again, caplog):
     assert_all_close(model.weights, first.weights, 0)
 
 
-def test_a_damaged_commit_is_refused(starts_again, tmp_path):
-    script(seen=[])
-    (commit,) = tmp_path.rglob("ckpt-*.json")
-    commit.write_bytes(commit.read_bytes()[:99])
+def test_of_two_commits_one_may_be_damaged(
+    undisturbed, starts_again, tmp_path, caplog
+):
+    wanted, alone = undisturbed
+    with pytest.raises(Boom):
+        script(8, [])
     starts_again()
+    *_, last = sorted(tmp_path.rglob("ckpt-*.data-*"))
+    last.write_bytes(last.read_bytes()[:-1])
+    seen = []
+    history, model = script(None, seen)
+    # Of the objects, too.
+    assert seen == [(1, 1, 0, True)]
+    assert "is damaged (ckpt-3" in caplog.text
+    assert_all_close(model.weights, alone.weights, 1e-6)
+    assert_same_history(history.history, wanted.history, 1e-6)
+    starts_again()
+    for notes in tmp_path.rglob("ckpt-*.json"):
+        notes.write_bytes(notes.read_bytes()[:99])
     with pytest.raises(kt.TowerError, match="or damaged"):
         script(seen=[])
 
@@ -170,6 +184,24 @@ def test_objects_go_on_from_the_last_commit(starts_again):
     assert count(2) == (2, ["a", "1", "2"])
     starts_again()
     assert count(3) == (3, ["a", "1", "2", "3"])
+
+
+def test_objects_go_on_from_the_commit_before_a_damaged_one(
+    starts_again, tmp_path, caplog
+):
+    count(3)
+    commits = sorted(tmp_path.rglob("commit-*"))
+    assert [commit.name for commit in commits] == ["commit-2", "commit-3"]
+    for commit in reversed(commits):
+        starts_again()
+        content = bytearray(commit.read_bytes())
+        content[-9] ^= 1
+        commit.write_bytes(content)
+        if commit is commits[-1]:
+            assert count(2) == (2, ["a", "1", "2"])
+            assert "commit-3 is damaged: the one before" in caplog.text
+    with pytest.raises(kt.TowerError, match="or is damaged"):
+        count(2)
 
 
 def test_a_commit_ends_a_process_that_is_told_to(starts_again):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from keras_towers._types import JsonObject, Logs
 from keras_towers.bench.models import Workload
-from keras_towers.errors import TowerError
+from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.known_engines import ENGINES, SERVED
 from keras_towers.strategies import (
     STRATEGIES,
@@ -261,6 +261,7 @@ def find_row(rows: Mapping[str, Row], name: str) -> Row:
         raise TowerError(
             f"unknown strategy '{name}'; choose {', '.join(rows)}, or one of "
             "them with options, such as tower:mode=host"
+            f"{did_you_mean(known, rows)}"
         )
     row = rows[known]
     if not options:

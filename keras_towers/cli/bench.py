@@ -429,13 +429,19 @@ def _table(
             overflow="fold",
             min_width=max(Text.from_markup(line).cell_len for line in lines),
         )
-    for replicas, group in groupby(
-        zip(results, rows, strict=True), lambda pair: pair[0].replicas
-    ):
+    groups = [
+        [*group]
+        for _, group in groupby(
+            zip(results, rows, strict=True), lambda pair: pair[0].replicas
+        )
+    ]
+    for group in groups:
         for result, cells in group:
             failed = " [red]failed[/]" if result.error else ""
-            table.add_row(str(replicas), result.row + failed, *cells)
-        table.add_section()
+            table.add_row(str(result.replicas), result.row + failed, *cells)
+        # Rows that stand alone need no blank lines.
+        if len(groups) < len(results):
+            table.add_section()
     return table
 
 

@@ -24,6 +24,7 @@ from keras_towers.cli.doctor import doctor
 from keras_towers.cli.plan import plan
 from keras_towers.cli.run import run
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
+from keras_towers.launching.output import without_noise
 from keras_towers.system import handle_signals
 from keras_towers.user_models import (
     call_named,
@@ -216,10 +217,16 @@ def verify(
         tolerance: The largest acceptable difference.
     """
     check_named(target)
+    for option, number in (("--towers", towers), ("--batch-size", batch_size)):
+        if number is not None and number < 1:
+            raise TowerError(
+                f"{option} {number} is not allowed: give 1 or more"
+            )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    import tensorflow as tf
+    with without_noise():
+        import tensorflow as tf
 
-    import keras_towers as kt
+        import keras_towers as kt
 
     if not tf.config.list_physical_devices("GPU"):
         kt.virtual_towers(2 if towers is None else towers)

@@ -17,6 +17,7 @@ from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers._types import JsonObject
 from keras_towers.cli import plan_hosts
 from keras_towers.errors import TowerError
+from keras_towers.launching.output import without_noise
 from keras_towers.user_models import check_named, find_named, naming
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def plan(
         check_named(layouts)
     # TensorFlow reports what it lacks; a plan needs no device.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from keras_towers import planning
+    with without_noise():
+        from keras_towers import planning
 
     planning.hide_gpus()
     setting = planning.PlanSetting(

@@ -246,11 +246,14 @@ def table_of(rows: Sequence[OnHosts], device_memory: str | None) -> Table:
         titles.append(f"fits\n{device_memory}")
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    for _, of_number in groupby(rows, key=lambda row: row.plan.hosts):
-        group = list(of_number)
+    by_number = groupby(rows, key=lambda row: row.plan.hosts)
+    groups = [[*of_number] for _, of_number in by_number]
+    for group in groups:
         for row in group:
             table.add_row(*_cells(row, axes, device_memory is not None))
-            table.rows[-1].end_section = row is group[-1]
+        # Rows that stand alone need no blank lines.
+        if len(groups) < len(rows):
+            table.add_section()
     return table
 
 

@@ -48,6 +48,11 @@ def _strategies(incomplete: str) -> list[str]:
     return [name for name in strategy_names() if name.startswith(incomplete)]
 
 
+_SHORT = {"-np": "processes", "--num-proc": "processes", "-H": "hosts"}
+# Options that scripts often have, too.
+_OF_MANY_SCRIPTS = ("--module", "--output", "--script", "--seed")
+
+
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
     """The arguments and options of the command, as they are given."""
@@ -127,6 +132,24 @@ class RunOptions:
         if self.hostfile:
             return parse_hostfile(self.hostfile)
         return parse_hosts(self.hosts) if self.hosts else None
+
+    @property
+    def behind_script(self) -> str:
+        """Say which options of the command the script gets; empty: none."""
+        words = (w.partition("=")[0] for w in self.arguments or ())
+        late = dict.fromkeys(word for word in words if self._is_missing(word))
+        return f"which gets {', '.join(late)} behind it" if late else ""
+
+    def _is_missing(self, word: str) -> bool:
+        """Whether a word is an option that was not given to the command."""
+        if word in _OF_MANY_SCRIPTS:
+            return False
+        name = _SHORT.get(word, word.removeprefix("--").replace("-", "_"))
+        is_option = word in _SHORT or word.startswith("--")
+        fields = (f for f in dataclasses.fields(self) if f.name == name)
+        return is_option and any(
+            getattr(self, field.name) == field.default for field in fields
+        )
 
     def named(self, *options: str) -> str:
         """Name those of some options that are given; empty: none of them."""
@@ -261,6 +284,12 @@ def run(**options: Any) -> None:
         standby=given.standby,
         device_memory=given.device_memory,
     )
+    if given.behind_script:
+        typer.echo(
+            f"keras-towers run: options of this command go before "
+            f"{given.script}, {given.behind_script}",
+            err=True,
+        )
     if plan.joined:
         _exec_as_rank(job)
     if strategy and plan.has_several_workers:
@@ -420,11 +449,12 @@ def _make_plan(given: RunOptions, engine: Engine) -> LaunchPlan:
         hosts = _allocated_hosts(ranks)
     ranks = ranks or sum((hosts or {}).values())
     if not ranks:
-        raise TowerError(
-            "give the number of processes that train: --workers N"
-            if engine.roles
-            else "give the number of processes: -np N"
-        )
+        text = "give the number of processes: -np N"
+        if engine.roles:
+            text = "give the number of processes that train: --workers N"
+        if given.behind_script:
+            text += f", before {given.script}, {given.behind_script}"
+        raise TowerError(text)
     return LaunchPlan(engine, ranks, hosts, servers=servers)
 
 

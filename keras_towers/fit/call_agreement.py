@@ -99,7 +99,9 @@ def check_call(
             name = None if observer is None else type(observer).__name__
             settings["callback that measures"] = str(name)
     ranks = _meet(config, settings, kind, where)
-    differing = rank_checks.differing_settings(ranks)
+    differing = plain_settings.without_settings_of_others(
+        rank_checks.differing_settings(ranks)
+    )
     rates = [name for name in differing if plain_settings.is_rate(name)]
     for name in rates:
         values = differing.pop(name)
@@ -204,17 +206,17 @@ _SENT_ENTRIES = 2**23
 
 def compare_variables(
     peers: Peers,
-    variables: Sequence[keras.Variable],
+    variables: Sequence[Variable],
     values: bool = True,
     build_error: Exception | None = None,
-) -> list[keras.Variable]:
+) -> list[Variable]:
     """Check that all ranks have the same variables; return those that differ.
 
     What is in shards over the ranks does not differ.
 
     Args:
         peers: the ranks.
-        variables: this rank's variables.
+        variables: this rank's variables, of Keras or TensorFlow.
         values: whether to compare values, too.
         build_error: why the model could not be built here, so that its first
             step has to build it; None: it is built.
@@ -229,7 +231,8 @@ def compare_variables(
     """
     failure = "" if build_error is None else shorten(build_error)
     described = [
-        f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
+        f"{path_of(v)} {list(v.shape)} "
+        f"{keras.backend.standardize_dtype(v.dtype)}"
         for v in variables
     ]
     digests = [digest_of(variable) for variable in variables if values]
@@ -272,15 +275,20 @@ def compare_variables(
         if any(digest != first for digest in others):
             if first.startswith(_IN_SHARDS):
                 raise TowerError(
-                    f"rank 0 still has its shard of {variable.path}, but other "
-                    "ranks have made this variable again. Compile and build "
-                    "the model on every rank, or on none."
+                    f"rank 0 still has its shard of {path_of(variable)}, but "
+                    "other ranks have made this variable again. Compile and "
+                    "build the model on every rank, or on none."
                 )
             differing.append(variable)
     return differing
 
 
-def digest_of(variable: keras.Variable) -> str:
+def path_of(variable: Variable) -> str:
+    """Return the name of a variable of Keras or TensorFlow."""
+    return getattr(variable, "path", variable.name)
+
+
+def digest_of(variable: Variable) -> str:
     """Return a digest of a value; strings, which are not sent, have none.
 
     Of rows that only all ranks together have, it is their place.

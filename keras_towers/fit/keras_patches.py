@@ -28,9 +28,11 @@ patches the same names (``parameter_servers/worker_fit.py``). ``kt.verify``
 patches how variables are initialized while it measures (``verification.py``),
 and ``keras-towers plan`` while it builds models and traces their steps
 (``fit/weights/without_memory.py``); so does an optimizer while it makes a slot
-in shards. The drop-ins of Horovod and BytePS patch ``compile`` and ``fit`` of
-models, and ``LossScaleOptimizer``, until the engine shuts down
-(``engines/dropin/distributed_models.py``).
+in shards. Until a script first needs it, the strategy of ``keras-towers run``
+waits for TensorFlow's start, and for who asks for the current strategy
+(``launching/late_entry.py``). The drop-ins of Horovod and BytePS patch
+``compile`` and ``fit`` of models, and ``LossScaleOptimizer``, until the engine
+shuts down (``engines/dropin/distributed_models.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``strategies/noop.py``) and

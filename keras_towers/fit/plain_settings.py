@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +19,12 @@ import keras
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous import rank_checks
 
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+_OPTIMIZER = "optimizer"
 _RATE = "learning_rate"
+# How many differences an error shows.
+_SHOWN_SETTINGS = 3
 _INNER = "inner_optimizer"
 # What only names objects, and what ranks and backups share.
 _IGNORED = ("name", "seed")
@@ -44,7 +51,68 @@ class ModelSettings:
             # Each version may have settings that the other one has not.
             known = self.model.keys() & other.model.keys()
             both = [{name: each[name] for name in known} for each in both]
-        return rank_checks.differing_settings(both)
+        return without_settings_of_others(rank_checks.differing_settings(both))
+
+    def refusal(
+        self, now: ModelSettings, path: str, between_epochs: bool
+    ) -> str:
+        """Return why a backup is not that of a model; empty if it is.
+
+        Args:
+            now: the settings of the model.
+            path: where the backup is.
+            between_epochs: whether it is not in the middle of an epoch.
+        """
+        differing = self.differing(now)
+        if between_epochs:
+            differing.pop("metrics", None)
+        if not differing:
+            return ""
+        listed = describe_changes(differing)
+        if self.ranks != now.ranks and all(map(is_rate, differing)):
+            logger.warning(
+                "the number of ranks has changed, and so has %s: training goes "
+                "on with the values of the backup",
+                listed,
+            )
+            return ""
+        return (
+            f"{path} is the backup of another model, or of one that was "
+            f"compiled differently: {listed}. Make and compile the model as it "
+            "was then, or delete the backup to train from the beginning. To "
+            "train its weights with other settings, load them by "
+            "kt.load_backup, and give Backup another folder."
+        )
+
+
+def describe_changes(differing: Mapping[str, Sequence[object]]) -> str:
+    """List the first settings that differ from those of a backup."""
+    changes = (
+        f"{name} ({was} in the backup, {now} now)"
+        for name, (was, now) in differing.items()
+    )
+    return "; ".join(itertools.islice(changes, _SHOWN_SETTINGS))
+
+
+def without_settings_of_others(
+    differing: Mapping[str, list[object]],
+) -> dict[str, list[object]]:
+    """Leave out the settings of an object that is of another class.
+
+    They have other names, and say nothing that the class does not.
+    """
+    others = [
+        f" of {'the ' if name == _OPTIMIZER else ''}{name}"
+        for name in differing
+        if name.startswith((_OPTIMIZER, "layer "))
+    ]
+    return {
+        name: values
+        for name, values in differing.items()
+        if not any(
+            name.endswith(other) or f"{other} (" in name for other in others
+        )
+    }
 
 
 def settings_of(model: keras.Model, ranks: int) -> ModelSettings:
@@ -90,7 +158,7 @@ def of_optimizers(model: keras.Model) -> dict[str, str]:
     optimizer = getattr(model, "optimizer", None)
     # In a LossScaleOptimizer only the inner optimizer has a learning rate.
     main = getattr(optimizer, _INNER, optimizer)
-    settings = {"optimizer": type(optimizer).__qualname__}
+    settings = {_OPTIMIZER: type(optimizer).__qualname__}
     others = [o for o in state_lib.collect(model).optimizers if o is not main]
     for number, other in enumerate([main, *others], 1):
         name = "the optimizer" if number == 1 else f"optimizer {number}"

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
+from keras_towers.partition.rules.variables import of_whole_table
 
 # TensorFlow marks an error with this that is the consequence of another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
@@ -44,8 +45,17 @@ def error_for_user(error: Exception) -> TowerError | None:
     return TowerError(text)
 
 
-def note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
-    """Return what an error of a step says about towers; empty: nothing."""
+def explain_on_towers(error: tf.errors.OpError, config: TowerConfig) -> None:
+    """Let an error of a step say what it does not say of towers."""
+    message = of_whole_table(error.message)
+    if message != error.message:
+        # Towers look up what all of the batch asks for, each in its shard.
+        error._message = message
+    elif note := _note_on_towers(error, config):
+        error.add_note(f"keras_towers: {note}")
+
+
+def _note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
     if _DERIVED in (error.experimental_payloads or {}):
         return (
             "another tower or rank failed first. To see its error, make the "
@@ -55,15 +65,9 @@ def note_on_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
         # Errors of other types, such as a lost rank, are not about rows.
         return ""
     replicas, options = config.places("fit").replicas, config.options
-    notes: list[str] = []
-    if replicas > 1 and options.batches == "split":
-        notes.append(
-            f"each of the {replicas} towers had its part of the batch: "
-            "row numbers in the error refer to one part."
-        )
-    if options.weights is not None or options.layouts is not None:
-        notes.append(
-            "If a table is in shards, the error shows how many rows one shard "
-            "has, and the name of the operation shows how many the table has."
-        )
-    return " ".join(notes)
+    if replicas == 1 or options.batches != "split":
+        return ""
+    return (
+        f"each of the {replicas} towers had its part of the batch: row numbers "
+        "in the error refer to one part."
+    )

@@ -6,6 +6,8 @@
   Running a function of a notebook or a script as the ranks of a job.
 ``job``
   A job, in rounds: a round ends with its processes, and another may follow.
+``late_entry``
+  A block that is entered when a script first needs it.
 ``outcome``
   How processes of a job ended, and why.
 ``output``

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_towers import agent, settings
-from keras_towers.errors import EXIT_AGAIN, FAILED_ON
+from keras_towers.errors import EXCHANGE_WITH, EXIT_AGAIN, FAILED_ON
 from keras_towers.launching.output import Console
 from keras_towers.launching.rank_process import RankProcess, signal_name
 
@@ -17,11 +17,14 @@ from keras_towers.launching.rank_process import RankProcess, signal_name
 # script says of connections of its own is no such report.
 _CONSEQUENCES = (
     FAILED_ON,
+    EXCHANGE_WITH,
     "Horovod has been shut down",
     "HorovodInternalError",
     "/gloo/transport/",
     "Additional GRPC error information from remote target",
 )
+# What a rank reports that ends its connections itself, after an error.
+_OWN_END = "Horovod background loop uncaught exception"
 _SSH_FAILED = 255
 
 
@@ -147,8 +150,8 @@ def is_consequence(rank: RankProcess) -> bool:
     # An uncaught C++ exception raises SIGABRT; it is not sent from outside.
     if rank.code and signal_name(rank.code) not in (None, "SIGABRT"):
         return False
-    tail = rank.tail()
-    return any(text in tail for text in _CONSEQUENCES)
+    lines = [line for line in rank.tail().splitlines() if _OWN_END not in line]
+    return any(text in line for text in _CONSEQUENCES for line in lines)
 
 
 def describe(

@@ -7,9 +7,10 @@ import io
 import os
 import re
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -28,12 +29,15 @@ _TAIL_BYTES = 16 << 10
 # and the continuation lines of such warnings.
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) "
-    rb"|[IW]\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (oneDNN custom operations are "
-    rb"on|RecvTensor cancelled for |Local rendezvous is aborting with status: "
-    rb"(CANCELLED|ABORTED: (Cleanup|Step -?\d+ cancelled)))"
+    rb"|[EIW]\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (oneDNN custom operations are "
+    rb"on|RecvTensor cancelled for |Aborting Ring|BaseCollectiveExecutor::"
+    rb"StartAbort |Local rendezvous is aborting with status: (CANCELLED|ABORTED"
+    rb": (Cleanup|Step -?\d+ cancelled)|UNAVAILABLE: Collective ops is aborted"
+    rb"|UNKNOWN: Horovod has been shut down))"
 )
 _CONTINUATION = re.compile(
-    rb"\t \[\[|Additional GRPC error |:\w+:Error received "
+    rb"\t \[\[|Additional GRPC error |:\w+:Error received |The error could be "
+    rb"from a previous operation"
 )
 _TRACEBACK = b"Traceback (most recent call last):"
 # A longer one is shown as it comes.
@@ -50,6 +54,27 @@ _COLORS = (
     "bright_magenta",
     "bright_green",
 )
+
+
+@contextlib.contextmanager
+def without_noise() -> Iterator[None]:
+    """Leave out what TensorFlow logs in this block, whatever it is told.
+
+    Other output to stderr appears at the end of the block.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            shown = (line for line in file if not _NOISE.match(line))
+            os.write(2, b"".join(shown))
 
 
 def tag(name: str, index: int, stream: TextIO) -> bytes:

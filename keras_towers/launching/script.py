@@ -168,10 +168,13 @@ def _forbid_separate_training(suggested: str, has_servers: bool) -> None:
 
 @contextlib.contextmanager
 def _connect(setup: Setup) -> Iterator[None]:
-    """Connect the process, and enter the strategy, if one is named."""
+    """Connect the process, and have it enter the strategy that is named."""
     import keras
 
     import keras_towers as kt
+    from keras_towers.launching.late_entry import entered_late
+    from keras_towers.parameter_servers.server_connection import take_role
+    from keras_towers.rendezvous import tf_config
 
     seed = os.environ.get(ENV_SEED)
     if seed is not None:
@@ -179,28 +182,28 @@ def _connect(setup: Setup) -> Iterator[None]:
         # agree in a script written for one process.
         keras.utils.set_random_seed(int(seed))
     name, towers = setup.strategy, setup.towers
-    options = dict(setup.options)
-    if towers is not None:
-        options["towers"] = towers
-    strategy: contextlib.AbstractContextManager[object] = (
-        contextlib.nullcontext()
-    )
-    try:
-        if towers is not None:
-            _split_cpu(towers, name)
-        if setup.has_servers:
-            from keras_towers.parameter_servers.server_connection import (
-                take_role,
-            )
+    strategy: contextlib.AbstractContextManager[object] | None = None
 
-            # Before any model is made.
+    def make() -> contextlib.AbstractContextManager[object]:
+        nonlocal strategy
+        options = dict(setup.options)
+        with _errors_of_command():
+            if setup.has_servers:
+                take_role("keras-towers run")
+            if towers is not None:
+                options["towers"] = towers
+                _split_cpu(towers, name)
+            strategy = contextlib.nullcontext()
+            if name is not None:
+                strategy = kt.strategy(name, **options)
+        return strategy
+
+    if setup.has_servers and tf_config.required().role == "ps":
+        # It serves, and never runs the script.
+        with _errors_of_command():
             take_role("keras-towers run")
-        if name is not None:
-            strategy = kt.strategy(name, **options)
-    except kt.TowerError as error:
-        sys.exit(f"keras-towers run: {error}")
     _save_once()
-    with strategy:
+    with entered_late(make):
         try:
             yield
         except Exception as error:
@@ -214,12 +217,17 @@ def _connect(setup: Setup) -> Iterator[None]:
             raise
 
 
-def _split_cpu(towers: int, strategy: str | None) -> None:
-    """Split the CPU into towers if it is the only device.
+@contextlib.contextmanager
+def _errors_of_command() -> Iterator[None]:
+    """End this process with a wrong use of `keras-towers run`."""
+    try:
+        yield
+    except TowerError as error:
+        sys.exit(f"keras-towers run: {error}")
 
-    The script cannot do this itself: when it runs, the strategy has already
-    initialized TensorFlow's devices.
-    """
+
+def _split_cpu(towers: int, strategy: str | None) -> None:
+    """Split the CPU into towers if it is the only device."""
     import tensorflow as tf
 
     import keras_towers as kt

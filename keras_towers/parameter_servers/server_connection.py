@@ -182,7 +182,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     call this before TensorFlow starts, that is, before the first model.
     """
     global _connection
-    cluster = cluster or tf_config.required()
+    cluster = cluster or tf_config.required(options="--ps 1 --workers {}")
     if not cluster.ps:
         raise TowerError(
             f"{strategy} keeps its variables on parameter servers, but "
@@ -198,6 +198,8 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
             f"{strategy} does not use the task {cluster}: leave it out of "
             "TF_CONFIG, and evaluate the chief's checkpoints in another script"
         )
+    # `keras-towers run` connects a script when it first asks for this.
+    tf.distribute.get_strategy()
     if _connection is None:
         _connection = Connection(cluster)
         atexit.register(_connection.disconnect)

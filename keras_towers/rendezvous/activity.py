@@ -138,6 +138,7 @@ class Activity:
         marks: how many actions were marked.
         action: the last of them; empty outside of training.
         waits: whether the action may take long because of other ranks.
+        is_over: whether the rank is known to do something else since.
         exchanges: whether it waits for them in exchanges that are counted.
         does: what this rank does in an exchange, to follow "rank 0"; empty:
             the action says it.
@@ -160,7 +161,7 @@ class Activity:
     def __init__(self):
         self.marks = 0
         self.action = self.does = ""
-        self.waits = self.exchanges = False
+        self.waits = self.exchanges = self.is_over = False
         self.since: float = time.monotonic()
         self.begin_round(0)
 
@@ -184,12 +185,16 @@ class Activity:
         """
         self.marks += 1
         self.action, self.waits = action, bool(action)
-        self.exchanges = exchanges
+        self.exchanges, self.is_over = exchanges, False
         self.since = time.monotonic()
 
     def mark_done(self) -> None:
-        """Record that the action marked last is done."""
-        self.waits = False
+        """Record that the action marked last is done, with all exchanges."""
+        self.waits, self.is_over = False, True
+
+    def mark_over(self) -> None:
+        """Record that the action is over, though exchanges may follow it."""
+        self.is_over = True
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
@@ -210,13 +215,13 @@ class Activity:
     @contextlib.contextmanager
     def within(self, action: str, waits: bool = False) -> Iterator[None]:
         """Record what only this rank does, as a part of its action."""
-        before = self.action, self.waits
-        self.action, self.waits = action, waits
+        before = self.action, self.waits, self.is_over
+        self.action, self.waits, self.is_over = action, waits, False
         self.since = time.monotonic()
         try:
             yield
         finally:
-            self.action, self.waits = before
+            self.action, self.waits, self.is_over = before
             self.since = time.monotonic()
 
     @contextlib.contextmanager
@@ -232,6 +237,7 @@ class Activity:
 this_rank = Activity()
 mark = this_rank.mark
 mark_done = this_rank.mark_done
+mark_over = this_rank.mark_over
 preparing = this_rank.preparing
 within = this_rank.within
 doing = this_rank.doing

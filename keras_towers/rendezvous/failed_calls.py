@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from keras_towers import settings
+from keras_towers.errors import FAILED_ON
 from keras_towers.rendezvous import activity, store as store_lib, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.rendezvous.rank_checks import Peers
@@ -87,12 +88,14 @@ class JointCalls:
         number: of the last call that has begun.
         round: how often ranks have connected again after a failure.
         failed: how many calls have failed.
+        why: why the last of them has failed, in one line, for other ranks.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.round = 0
         self.failed = 0
+        self.why = "a call has failed on one of the ranks"
         self._is_broken = False
         # The ranks of a call while it runs.
         self._running: Abortable | None = None
@@ -177,6 +180,8 @@ class JointCalls:
         store = store_lib.store_of_job()
         own = Failure(ranks.rank, self.number, why)
         first = self._first(store, own)
+        self.why = f"the call has ended, {FAILED_ON} rank {first.rank}: "
+        self.why += first.why
         self._break()
         self.end()
         # Also what another thread waits for.

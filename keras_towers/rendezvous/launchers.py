@@ -297,16 +297,35 @@ def added() -> tuple[type[ClusterEnvironment], ...]:
 def detect(
     variables: Mapping[str, str] = os.environ,
 ) -> ClusterEnvironment | None:
-    """Detect the launcher of this process; None if there is none."""
+    """Detect the launcher of this process; None if there is none.
+
+    Raises:
+        TowerError: variables that the user has set contradict one another.
+    """
     launchers = (*_CHOSEN, *added(), *_KNOWN)
     environments = (
         launcher.from_variables(variables) for launcher in launchers
     )
     first = next(filter(None, environments), None)
-    if first and first.is_single_process and first.may_start_others:
-        # One task of srun, for example, that starts processes by itself.
-        return EnvironmentVariables.from_variables(variables) or first
-    return first
+    if first and not (first.is_single_process and first.may_start_others):
+        return first
+    # One task of srun, for example, may start processes by itself.
+    inner = EnvironmentVariables.from_variables(variables)
+    if inner is None:
+        _refuse_without_rank(variables)
+    return inner or first
+
+
+def _refuse_without_rank(variables: Mapping[str, str]) -> None:
+    """Refuse a number of processes of which this one would train alone."""
+    for chosen in _CHOSEN:
+        size = whole_number_in(variables, chosen.size_in) or 1
+        if size > 1:
+            raise TowerError(
+                f"{chosen.size_in} is {size}, but nothing says which of the "
+                f"{size} processes this is: set {chosen.rank_in} to a number "
+                f"from 0 to {size - 1}, or unset {chosen.size_in}."
+            )
 
 
 def detect_foreign() -> ClusterEnvironment | None:

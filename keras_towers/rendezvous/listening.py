@@ -14,7 +14,6 @@ import ctypes
 import errno
 import ipaddress
 import logging
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -23,7 +22,12 @@ import psutil
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.network import is_local_address
+from keras_towers.rendezvous import liveness
+from keras_towers.rendezvous.network import (
+    copies_of,
+    is_local_address,
+    own_sockets,
+)
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -39,6 +43,8 @@ _RETURN = 0x06
 _IP_HEADER = 0xFFF00000
 _DESTINATION = {4: 16, 6: 24}
 _ALL_BYTES = 0xFFFFFFFF
+# Where the ``tcp_info`` of a socket that listens has the connections that wait.
+_WAITING_AT = 24
 
 
 @contextlib.contextmanager
@@ -52,32 +58,30 @@ def reachable_only_at(address: str) -> Iterator[None]:
     check_can_listen(address)
     yield
     host, _, port = address.rpartition(":")
-    listeners = [*_listeners(int(port))]
-    for listener in listeners:
-        # Accepted connections inherit this. gRPC's own limit of 20 s would
-        # close connections over a link that recovers.
-        listener.setsockopt(
+    allowed = _local_addresses(host.strip("[]"))
+    program = b"".join(map(_accept_destination, allowed)) + _bpf(_RETURN)
+    failure: OSError | None = None
+    for end in _ends(int(port)):
+        # gRPC's own limit would close connections over a link that recovers.
+        end.setsockopt(
             socket.IPPROTO_TCP,
             socket.TCP_USER_TIMEOUT,
             round(1000 * settings.LOST_S),
         )
-    allowed = _local_addresses(host.strip("[]"))
-    program = b"".join(map(_accept_destination, allowed)) + _bpf(_RETURN)
-    try:
-        for listener in listeners if allowed else ():
-            _attach_filter(listener, program)
-    except OSError as error:
+        try:
+            if allowed:
+                _attach_filter(end, program)
+        except OSError as error:
+            failure = error
+    if failure is not None:
         logger.warning(
             "the server at %s can be reached at all addresses of this machine, "
             "since the kernel accepts no socket filter (%s): have a firewall "
             "close port %s to other machines.",
             address,
-            error.strerror,
+            failure.strerror,
             port,
         )
-    finally:
-        for listener in listeners:
-            listener.close()
 
 
 def check_can_listen(address: str) -> None:
@@ -127,11 +131,31 @@ def _check_free(address: _Address, port: int, name: str) -> None:
             ) from None
 
 
-def _listeners(port: int) -> Iterator[socket.socket]:
-    """Yield copies of this process's sockets that listen at a port."""
-    for end in psutil.Process().net_connections("tcp"):
-        if end.status == psutil.CONN_LISTEN and end.laddr.port == port:
-            yield socket.socket(fileno=os.dup(end.fd))
+def _ends(port: int) -> Iterator[socket.socket]:
+    """Yield copies of this process's sockets at a port that it listens at.
+
+    First those that listen: what they accept later inherits their options. Then
+    the connections that the server has accepted before, which have not.
+    """
+
+    def copies(status: str) -> list[socket.socket]:
+        ends = own_sockets(status)
+        return copies_of((e for e in ends if e.laddr.port == port), stack)
+
+    with contextlib.ExitStack() as stack:
+        listeners = copies(psutil.CONN_LISTEN)
+        yield from listeners
+        for _ in liveness.wait_loop(settings.TASK_ANSWER_S, settings.POLL_S):
+            if not any(map(_number_waiting, listeners)):
+                break
+        yield from copies(psutil.CONN_ESTABLISHED)
+
+
+def _number_waiting(listener: socket.socket) -> int:
+    """How many connections the server has yet to accept."""
+    size = _WAITING_AT + struct.calcsize("I")
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    return struct.unpack_from("I", info, _WAITING_AT)[0]
 
 
 def _attach_filter(listener: socket.socket, program: bytes) -> None:

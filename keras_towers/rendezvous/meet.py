@@ -416,9 +416,10 @@ def beat(
 ) -> None:
     """Send heartbeats until the rank ends, then report that it has ended."""
     client, key = StoreClient(Endpoint(*endpoint)), f"{_HEARTBEAT}-{rank}"
+    stop = agent.StopDetector(os.getppid())
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)
-        if not has_ended and agent.is_stopped(os.getppid()):
+        if not has_ended and stop.is_stopped():
             continue
         with contextlib.suppress(OSError):
             client.put(key, TaskState.ENDED if has_ended else number)
@@ -461,10 +462,12 @@ def serve(
     for rank, placement in enumerate(_placements(in_order)):
         server.put(f"{PLACEMENT}-{rank}", placement)
 
+    stop = agent.StopDetector(os.getppid())
+
     def signs(watched: Sequence[int]) -> dict[int, Hashable]:
         found = {r: server.get(f"{_HEARTBEAT}-{r}") for r in watched}
         # Its heartbeats are the answers of this process.
-        found[0] = None if agent.is_stopped(os.getppid()) else ANSWERED
+        found[0] = None if stop.is_stopped() else ANSWERED
         return found
 
     liveness = Liveness(ranks, signs, lost_s)

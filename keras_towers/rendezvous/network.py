@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterable
+from typing import Any
 
 import psutil
 
@@ -68,6 +69,32 @@ def _connection_error(address: str) -> OSError | None:
             return ConnectionRefusedError() if to_itself else None
     except OSError as error:
         return error
+
+
+def own_sockets(status: str) -> list[Any]:
+    """What ``psutil`` knows of this process's TCP sockets in a status."""
+    ends = psutil.Process().net_connections("tcp")
+    return [end for end in ends if end.status == status]
+
+
+def copies_of(
+    sockets: Iterable[Any], stack: contextlib.ExitStack
+) -> list[socket.socket]:
+    """Return copies of sockets of this process, whoever has opened them.
+
+    What is set at a copy is set at the socket.
+
+    Args:
+        sockets: as ``own_sockets`` returns them.
+        stack: closes the copies.
+    """
+    copies = []
+    for end in sockets:
+        # It may have been closed since.
+        with contextlib.suppress(OSError):
+            copy = socket.socket(fileno=os.dup(end.fd))
+            copies.append(stack.enter_context(copy))
+    return copies
 
 
 def task_answers(address: str) -> bool:

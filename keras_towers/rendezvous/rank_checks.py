@@ -99,18 +99,18 @@ def different_things(points: Mapping[str, str]) -> str:
 
 
 def raise_together(
-    ranks: Peers, failure: str, where: str, value: str = ""
-) -> list[str]:
+    ranks: Peers, failure: str, where: str, value: Plain | None = None
+) -> list[Plain]:
     """Raise the failure of any rank on all. Collective.
 
     Args:
         ranks: all ranks.
         failure: that of this rank; empty: there is none.
         where: what this rank does, to follow "rank 0" in a message.
-        value: any other text of this rank.
+        value: any other value of this rank.
 
     Returns:
-        The texts of all ranks that are not empty.
+        The values of all ranks that are not None.
     """
     answers = [(failure, value)]
     if ranks.size > 1:
@@ -118,7 +118,7 @@ def raise_together(
     failures = [of_rank for of_rank, _ in answers if of_rank]
     if failures:
         raise TowerError(failures[0])
-    return [of_rank for _, of_rank in answers if of_rank]
+    return [of_rank for _, of_rank in answers if of_rank is not None]
 
 
 def describe_ranks(values: Sequence[object], separator: str = ", ") -> str:

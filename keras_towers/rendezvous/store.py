@@ -121,6 +121,7 @@ class Progress:
             begun; of two ranks, the one with the smaller list is behind.
         action: the last of these actions; empty outside of training.
         waits: whether the rank waits for others.
+        is_over: whether the action is over.
         exchanges: the names of the exchanges in which it waits.
         in_python: whether it is Python that waits in them; or else a graph may
             go on to others meanwhile.
@@ -133,14 +134,21 @@ class Progress:
     position: list[int] = dataclasses.field(default_factory=list)
     action: str = ""
     waits: bool = False
+    is_over: bool = False
     exchanges: list[str] = dataclasses.field(default_factory=list)
     in_python: bool = False
     does: str = ""
 
     @property
     def where(self) -> str:
-        """Where the rank is, to follow "is"."""
-        return f"in {self.action}" if self.action else OUTSIDE
+        """Where the rank is, or was last seen, to follow its name."""
+        if not self.action:
+            return f"is {OUTSIDE}"
+        if self.waits:
+            return f"is in {self.action}"
+        return (
+            f"was last seen {'after' if self.is_over else 'in'} {self.action}"
+        )
 
     def stands_against(self, other: Progress) -> bool:
         """Whether the two ranks wait for each other in different exchanges.

@@ -176,10 +176,10 @@ def awaited_ranks(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
         if reports[rank].arrived - reports[other].arrived > its.limit_s:
             late[other] = "has stopped giving signs of life"
         elif its.position < mine.position:
-            late[other] = f"is still {its.where}"
+            late[other] = its.where
         elif its.position == mine.position and its.action != mine.action:
             # Equally far in different programs: each waits for the other.
-            late[other] = f"is {its.where}"
+            late[other] = its.where
     return _named(late or _all_that_wait(rank, reports))
 
 
@@ -205,7 +205,7 @@ def _all_that_wait(rank: int, reports: Mapping[int, Report]) -> dict[int, str]:
     for other in _ranks_after(rank, mine.size):
         its = reports[other].progress
         is_there = its.waits and its.position == mine.position
-        waiting[other] = "waits there, too" if is_there else f"is {its.where}"
+        waiting[other] = "waits there, too" if is_there else its.where
     return waiting
 
 
@@ -237,7 +237,7 @@ def ranks_apart(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
     if not against:
         return {}
     progress = {r: reports[r].progress for r in (rank, *against)}
-    return _named({r: p.does or f"is {p.where}" for r, p in progress.items()})
+    return _named({r: p.does or p.where for r, p in progress.items()})
 
 
 def _named(ranks: Mapping[int, str]) -> dict[str, str]:

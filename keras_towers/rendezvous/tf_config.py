@@ -185,12 +185,30 @@ def read_config(environment: Mapping[str, str] = os.environ) -> JsonObject:
     return config
 
 
-def required(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """Read the cluster from ``TF_CONFIG``, or raise an error."""
+def required(
+    environment: Mapping[str, str] = os.environ, options: str = "--workers {}"
+) -> Cluster:
+    """Read the cluster from ``TF_CONFIG``, or raise an error.
+
+    Args:
+        environment: the variables of the process.
+        options: those with which `keras-towers run` starts tasks, with {} for
+            their number.
+    """
     cluster = from_environment(environment)
-    if cluster is None:
-        _refuse("is not set, or names no cluster")
-    return cluster
+    if cluster is not None:
+        return cluster
+    rank = launchers.detect(environment)
+    if rank is not None and rank.horovod_reads_variables:
+        raise TowerError(
+            f"this process is {rank}, but the strategy connects tasks of "
+            "TensorFlow: start the script by `keras-towers run "
+            f"{options.format(rank.size)}`, without -np."
+        )
+    _refuse(
+        "is not set, or names no cluster: start the script by `keras-towers "
+        f"run {options.format(2)}`, or set it"
+    )
 
 
 def _jobs(cluster: object) -> dict[str, tuple[str, ...]]:

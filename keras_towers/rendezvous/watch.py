@@ -200,6 +200,7 @@ class StallWatch(threading.Thread):
         waits = (this_rank.waits and not pauses) or bool(in_python)
         progress.waits = waits = waits or ended < begun
         progress.action = this_rank.action or (_UNMARKED if waits else "")
+        progress.is_over = this_rank.is_over
         progress.does = this_rank.does if in_python else ""
         progress.in_python = bool(in_python)
         is_in_order = waits and this_rank.in_order

@@ -277,6 +277,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         if tower_call.current() is None:
             with tf.init_scope():
                 self._update.variables.unfold_for_replicas()
+                self._adoption.share_created()
         return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:

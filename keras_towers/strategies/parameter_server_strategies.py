@@ -150,7 +150,7 @@ def connect(
     Returns:
         The devices of this worker, and the workers.
     """
-    cluster = cluster or tf_config.required()
+    cluster = cluster or tf_config.required(options="--ps 1 --workers {}")
     if cluster.trains:
         towers = devices_lib.share_machine(cluster, towers)
     connection = take_role(strategy, cluster)

@@ -43,16 +43,6 @@ def _without_tf_info_logs() -> Iterator[None]:
         logger.removeFilter(is_shown)
 
 
-def _devices_like(destinations: object) -> object:
-    """Return what TensorFlow takes for a variable as destination.
-
-    It asks whether destinations are true; a variable says if its value is.
-    """
-    if isinstance(destinations, TowerMirroredVariable):
-        return compat.Mirrored(destinations.values)
-    return destinations
-
-
 class TowerExtended(compat.MirroredExtended):
     """A strategy's ``extended`` part, over all processes."""
 
@@ -66,32 +56,91 @@ class TowerExtended(compat.MirroredExtended):
             super().__init__(strategy, list(devices), ops)
         self._transport = transport
 
+    def _devices_like(self, destinations: object) -> object:
+        """Return what TensorFlow takes for destinations.
+
+        It asks whether they are true; a variable says if its value is. It also
+        asks a tensor for its device, which it may not have in a function.
+        """
+        if isinstance(destinations, TowerMirroredVariable):
+            return compat.Mirrored(destinations.values)
+        if getattr(destinations, "device", destinations) == "":
+            return self.worker_devices[0]
+        return destinations
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        return self._container_strategy().first_tower + replica_id
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group - self._container_strategy().first_tower
+
+    @property
+    def worker_devices_by_replica(self):
+        """The devices of each replica of this process, by its number."""
+        return {
+            self._get_replica_id_in_sync_group(tower): [device]
+            for tower, device in enumerate(self.worker_devices)
+        }
+
+    @property
+    def should_checkpoint(self):
+        """Whether this process saves checkpoints."""
+        return self._container_strategy().is_chief
+
+    @property
+    def should_save_summary(self):
+        """Whether this process writes summaries."""
+        return self.should_checkpoint
+
     def _create_variable(self, next_creator, **kwargs):
         variable = super()._create_variable(next_creator, **kwargs)
         if type(variable) is compat.MirroredVariable:
             # TensorFlow's tables of classes are those of all strategies.
             variable.__class__ = TowerMirroredVariable
+        if not compat.in_replica():
+            self._container_strategy()._adoption.note_created(variable)
         return variable
+
+    def _get_variable_creator_initial_value(
+        self, replica_id, device, primary_var, **kwargs
+    ):
+        value = super()._get_variable_creator_initial_value(
+            replica_id, device, primary_var, **kwargs
+        )
+        is_first = replica_id == 0 and compat.in_replica()
+        if self._transport.size == 1 or not is_first:
+            return value
+
+        def of_rank_0() -> tf.Tensor:
+            first = value() if callable(value) else value
+            first = tf.convert_to_tensor(first, kwargs.get("dtype"))
+            if first.dtype == tf.string:  # Which cannot be sent.
+                return first
+            key = next_key("initial")
+            return self._transport.broadcast([first], key)[0]
+
+        return of_rank_0
 
     def _call_for_each_replica(self, fn, args, kwargs):
         with _without_tf_info_logs():
             return super()._call_for_each_replica(fn, args, kwargs)
 
     def _get_cross_device_ops(self, value):
-        # For int32, TensorFlow would use ops that reduce within one process.
-        if self._transport.size > 1:
+        # For int32, TensorFlow would use others, which reduce within one
+        # process, and refuse int32 and float32 together.
+        if self._transport.size > 1 or self._use_merge_call():
             return self._cross_device_ops
         return super()._get_cross_device_ops(value)
 
     def _broadcast_to(self, tensor, destinations):
-        return super()._broadcast_to(tensor, _devices_like(destinations))
+        return super()._broadcast_to(tensor, self._devices_like(destinations))
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        pairs = [(v, _devices_like(d)) for v, d in value_destination_pairs]
+        pairs = [(v, self._devices_like(d)) for v, d in value_destination_pairs]
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        destinations = _devices_like(destinations)
+        destinations = self._devices_like(destinations)
         if self._transport.size == 1:
             return super()._reduce_to(reduce_op, value, destinations, options)
 
@@ -113,6 +162,7 @@ class TowerExtended(compat.MirroredExtended):
             value, tf.distribute.DistributedValues
         ):
             value = compat.PerReplica([value])
+        destinations = self._devices_like(destinations)
         return super()._gather_to_implementation(
             value, destinations, axis, options
         )
@@ -141,6 +191,19 @@ class TowerExtended(compat.MirroredExtended):
             )
 
         return super()._distribute_datasets_from_function(fn, options)
+
+    def _experimental_distribute_values_from_function(self, value_fn):
+        strategy = self._container_strategy()
+
+        def fn(context: tf.distribute.experimental.ValueContext) -> object:
+            replica = strategy.first_tower + context.replica_id_in_sync_group
+            return value_fn(
+                tf.distribute.experimental.ValueContext(
+                    replica, strategy.num_replicas
+                )
+            )
+
+        return super()._experimental_distribute_values_from_function(fn)
 
 
 class RankReduction(tf.distribute.ReductionToOneDevice):

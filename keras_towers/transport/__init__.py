@@ -106,6 +106,10 @@ class Transport(Abortable, Protocol):
         """Describe the ranks that have ended; empty if none is known."""
         ...
 
+    def cause_of(self, error: tf.errors.OpError) -> Exception:
+        """Return the error that one of a collective stands for, or itself."""
+        ...
+
 
 class SingleProcess:
     """A ``Transport`` for a single process: every sum is its input."""
@@ -160,6 +164,9 @@ class SingleProcess:
 
     def ended_ranks(self) -> str:
         return ""
+
+    def cause_of(self, error: tf.errors.OpError) -> Exception:
+        return error
 
 
 _used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (

@@ -282,6 +282,9 @@ class EngineTransport(Extensible, Transport):
     def ended_ranks(self) -> str:
         return describe_each(watch.wait_for_gone_ranks())
 
+    def cause_of(self, error: tf.errors.OpError) -> Exception:
+        return error
+
     def sum_on(self, gpu: str | None) -> None:
         """Sum on a GPU, over NCCL; None: in CPU memory."""
         raise NotImplementedError

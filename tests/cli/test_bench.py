@@ -48,6 +48,7 @@ def machine(monkeypatch):
         ("--models json:bad", "json:bad returned 3"),
         ("--models ,", "choose small, large, or"),
         ("--strategies plain,magic", "unknown strategy 'magic'; choose"),
+        ("--strategies towr", "such as tower:mode=host. Did you mean 'tower'?"),
         ("--strategies plain:a=1", "unknown strategy 'plain:a=1'"),
         ("--strategies tower:mod=cpu", "option 'mod'. Did you mean 'mode'?"),
         ("--strategies async:tower=2", "Did you mean 'towers'?"),

@@ -51,6 +51,8 @@ def test_table_shows_medians_and_ranges():
     assert re.search(r"\n +1\.50–2\.00", text)
     assert re.search(r"\n +2 +tower:mode=host +7\.50 +0\.50 ", text)
     assert re.search(r"\n +\n +4 +async ", text)
+    alone = [s for n in (2, 4) for s in samples_of({"async": [2.0]}, n)]
+    assert re.search(r" 2 +async .*\n +4 +async ", shown(alone))
 
 
 def test_table_shows_failures():

@@ -246,6 +246,9 @@ def test_other_numbers_of_hosts_are_refused(text):
         plan_hosts.parse_hosts(text, 8)
 
 
+ARRAY = np.zeros((99, 9))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -278,6 +281,8 @@ def test_other_numbers_of_hosts_are_refused(text):
         ),
         (["no_such"], "names no function: give MODULE:FUNCTION"),
         (["missing"], "has no attribute 'missing'"),
+        (["modle"], "has no attribute 'modle'. Did you mean 'model'?"),
+        (["ARRAY"], "must be a function without arguments, but is ndarray"),
         (["fails"], "ValueError: no weights today (test_plan.py, line "),
         (["no_model"], "must return a compiled keras.Model"),
         (["uncompiled"], "call model.compile(optimizer, loss)"),

@@ -89,7 +89,9 @@ def test_a_difference_above_the_tolerance_exits_with_1(tolerance, code):
         (["nothing_at_all"], "must return"),
         (["uncompiled"], "compiled"),
         (["other_shapes"], "cannot be measured: ValueError"),
-        (["arrays", "--towers", "0"], "virtual_towers"),
+        (["arrays", "--towers", "0"], "--towers 0 is not allowed: give 1 or"),
+        (["arrays", "--batch-size", "0"], "--batch-size 0 is not allowed"),
+        (["arrayz"], "no attribute 'arrayz'. Did you mean 'arrays'?"),
     ],
 )
 def test_what_cannot_be_measured_exits_with_2(arguments, said):

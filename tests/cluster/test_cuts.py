@@ -64,7 +64,7 @@ def test_what_is_slow_is_not_lost(event):
 
 
 def test_links_that_heal_in_time():
-    """Within 15 s: gRPC closes a link that carries nothing for 20."""
+    """Within 15 s: TCP tries again after at most as long as the cut lasted."""
     kinds = {
         "DistributedParameterServerStrategy": SERVED,
         "MultiWorkerTowerStrategy": ("worker", "worker"),

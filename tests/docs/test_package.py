@@ -94,6 +94,7 @@ UPWARDS = {
     "keras_towers/launching/script.py": {
         *("strategies/", "parameter_servers/", "fit/"),
     },
+    "keras_towers/launching/late_entry.py": {"fit/"},
 }
 
 

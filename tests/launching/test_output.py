@@ -1,6 +1,8 @@
 """Tagged lines."""
 
+import contextlib
 import io
+import os
 
 import pytest
 
@@ -159,6 +161,17 @@ W0000 00:00:1795575114.997 26378 local_rendezvous.cc:412] Local rendezvous is \
 aborting with status: ABORTED: Cleanup -12196 [DerivedStatus='']
 W0000 00:00:1795575367.119 7796 local_rendezvous.cc:412] Local rendezvous is \
 aborting with status: ABORTED: Step -28651 cancelled.  Cancelling rendezvous.
+E0000 00:00:1795990169.565929 27293 ring_alg.cc:291] Aborting RingGather with \
+UNAVAILABLE: recvmsg:Connection reset by peer
+Additional GRPC error information from remote target /job:worker/replica:0
+:UNKNOWN:Error received from peer  {grpc_status:14}
+E0000 00:00:1795990169.566035 27293 base_collective_executor.cc:252] \
+BaseCollectiveExecutor::StartAbort UNAVAILABLE: recvmsg:Connection reset by peer
+W0000 00:00:1795990169.566097 27385 local_rendezvous.cc:412] Local rendezvous \
+is aborting with status: UNAVAILABLE: Collective ops is aborted by: recvmsg
+The error could be from a previous operation. Restart your program to reset.
+W0000 00:00:1795989975.581917 17120 local_rendezvous.cc:412] Local rendezvous \
+is aborting with status: UNKNOWN: Horovod has been shut down. This was caused
 """
 FAULT = b"""\
 W0000 00:00:1795575119.689 26314 local_rendezvous.cc:412] Local rendezvous is \
@@ -174,3 +187,12 @@ def test_cancelled_operations_are_not_shown_and_faults_are(tagger, stream):
     assert stream.getvalue() == b"".join(b"[1] " + line for line in shown)
     # The tail decides which rank is to blame.
     assert tagger.tail.count(CANCELLED) == 2
+
+
+def test_what_a_block_writes_is_shown_without_noise(capfd):
+    with contextlib.suppress(KeyError), output.without_noise():
+        os.write(2, CANCELLED + b"one\n")
+        raise KeyError
+    os.write(2, b"two\n")
+    shown = capfd.readouterr().err
+    assert "oneDNN" not in shown and shown.endswith("one\ntwo\n")

@@ -96,6 +96,23 @@ def test_one_line_says_why(options, said):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("s.py -np 2 --np", "-np N, before s.py, which gets -np behind it"),
+        (
+            "--strategy multi-worker s.py --workers=2 --seed 1 --ps 1",
+            "--workers N, before s.py, which gets --workers, --ps behind it",
+        ),
+    ],
+)
+def test_options_behind_the_script_are_named(arguments, said):
+    result = CliRunner().invoke(app, ["run", *arguments.split()])
+    assert result.exit_code == 2
+    (line,) = result.output.strip().splitlines()
+    assert line.endswith(said)
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (
@@ -123,6 +140,7 @@ def test_under_another_launcher(options, said, monkeypatch):
         ("KERAS_TOWERS_SEED=abc", "KERAS_TOWERS_SEED is 'abc': give a whole"),
         ("KERAS_TOWERS_RANK=x", "KERAS_TOWERS_RANK is 'x': give a whole"),
         ("KERAS_TOWERS_SIZE=-1", "KERAS_TOWERS_SIZE is '-1': give a whole"),
+        ("KERAS_TOWERS_SIZE=2", "KERAS_TOWERS_SIZE is 2, but nothing says"),
         ("TF_CONFIG={bad", "TF_CONFIG"),
         (
             "KERAS_TOWERS_NCCL_TIMEOUT=1m",

@@ -51,14 +51,15 @@ while not ("leave" in sys.argv and os.path.exists("may leave")):
 
 
 def test_each_rank_has_all_arguments_its_number_and_no_stdin(run):
-    words = ["--epochs", "3", "-v", "-np", "9", "a b", "--help"]
+    words = ["--epochs", "3", "-v", "-np", "9", "a b", "--help", "--ps=2"]
     done = run("-np 3", SHOWS, *words, stdin="not for all of them\n")
     assert done.code == 0, done.err
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
     assert sorted(done.out.splitlines()) == [
         f"[{rank}] {rank} 3 {threads} {words} '' Größe ✓" for rank in range(3)
     ]
-    *errors, last = done.err.splitlines()
+    first, *errors, last = done.err.splitlines()
+    assert first.endswith("before script.py, which gets --ps behind it")
     assert sorted(errors) == [f"[{rank}] to stderr" for rank in range(3)]
     assert last == (
         "keras-towers run: the 3 processes never connected: each ran the "

@@ -25,6 +25,15 @@ SCRIPT = """
 import os, random, sys
 import keras, numpy as np
 import helper
+import tensorflow as tf
+
+# These are refused once TensorFlow has started.
+threads = tf.config.threading
+threads.set_intra_op_parallelism_threads(1)
+threads.set_inter_op_parallelism_threads(2)
+(cpu,) = tf.config.list_physical_devices("CPU")
+halves = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(cpu, halves)
 import keras_towers as kt
 
 assert __name__ == "__main__"
@@ -42,6 +51,8 @@ model.save("whole.keras")
 keras.models.load_model("whole.keras")
 model.export("exported", verbose=False)
 print("saved", flush=True)
+assert threads.get_intra_op_parallelism_threads() == 1
+assert len(tf.config.list_logical_devices("CPU")) == 2
 """
 
 
@@ -250,4 +261,4 @@ def test_towers_split_the_cpu_before_the_script_begins(run):
     assert done.out == "3 devices\n", done.err
     assert "TowerStrategy: 3 towers (/device:CPU:0 to" in done.err
     # Too late in the script, so the command has an option for it.
-    assert "give it --towers 4 instead" in done.err
+    assert "or give `keras-towers run` --towers 4" in done.err

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.core
 
 SHUT_DOWN = "UnknownError: Horovod has been shut down. This was caused by"
 LOST = "[/x/gloo/transport/tcp/pair.cc:589] Read error [127.0.0.1]: reset"
+# A rank that has ended its connections itself, after its error.
+FIRST = f"MemoryError\nHorovod background loop uncaught exception: {LOST}"
 OF_GRPC = "Additional GRPC error information from remote target /job:worker"
 OWN = "ConnectionResetError: [Errno 104] Connection reset by peer"
 
@@ -68,6 +70,7 @@ def supervised(ranks, events=(), elastic=False, told=None):
         # The rank that raised is the last one to be gone.
         ([(1, SHUT_DOWN), (1, "ValueError")], (1, True)),
         ([(1, LOST), (137,)], (1, True)),
+        ([(1, LOST), (1, FIRST)], (1, True)),
         ([(1, OF_GRPC), (1, OWN)], (1, True)),
         # The script's own connections are none between ranks.
         ([(1, OWN), (1, SHUT_DOWN)], (0, True)),

@@ -17,6 +17,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import horovod as hvd
 from tests.kit.ranks import rank_here
+from tests.processes.small import exchange_without_memory
 
 FAULT, HOW = sys.argv[1:3]
 RANK = rank_here()
@@ -58,6 +59,10 @@ else:
     together = getattr(kt, HOW)
 model.compile(optimizer, finite)
 x = np.ones((4000, 4), "float32")
+if FAULT == "memory":
+    # Outside of any call.
+    with together() as strategy:
+        exchange_without_memory(strategy._config.transport)
 callbacks = [Fault()]
 if FAULT == "error":
     x[11], callbacks = np.inf, []

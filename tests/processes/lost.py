@@ -125,6 +125,7 @@ def main(
                     callbacks.insert(0, late)
                 train(model, fits, callbacks, shuffle=not backup)
     except tf.errors.UnavailableError as error:
+        print("cause", error)
         print("lost:", *error.__notes__)
         print("evaluated", model.evaluate(X, X[:, :1], verbose=0))
     else:

@@ -14,6 +14,7 @@ from tests.processes import (  # noqa: F401
     failures,
     mesh,
     over_tensorflow,
+    own_loops,
     roles,
     rounds,
     saving,

@@ -388,9 +388,9 @@ def a_backup_of_shares_is_in_parts():
     after_two = alone({"epochs": 1, "steps_per_epoch": 2})
     undisturbed = alone()
 
-    def broken(name, *callbacks):
+    def broken(name, *callbacks, every=2):
         folder = FOLDER / name
-        callbacks = [kt.Backup(folder, every=2), *callbacks]
+        callbacks = [kt.Backup(folder, every=every), *callbacks]
         with sharded(**options), never_whole(patch):
             train(compiled(), callbacks=callbacks)
 
@@ -401,7 +401,7 @@ def a_backup_of_shares_is_in_parts():
             wanted = after_two.get_weights()
             assert_all_close(plain.get_weights(), wanted, 1e-5)
 
-    words = "rank 1 could not write", "No space left", "is complete"
+    words = "rank 1 cannot write to", "No space left", "is complete"
     with s.refused(*words), full_on(1, patch):
         broken("full-disk")
     assert_has_two_batches(FOLDER / "full-disk")
@@ -423,6 +423,18 @@ def a_backup_of_shares_is_in_parts():
     with sharded(**options), never_whole(patch):
         last = kt.Backup(FOLDER / "in-parts", every=2, asynchronous=True)
         train(again, callbacks=[last])
+    assert_same_state(again, undisturbed)
+    with pytest.raises(s.Boom):
+        broken("damaged", s.breaks_behind(3), every=1)
+    if s.RANK == 0:
+        *_, part = sorted((FOLDER / "damaged" / "backup").glob("*.data-*"))
+        part.write_bytes(part.read_bytes()[:-4] + b"damn")
+    s.gather("damaged")
+    begin_again()
+    again = compiled()
+    with s.Messages() as messages, sharded(**options), never_whole(patch):
+        train(again, callbacks=[kt.Backup(FOLDER / "damaged")])
+    assert messages.have("the backup before it, is used") == (s.RANK == 0)
     assert_same_state(again, undisturbed)
     begin_again()
     if s.RANK == 0:

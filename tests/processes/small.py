@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import resource
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import system
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.leaving import Boom
 from tests.kit.ranks import rank_here
@@ -66,6 +68,19 @@ def forget_seed():
 
 def gather(value):
     return Strategy()._config.job.gather_objects(value)
+
+
+def exchange_without_memory(over):
+    """Exchange more than rank 1 has memory for."""
+    rows, limits = tf.zeros([over.size * 2**23]), (resource.RLIMIT_DATA,)
+    before = resource.getrlimit(*limits)
+    if RANK == 1:
+        most = system.resident_bytes("VmData") + 2**24
+        resource.setrlimit(*limits, (most, before[1]))
+    try:
+        over.all_gather(rows, "large")
+    finally:
+        resource.setrlimit(*limits, before)
 
 
 def assert_equal_on_ranks(value):

@@ -1,6 +1,6 @@
-"""A rank that leaves, raises or stands still, in the middle of ``fit``.
+"""A rank that leaves, raises, is killed or stands still, within ``fit``.
 
-Ranks are killed in ``test_elastic.py`` and ``tests/launching``, workers of
+Ranks are killed in ``test_elastic.py`` and ``tests/launching``, too, workers of
 parameter servers in ``test_lost_tasks.py``.
 """
 
@@ -40,8 +40,12 @@ def run(folder, fault, how, number, *options):
         [
             ("SIGSTOP", HOROVOD, "rank 1 has "),
             ("late", HOROVOD, "the start of the job: rank 1 has given no sign"),
-            ("sleep", HOROVOD, "rank 1 is still in step 2 of fit"),
-            ("sleep", "dropin", "in update 4: rank 1 is still in update 3"),
+            ("sleep", HOROVOD, "rank 1 was last seen after step 2 of fit"),
+            (
+                "sleep",
+                "dropin",
+                "in update 4: rank 1 was last seen in update 3",
+            ),
         ],
         4,
     ),
@@ -69,11 +73,32 @@ def test_a_rank_that_is_frozen_is_lost(tmp_path, how, options):
     assert "rank 1 is lost: it was stopped (SIGSTOP) for 30 s" in done.err
 
 
+@pytest.mark.alternate(turn=1)
+@pytest.mark.parametrize(
+    "how, number",
+    sample_of([(HOROVOD, "-np"), ("MultiWorkerTowerStrategy", "--workers")]),
+)
+def test_a_rank_that_is_killed_is_named_on_the_others(tmp_path, how, number):
+    done = run(tmp_path, "SIGKILL", how, number)
+    assert done.code == 137, done.err
+    named = [line for line in done.err.splitlines() if FAILED_ON in line]
+    assert len(named) == 1 and named[0].startswith("[0]"), done.err
+    assert f"{FAILED_ON} rank 1, which has ended" in named[0]
+    assert "make the same call on one device" not in done.err
+
+
 @pytest.mark.long
 def test_a_rank_that_leaves_is_named_where_the_engine_says_nothing(tmp_path):
     done = run(tmp_path, "end", "BytePSStrategy", "-np", "--servers", "1")
     assert done.code == 75, done.err
     assert "rank 1 has ended. Ending the job" in done.err
+
+
+@pytest.mark.alternate(turn=3)
+def test_an_exchange_without_memory_outside_of_a_call_ends_the_job(tmp_path):
+    done = run(tmp_path, "memory", HOROVOD, "-np")
+    assert done.code == 1, done.err
+    assert "rank 1 ended with exit code 1" in done.last, done.err
 
 
 @pytest.mark.alternate(turn=0)

@@ -218,7 +218,9 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
     for task in tasks:
         if task is not tasks[victim]:
             ended(task)
-            assert f"rank {victim} (127.0.0.1:" in lines_of(task, "lost:")[0]
+            for word in "cause", "lost:":
+                named = f"rank {victim} (127.0.0.1:"
+                assert named in lines_of(task, word)[0]
             assert lines_of(task, "evaluated")
     tasks[victim].kill()
     tasks = start("MultiWorkerTowerStrategy", [5], **arguments)
@@ -227,6 +229,37 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
         assert "2" not in lines_of(task, "epoch")
         assert lines_of(task, "values") == lines_of(tasks[0], "values")
     assert_values_of_one_device(tasks[0], 5, backup="keras", shuffle=False)
+
+
+FAILS = """
+import time
+
+from tests.kit.leaving import Boom
+from tests.processes import lost
+
+import keras_towers as kt
+
+
+class Fails(lost.Report):
+    def on_train_batch_end(self, batch, logs=None):
+        if strategy.rank == 1 and batch == 2:
+            # Until the other one waits for it.
+            time.sleep(3)
+            raise Boom("my bug")
+
+
+with kt.MultiWorkerTowerStrategy() as strategy:
+    lost.train(lost.make(), [1], [Fails()])
+"""
+
+
+@pytest.mark.alternate(turn=3)
+def test_an_error_on_one_rank_is_told_by_the_others(tasks):
+    """Also where ranks have nothing in common but TensorFlow's collectives."""
+    first, second = [tasks.start(c, FAILS) for c in tasks.cluster(worker=2)]
+    ended(first, second, code=1)
+    said = "the call has ended, because it failed on rank 1: Boom: my bug"
+    assert said in first.last and "Boom: my bug" in second.last
 
 
 STARTS = """

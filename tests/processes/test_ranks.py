@@ -11,7 +11,8 @@ MODULES = [
     f"tests.processes.{module}"
     for module in (
         *("training", "callbacks", "saving", "compression", "distribution"),
-        *("steps", "rounds", "shares", "mesh", "roles", "asking"),
+        *("steps", "rounds", "shares", "mesh", "roles", "own_loops"),
+        "asking",
     )
 ]
 # Each over one of the engines.
@@ -56,6 +57,8 @@ THREE = [
 # What depends on the transport most, and several towers of a rank.
 TENSORFLOW = [
     *names("tests.processes.over_tensorflow"),
+    "calls_in_replicas",
+    "variables_without_a_seed_begin_as_on_rank_0",
     "other_versions_are_refused",
     "other_data_of_an_epoch_that_follows_is_refused",
     "embedding-clipped on two towers",

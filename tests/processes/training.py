@@ -17,7 +17,7 @@ from keras_towers.fit.step import adaptive_function
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.compare import assert_all_close, assert_close
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
 
 
@@ -569,54 +569,6 @@ def other_gradients_are_refused():
     with strategy:
         s.fit(mine, batch_size=s.COUNT)
     s.assert_same_model(mine)
-
-
-def loop_as_one_process(strategy):
-    """Train by a loop of one's own."""
-    with strategy.scope():
-        mine = s.model(optimizer="adam")
-    data = tf.data.Dataset.from_tensor_slices((s.X, s.Y)).batch(25)
-    step = s.own_step(strategy, mine)
-    shards = strategy.experimental_distribute_dataset(data)
-    losses = [step(batch) for batch in shards]
-    alone = s.model(optimizer="adam")
-    step = s.own_step(tf.distribute.get_strategy(), alone)
-    assert_close(losses, [step(batch) for batch in data], 1e-5)
-    s.assert_same_model(mine, alone)
-
-
-@check
-def own_loop_with_shards_within_each_process():
-    options = {"towers": 2, "shard_over": "process"}
-    loop_as_one_process(s.Strategy(weights="sharded", **options))
-
-
-@rare_check
-def own_loop_with_slots_in_shards_within_each_process():
-    options = {"towers": 2, "shard_over": "process"}
-    loop_as_one_process(s.Strategy(updates="sharded", **options))
-
-
-@check
-def own_loop():
-    strategy = s.Strategy()
-    assert (strategy.rank, strategy.size) == (s.RANK, 2)
-    assert (strategy.local_rank, strategy.local_size) == (s.RANK, 2)
-    assert strategy.is_chief == (s.RANK == 0)
-    loop_as_one_process(strategy)
-    rows = tf.constant([[float(s.RANK)]])
-    gathered = strategy.gather(strategy.run(lambda: rows), axis=0)
-    assert gathered.numpy().ravel().tolist() == [0.0, 1.0]
-    count = strategy.run(lambda: tf.constant(s.RANK + 1))
-    towers = len(strategy.experimental_local_results(count))
-    for operation, wanted in ("SUM", 3 * towers), ("MEAN", 1.5):
-        found = strategy.reduce(operation, count, axis=None).numpy()
-        # The mean of integers may be one.
-        assert found in (wanted, int(wanted))
-    numbers = strategy.distribute_datasets_from_function(
-        lambda context: tf.data.Dataset.from_tensors(context.input_pipeline_id)
-    )
-    assert [int(n) for n in numbers] == [s.RANK]
 
 
 @check

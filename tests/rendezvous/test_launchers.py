@@ -79,6 +79,24 @@ def test_no_launcher(environment):
     assert detect(environment) is None
 
 
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ("KERAS_TOWERS_SIZE=2", "KERAS_TOWERS_SIZE is 2, .* KERAS_TOWERS_RANK"),
+        ("HOROVOD_SIZE=3", "HOROVOD_SIZE is 3, .* HOROVOD_RANK .* from 0 to 2"),
+        # It may start others, as this variable says, but not which this is.
+        (
+            "KERAS_TOWERS_SIZE=2 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0",
+            "KERAS_TOWERS_SIZE is 2",
+        ),
+    ],
+)
+def test_a_number_of_processes_without_a_rank_is_refused(environment, said):
+    with pytest.raises(TowerError, match=said):
+        detect(parse_variables(environment))
+    detect(parse_variables("KERAS_TOWERS_SIZE=1"))
+
+
 def test_jobs_are_distinguished():
     jobs = [
         *(OPEN_MPI, OPEN_MPI | {"PMIX_NAMESPACE": "2"}),

@@ -1,12 +1,14 @@
 """Servers that take connections to their own address only."""
 
+import contextlib
 import logging
 import os
 import socket
+import time
 
 import pytest
 
-from keras_towers import settings
+from keras_towers import settings, system
 from keras_towers.rendezvous import listening
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
@@ -67,15 +69,33 @@ def test_only_the_named_address_answers(host, family, yes, no):
 
 
 def test_connections_survive_an_interrupted_link():
-    address = free("127.0.0.1")
-    with listening.reachable_only_at(address):
-        made = server(address)
+    """Whether the server accepts them before or after it is known."""
+    address = free("127.0.0.2")
     port = int(address.rpartition(":")[2])
-    with made, socket.create_connection(("127.0.0.1", port)):
-        accepted, _ = made.accept()
-        with accepted:
+    with contextlib.ExitStack() as stack:
+
+        def connect(host):
+            link = socket.create_connection((host, port))
+            return stack.enter_context(link)
+
+        def accept(wait_s=0.0):
+            time.sleep(wait_s)
+            return stack.enter_context(made.accept()[0])
+
+        with listening.reachable_only_at(address):
+            made = stack.enter_context(server(address))
+            stranger = connect("127.0.0.1")
+            early, _ = accept(), connect("127.0.0.2")
+            waiting = system.InThread(lambda: accept(0.3))
+        connect("127.0.0.2")
+        for end in (early, waiting.result(), accept()):
             option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
-            assert accepted.getsockopt(*option) == 1000 * settings.LOST_S
+            assert end.getsockopt(*option) == 1000 * settings.LOST_S
+        # It came in by another address.
+        stranger.sendall(b"data")
+        early.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            early.recv(1)
 
 
 @pytest.mark.parametrize("found", ["192.0.2.7", "127.0.1.1", None], ids=str)

@@ -193,17 +193,27 @@ def reports_of(*progress, silent_s=0, since_s=9):
         (None, 0, "has given no sign of life"),
         (([0, 3, 7], STEP), 9, "has stopped giving signs of life"),
         (([0, 3, 7], STEP), 1, None),
-        (([0, 2, 9], "step 2 of fit"), 1, "is still in step 2 of fit"),
+        (([0, 2, 9], "step 2 of fit"), 1, "was last seen in step 2 of fit"),
+        # It does something else, as a callback that sleeps.
+        (
+            ([0, 2, 9], "step 2 of fit", False, True),
+            1,
+            "was last seen after step 2 of fit",
+        ),
         # It has not begun the exchange in which this rank waits.
-        (([0, 3, 6], STEP), 1, f"is still in {STEP}"),
-        (([0, 0, 0], ""), 1, "is still outside of training"),
+        (([0, 3, 6], STEP), 1, f"was last seen in {STEP}"),
+        (([0, 0, 0], ""), 1, "is outside of training"),
         (([0, 4, 7], "step 4"), 1, None),
         # It has not connected again since a call has failed.
-        (([-1, 9, 9], STEP), 1, f"is still in {STEP}"),
+        (([-1, 9, 9], STEP, True), 1, f"is in {STEP}"),
         # It waits, too, but for something else.
-        (([0, 3, 7], "the end of epoch 1"), 1, "is in the end of epoch 1"),
+        (
+            ([0, 3, 7], "the end of epoch 1", True),
+            1,
+            "is in the end of epoch 1",
+        ),
         # It has not reached the action in which this rank waits.
-        (([0, 3, 7], PREPARES), 1, f"is in {PREPARES}"),
+        (([0, 3, 7], PREPARES), 1, f"was last seen in {PREPARES}"),
     ],
 )
 def test_a_report_returns_which_ranks_are_late(its, silent_s, found):
@@ -233,7 +243,12 @@ TOO = "waits there, too"
         # It computes, as all do.
         (waiting(waits=False), waiting(waits=False), 9, None),
         # The other has not come to the exchange, and is late.
-        (waiting(), waiting((0, 3, 6), waits=False), 0, f"is still in {STEP}"),
+        (
+            waiting(),
+            waiting((0, 3, 6), waits=False),
+            0,
+            f"was last seen in {STEP}",
+        ),
     ],
 )
 def test_ranks_that_all_wait_are_told_so(mine, its, since_s, found):

@@ -13,17 +13,22 @@ before the step, or once for two of them, and the others would wait.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import ipaddress
 import os
+import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+import psutil
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.known_engines import HOROVOD
 from keras_towers.rendezvous import (
@@ -65,13 +70,74 @@ def connect(hvd: ModuleType, *args: object, **kwargs: object) -> None:
         ):
             _check_name()
         with _watch_start():
-            hvd.init(*args, **kwargs)
+            _init(hvd, *args, **kwargs)
         _arguments = args, kwargs
     _connected = True
     # A list of ranks may name only one.
     may_be_one = args or kwargs.get("comm")
     if hvd.size() == 1 and not (member and may_be_one):
         _refuse_alone()
+
+
+# Both ends of the connections that Horovod has made.
+_links: set[tuple[object, object]] = set()
+# For each time that Horovod begins to shut down, what is set when it has.
+_shutdowns: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+
+
+def _init(hvd: ModuleType, *args: object, **kwargs: object) -> None:
+    """Start Horovod, and note which connections it makes."""
+    global _links
+    before = {_both_ends(link) for link in _connections()}
+    hvd.init(*args, **kwargs)
+    _links = {_both_ends(link) for link in _connections()} - before
+    if not hvd.mpi_enabled():
+        _watch_shutdowns()
+        # Before Horovod's own shutdown.
+        atexit.unregister(_leave)
+        atexit.register(_leave, hvd)
+
+
+def _connections() -> list[Any]:
+    return network.own_sockets(psutil.CONN_ESTABLISHED)
+
+
+def _both_ends(connection: Any) -> tuple[object, object]:
+    return connection.laddr, connection.raddr
+
+
+def _leave(hvd: ModuleType) -> None:
+    """Shut Horovod down, even if ranks wait in one of its operations."""
+    ended = threading.Event()
+    _shutdowns.put(ended)
+    hvd.shutdown()
+    ended.set()
+
+
+@functools.cache
+def _watch_shutdowns() -> None:
+    """Start the thread that ends connections if a shutdown takes long.
+
+    Ranks agree on a shutdown between two operations. One that fails on some
+    ranks only, without memory for what it receives, never ends on the others:
+    until their connections do. At the end of Python no thread can start.
+    """
+
+    def watch_each() -> None:
+        while True:
+            if not _shutdowns.get().wait(settings.CANCEL_S):
+                _end_connections()
+
+    name = "keras-towers-shutdown"
+    threading.Thread(target=watch_each, name=name, daemon=True).start()
+
+
+def _end_connections() -> None:
+    with contextlib.ExitStack() as stack:
+        links = (link for link in _connections() if _both_ends(link) in _links)
+        for link in network.copies_of(links, stack):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
 
 
 def _check_name() -> None:
@@ -175,17 +241,29 @@ class HorovodTransport(EngineTransport):
         # after a shutdown of their own: then they would wait forever. MPI
         # cannot be started again.
         if self.engine.is_initialized() and not self.engine.mpi_enabled():
-            self.engine.shutdown()
+            _leave(self.engine)
 
     def reconnect(self) -> None:
         if not self.engine.is_initialized():
             args, kwargs = _arguments
-            self.engine.init(*args, **kwargs)
+            _init(self.engine, *args, **kwargs)
+
+    def cause_of(self, error: tf.errors.OpError) -> Exception:
+        # What Horovod makes of TensorFlow's errors in its operations, which
+        # only allocate memory.
+        is_lost = isinstance(error, tf.errors.UnknownError)
+        if is_lost and "Unknown error." in str(error.message):
+            return tf.errors.ResourceExhaustedError(
+                None,
+                None,
+                f"Horovod has no memory on rank {self.rank} for an operation",
+            )
+        return error
 
     def disconnect(self) -> None:
         """Leave the job."""
         watch.stop_watch()
-        self.engine.shutdown()
+        _leave(self.engine)
 
     @property
     def _options(self) -> dict[str, object]:
@@ -243,12 +321,6 @@ class HorovodTransport(EngineTransport):
         options = self._options
         return _send_bits(tensor, self.engine.allgather, name=key, **options)
 
-    def engine_gather_known(
-        self, tensor: tf.Tensor, counts: Sequence[int], key: str
-    ) -> tf.Tensor:
-        shape = tf.concat([[sum(counts)], tf.shape(tensor)[1:]], 0)
-        return self.engine_gather(_if_there_is_room(tensor, shape), key)
-
     def engine_scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
     ) -> tf.Tensor:
@@ -265,7 +337,6 @@ class HorovodTransport(EngineTransport):
 
     def engine_exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         options = self._options
-        tensor = _if_there_is_room(tensor, tf.shape(tensor))
         return _send_bits(tensor, self.engine.alltoall, name=key, **options)
 
     def engine_broadcast(
@@ -282,21 +353,6 @@ class HorovodTransport(EngineTransport):
             )
             for index, tensor in enumerate(tensors)
         ]
-
-
-def _if_there_is_room(tensor: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """Return a tensor to send; fail without memory for what is received.
-
-    Horovod takes that memory once all ranks have begun. If there is none then,
-    the others wait for this rank until their limit.
-
-    Args:
-        tensor: the tensor.
-        shape: the shape of what is received.
-    """
-    room = tf.raw_ops.Empty(shape=shape, dtype=tensor.dtype)
-    with tf.control_dependencies([room]):
-        return tf.identity(tensor)
 
 
 _SENT_AS_THEY_ARE = (

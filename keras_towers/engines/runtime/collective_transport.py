@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec
 
@@ -21,8 +22,8 @@ import tensorflow as tf
 
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.tensorflow_task import Task
-from keras_towers.errors import TowerError
-from keras_towers.rendezvous import watch
+from keras_towers.errors import EXCHANGE_WITH, FAILED_ON, TowerError
+from keras_towers.rendezvous import failed_calls, watch
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 
@@ -51,6 +52,11 @@ _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # no further message.
 _HEADER_WORDS = 12
 
+
+# In the error of a collective, before the one that it ends with; and the rank
+# that sent that one, or whose connection broke.
+_ABORTED = "Collective ops is aborted by: "
+_OTHER_TASK = re.compile(r"from remote target (/job:\w+/replica:0/task:\d+)")
 
 # The name of each key. TensorFlow's keys are shared by all strategies of the
 # process.
@@ -111,12 +117,12 @@ class CollectiveTransport(EngineTransport):
         return self._gpu is not None
 
     def abort(self) -> None:
-        tensorflow_task.abort_call()
+        tensorflow_task.abort_call(failed_calls.calls.why)
 
     def leave(self) -> None:
         # Not again once this rank, or another one, may have renewed them.
         if not self._has_left:
-            tensorflow_task.abort_call()
+            tensorflow_task.abort_call(failed_calls.calls.why)
             self._has_left, self._is_renewed = True, False
 
     def renew(self) -> None:
@@ -130,6 +136,20 @@ class CollectiveTransport(EngineTransport):
 
     def ended_ranks(self) -> str:
         return super().ended_ranks() or tensorflow_task.unreachable(self.task)
+
+    def cause_of(self, error: tf.errors.OpError) -> Exception:
+        # All collectives of a process end with the first one that fails, there
+        # or on a rank whose data they wait for.
+        _, *causes = str(error.message).split(_ABORTED)
+        line = next((c.splitlines()[0] for c in causes if c.strip()), "")
+        if FAILED_ON in line:
+            return TowerError(line)
+        of_tasks = {self.task.name_of(rank): rank for rank in range(self.size)}
+        for name in _OTHER_TASK.findall(str(error.message))[:1]:
+            rank = of_tasks[name]
+            address = self.task.cluster.workers[rank]
+            line = f"{EXCHANGE_WITH} {rank} ({address}) failed: {line}"
+        return type(error)(None, None, line) if line else error
 
     def engine_sum(
         self, tensors: Sequence[tf.Tensor], key: str

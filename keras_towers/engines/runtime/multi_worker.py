@@ -108,6 +108,11 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         super().__init__(claimed.towers(), checked, transport=transport)
         self._compose()
 
+    @property
+    def cluster_resolver(self) -> object:
+        """The tasks of ``TF_CONFIG``, and which of them this process is."""
+        return tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
     def __exit__(self, *error: Any) -> None:
         transport = self._config.transport
         unavailable = isinstance(error[1], tf.errors.UnavailableError)

@@ -222,14 +222,13 @@ def _abort(why: str) -> None:
     compat.eager_context().abort_collective_ops(tf.errors.UNAVAILABLE, why)
 
 
-def abort_call() -> None:
+def abort_call(why: str) -> None:
     """End the collectives of this process until ``renew_collectives``.
 
-    Those of other ranks that wait for data of this one end, too.
+    Those of other ranks that wait for data of this one end, too, and their
+    errors say why.
     """
-    compat.eager_context().abort_collective_ops(
-        tf.errors.ABORTED, "a call has failed on one of the ranks"
-    )
+    compat.eager_context().abort_collective_ops(tf.errors.ABORTED, why)
 
 
 def renew_collectives(task: Task) -> None:

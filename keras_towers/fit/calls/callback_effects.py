@@ -279,6 +279,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             # Callbacks of other ranks may make calls that this rank does not.
             while not self._share_effects():
                 pass
+            activity.mark_over()
 
     def meet(self, what: str, call: KerasCall | None) -> bool:
         """Share effects before a call; return whether all ranks make it.

@@ -507,6 +507,7 @@ class TowerCall:
             self.adoption.end_rounds()
             if self.config.options.sync_every_epoch:
                 self.adoption.broadcast(self.model)
+        activity.mark_over()
         return self._original_method("_get_metrics_result_or_logs")(logs)
 
     def finish_steps(self, logs: Logs) -> Logs:

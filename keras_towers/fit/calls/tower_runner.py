@@ -34,6 +34,7 @@ from keras_towers.fit.step.trace import Trace
 from keras_towers.partition import Program
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.failed_calls import Failure
+from keras_towers.transport.engine_transport import MAYBE_LOST
 
 
 class TowerRunner(Runner):
@@ -330,7 +331,7 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         except watch.RanksEnded as error:
             raise call_agreement.not_called(config, kind, str(error)) from None
         if first is not None:
-            raise _failed_elsewhere(config, kind, first)
+            raise _failed_elsewhere(config, kind, _described(first))
     try:
         yield
         # Steps of a loop over batches, and ranks with data of their own, do not
@@ -342,8 +343,12 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         # All ranks end, and need no connection to begin another call.
         raise
     except BaseException as error:
+        cause: BaseException = error
+        if isinstance(error, tf.errors.OpError):
+            step_errors.explain_on_towers(error, config)
+            cause = transport.cause_of(error)
         if joint:
-            first = calls.fail(transport, shorten(error))
+            first = calls.fail(transport, shorten(cause))
         if not isinstance(error, tf.errors.OpError):
             if first is not None:
                 error.add_note(
@@ -352,20 +357,23 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
             raise
         if first is not None:
             # The error is that of a collective which other ranks have left.
-            raise _failed_elsewhere(config, kind, first) from None
-        note = step_errors.note_on_towers(error, config)
-        if note:
-            error.add_note(f"keras_towers: {note}")
+            raise _failed_elsewhere(config, kind, _described(first)) from None
+        gone = watch.gone_ranks() if isinstance(cause, MAYBE_LOST) else {}
+        if gone:
+            ranks = "; ".join(f"{n}, which {how}" for n, how in gone.items())
+            raise _failed_elsewhere(config, kind, ranks) from None
+        if cause is not error:
+            raise cause from None
         raise
     finally:
         if joint:
             calls.end()
 
 
-def _failed_elsewhere(
-    config: TowerConfig, kind: str, failure: Failure
-) -> TowerError:
-    return TowerError(
-        f"{kind} has ended on rank {config.transport.rank}, {FAILED_ON} rank "
-        f"{failure.rank}: {failure.why}"
-    )
+def _failed_elsewhere(config: TowerConfig, kind: str, cause: str) -> TowerError:
+    rank = config.transport.rank
+    return TowerError(f"{kind} has ended on rank {rank}, {FAILED_ON} {cause}")
+
+
+def _described(failure: Failure) -> str:
+    return f"rank {failure.rank}: {failure.why}"

@@ -31,10 +31,6 @@ logger = logging.getLogger("keras_towers")
 # The name of the thread that waits for pending reads, then frees the data.
 RELEASES = "keras-towers-releases"
 _PREFETCHED_BATCHES = 2
-_ASKING = (
-    "Give fit a generator or a PyDataset instead, or leave prefetch, "
-    "num_parallel_calls and other maps out of the dataset"
-)
 # For Dataset.take(): all elements; a step stops when all data have ended.
 _UNTIL_ALL_END = -1
 
@@ -105,14 +101,18 @@ class TowerEpochIterator(compat.TFEpochIterator):
             with within(f"{name}'s first batches"), self.turn.first_batches():
                 super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
-            self._run_in_turn(name)
             self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
             self.source: tf.data.Dataset = self._distributed_dataset
             self._owner: _Owner = self._find_owner(whole)
             is_global = self._owner is _Owner.ALL
+            self._run_events_within(name)
+            # Asynchronous towers take batches whenever they need them.
+            if self._owner is not _Owner.TOWER:
+                self.turn.order_reads(adapter)
+            # Why what reads the data must not ask the model.
             self.why_not_asking: str = ""
             if is_global and batch_ranks.size > 1:
-                self.why_not_asking = self._why_not_asking()
+                self.why_not_asking = in_turn.why_not_asking(adapter)
             if self._has_arrays and is_global and batch_ranks.size > 1:
                 local_rows = _read_local_rows(adapter, places)
         self._common_steps: int | None = None
@@ -150,16 +150,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         own = each and (self._kind == "fit" or self._together)
         return _Owner.RANK if own else _Owner.ALL
 
-    def _run_in_turn(self, name: str) -> None:
-        """Let code of the data run in its place: batches, and its events."""
-        adapter, turn = self.data_adapter, self.turn
-        reads = {compat.GeneratorDataAdapter: ["generator"]}
-        reads[compat.PyDatasetAdapter] = [
-            "_finite_generator",
-            "_infinite_generator",
-        ]
-        for attribute in reads.get(type(adapter), ()):
-            setattr(adapter, attribute, turn.wrap(getattr(adapter, attribute)))
+    def _run_events_within(self, name: str) -> None:
+        """Let the events of the data run in the block of their code."""
+        adapter = self.data_adapter
 
         def run(event: str, original: Callable[[], None]) -> None:
             with self._within(f"{name}.{event}"):
@@ -168,21 +161,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
         for event in ("on_epoch_begin", "on_epoch_end"):
             original = getattr(adapter, event)
             setattr(adapter, event, functools.partial(run, event, original))
-
-    def _why_not_asking(self) -> str:
-        """Return why what reads the data must not ask the model; or "".
-
-        Ranks would read at different times, and get different batches.
-        """
-        if isinstance(self.data_adapter, compat.PyDatasetAdapter):
-            pool = getattr(self.data_adapter, "enqueuer", None)
-            return "" if pool is None else "Give the PyDataset workers=1"
-        is_read_ahead = self._runs_python() and in_turn.reads_ahead(self.source)
-        return _ASKING if is_read_ahead else ""
-
-    def _runs_python(self) -> bool:
-        is_dataset = isinstance(self.data_adapter, compat.TFDatasetAdapter)
-        return is_dataset and in_turn.runs_python(self.source)
 
     def _limit_reads(self, epochs: int) -> None:
         """Read only as many batches of a generator as there are steps.
@@ -231,41 +209,40 @@ class TowerEpochIterator(compat.TFEpochIterator):
             )
 
     def _prefetch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Prefetch batches for the towers."""
+        """Prefetch batches for the towers.
+
+        But not those of Python objects, which see how far ahead they are read:
+        a callback may change what they return next. Keras does this already.
+        """
+        adapters = compat.GeneratorDataAdapter, compat.PyDatasetAdapter
+        is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
-        if self._owner is _Owner.TOWER:
-            return dataset.prefetch(max(_PREFETCHED_BATCHES, towers))
         is_global = self._owner is _Owner.ALL
         shares = is_global and self._places.ranks.batch.size > 1
-        if shares and not self.why_not_asking and self._runs_python():
+        if shares and in_turn.is_countable(self.data_adapter):
             dataset = self.turn.counted(dataset)
-        if not self._config.prefetches_to_towers or (
-            is_global and not self._can_be_divided_ahead()
-        ):
-            if not is_global:
+        batch = data_lib.Batch.of(self.source.element_spec)
+        # TensorFlow may divide batches over towers, before steps, if they have
+        # only parts with a row for each example.
+        is_divided_ahead = (
+            self._config.prefetches_to_towers
+            and self._owner is not _Owner.TOWER
+            and not is_python
+            and (not is_global or batch.has_rows_only)
+        )
+        if not is_divided_ahead:
+            if self._owner is _Owner.RANK:
                 dataset = self._group(dataset)
-            return dataset.prefetch(_PREFETCHED_BATCHES)
+            if is_python:
+                return dataset
+            takers = towers if self._owner is _Owner.TOWER else 1
+            return dataset.prefetch(max(_PREFETCHED_BATCHES, takers))
         if is_global:
             return strategy.experimental_distribute_dataset(
                 data_lib.mapped(dataset, data_lib.with_equal_rows)
             )
         dataset = data_lib.mapped(dataset, data_lib.forget_sizes)
         return strategy.distribute_datasets_from_function(lambda _: dataset)
-
-    def _can_be_divided_ahead(self) -> bool:
-        """Whether TensorFlow may divide batches over the towers, before steps.
-
-        It knows only parts with a row for each example.
-        """
-        adapter, batch = self.data_adapter, self.source.element_spec
-        known: dict[tuple[str, ...], set[str]] = {}
-        if isinstance(adapter, compat.GeneratorDataAdapter):
-            first = data_lib.Batch.of(adapter._first_batches[0])
-            batch, known = first.structure, {first.names: first.undivided()}
-        elif isinstance(adapter, compat.PyDatasetAdapter):
-            # Neither shapes nor a batch that may be read twice show its parts.
-            return len(tf.nest.flatten(batch)) == 1
-        return data_lib.Batch.of(batch, known).has_rows_only
 
     def _group(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Group batches into the agreed number of ``TowerBatch``es."""

@@ -99,6 +99,16 @@ class InTurn:
         with _reading.holding(_Reading(self)):
             yield
 
+    def order_reads(self, adapter: Any) -> None:
+        """Let the batches that an adapter of Keras reads be read in turn."""
+        names: tuple[str, ...] = ()
+        if isinstance(adapter, compat.GeneratorDataAdapter):
+            names = ("generator",)
+        elif isinstance(adapter, compat.PyDatasetAdapter):
+            names = "_finite_generator", "_infinite_generator"
+        for name in names:
+            setattr(adapter, name, self.wrap(getattr(adapter, name)))
+
     def wrap(
         self, read: Callable[[], Iterable[object]]
     ) -> Callable[[], Iterator[object]]:
@@ -255,7 +265,33 @@ def reads_data() -> bool:
     )
 
 
+_AHEAD = (
+    "Give fit a generator or a PyDataset instead, or leave prefetch, "
+    "num_parallel_calls and other maps out of the dataset"
+)
 _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+
+
+def why_not_asking(adapter: Any) -> str:
+    """Return why what reads the data of an adapter must not ask a model.
+
+    Ranks would read at different times, and get different batches. Empty: it
+    may.
+    """
+    if isinstance(adapter, compat.PyDatasetAdapter):
+        has_pool = getattr(adapter, "enqueuer", None) is not None
+        return "Give the PyDataset workers=1" if has_pool else ""
+    return _AHEAD if _has_python(adapter) and not is_countable(adapter) else ""
+
+
+def is_countable(adapter: Any) -> bool:
+    """Whether an adapter has a dataset that reads as far as it is asked."""
+    return _has_python(adapter) and not reads_ahead(adapter.get_tf_dataset())
+
+
+def _has_python(adapter: Any) -> bool:
+    is_dataset = isinstance(adapter, compat.TFDatasetAdapter)
+    return is_dataset and runs_python(adapter.get_tf_dataset())
 
 
 def runs_python(dataset: tf.data.Dataset) -> bool:

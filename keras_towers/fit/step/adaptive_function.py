@@ -24,7 +24,7 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.weights.copies import read_handle
-from keras_towers.rendezvous import failed_calls, rank_checks
+from keras_towers.rendezvous import activity, failed_calls, rank_checks
 from keras_towers.transport import Transport
 
 # The first steps of a call show which inputs are not divided and how much
@@ -115,6 +115,12 @@ class AdaptiveFunction(TowerFunction):
             self._retrace()
 
     def __call__(self, data: Structure) -> Structure:
+        result = self._run_steps(data)
+        # What follows are callbacks.
+        activity.mark_over()
+        return result
+
+    def _run_steps(self, data: Structure) -> Structure:
         if self._prepare is not None:
             prepare, self._prepare = self._prepare, None
             function = getattr(self._model, self._name)
@@ -238,8 +244,8 @@ class AdaptiveFunction(TowerFunction):
                 if not tries:
                     raise
                 self._restore_variables()
-                again = False
-                if isinstance(error, tf.errors.ResourceExhaustedError):
+                again, cause = False, self._config.transport.cause_of(error)
+                if isinstance(cause, tf.errors.ResourceExhaustedError):
                     again = parts < rows
                     parts = min(2 * parts, rows)
                 elif isinstance(error, tf.errors.CancelledError):
@@ -247,7 +253,7 @@ class AdaptiveFunction(TowerFunction):
                     # another one failed, instead of the failure.
                     cancelled += 1
                     again = cancelled < _MAX_CANCELLED
-                if not self._begin_again(again, error):
+                if not self._begin_again(again, cause):
                     raise
                 begins_again = True
                 if cancelled and again:

@@ -113,7 +113,7 @@ class VariableLayouts:
     def announce(
         self, optimizer: Any, weights: Sequence[Any], divides: bool
     ) -> None:
-        """Announce once that nothing is in shards, though the user asks it.
+        """Announce once that an optimizer divides nothing, though it should.
 
         Args:
             optimizer: an optimizer that is ready.
@@ -125,10 +125,11 @@ class VariableLayouts:
         is_first = first_time(optimizer, "nothing in shards")
         if is_first and self._config.transport.rank == 0:
             announce(
-                f"{self.option} divides nothing here, since every weight is "
+                f"{self.option} divides none of the {len(weights)} weights "
+                f"that optimizer {optimizer.name!r} updates, since each is "
                 f"smaller than {SMALLEST_BYTES // 1024} KiB, or has no axis "
                 f"with a row for each of {self.towers} towers. Every tower "
-                f"holds all {len(weights)} weights."
+                "holds all of them."
             )
 
     # ---- what ranks call variables of which each has rows --------------------

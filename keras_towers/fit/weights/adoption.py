@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import call_agreement
 from keras_towers.fit.components import (
@@ -22,7 +24,7 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.copies import bytes_on
+from keras_towers.fit.weights.copies import bytes_on, native
 from keras_towers.fit.weights.model_binding import (
     ModelStage,
     ModelStages,
@@ -70,6 +72,9 @@ class Adoption:
         ] = weakref.WeakKeyDictionary()
         # Those that were created in the block.
         self._variables: IdentityDict[keras.Variable, None] = IdentityDict()
+        # Those that loops of the user's own may train; ranks have not compared
+        # them yet.
+        self._new: list[weakref.ref[Variable]] = []
         # In the block, or in the previous one.
         self._held: dict[str, Mapping[str, int]] = {}
         self.in_block: bool = False
@@ -127,8 +132,27 @@ class Adoption:
             yield
         if once and variable.trainable:
             self.update.place_created(variable)
+        if once and not is_divided:
+            self.note_created(variable)
         if self.in_block:
             self._variables[variable] = None
+
+    def note_created(self, variable: Variable) -> None:
+        """Note a variable that replicas of all ranks may use."""
+        # Replicas have parts of those that are summed when they are read.
+        is_read = isinstance(variable, compat.SyncOnReadVariable)
+        if self._config.transport.size > 1 and not is_read:
+            self._new.append(weakref.ref(variable))
+
+    def share_created(self) -> None:
+        """Give all ranks rank 0's values of new variables. Collective."""
+        if self._new:
+            # What ranks use no more they need not have collected equally.
+            gc.collect()
+        new = [v for v in (named() for named in self._new) if v is not None]
+        self._new.clear()
+        if new:
+            self.agree_on_values(self._config.job, new)
 
     def defer(
         self, variable: keras.Variable, initializer: Any
@@ -251,7 +275,7 @@ class Adoption:
     def agree_on_values(
         self,
         peers: Peers,
-        variables: list[keras.Variable],
+        variables: Sequence[Variable],
         build_error: Exception | None = None,
     ) -> None:
         """Compare variables, and give all ranks rank 0's values. Collective.
@@ -268,9 +292,9 @@ class Adoption:
     def compare(
         self,
         peers: Peers,
-        variables: list[keras.Variable],
+        variables: Sequence[Variable],
         build_error: Exception | None = None,
-    ) -> list[keras.Variable]:
+    ) -> list[Any]:
         """Return the variables whose values are not rank 0's. Collective.
 
         Args:
@@ -403,8 +427,8 @@ class Adoption:
                 ]
             )
 
-    def _broadcast(self, variables: list[keras.Variable]) -> None:
-        values = [variable._value for variable in variables]
+    def _broadcast(self, variables: Sequence[Variable]) -> None:
+        values = [native(variable) for variable in variables]
         call_agreement.broadcast(self._config.transport, values)
 
     def held_bytes(self) -> dict[str, Mapping[str, int]]:

@@ -15,10 +15,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.partition.layouts import InShards, MeshLayout
@@ -404,12 +404,12 @@ def is_over_ranks(variable: Any) -> bool:
     return isinstance(value, ShardedVariable) and value.is_remote
 
 
-def current_value(variable: keras.Variable) -> Any:
+def current_value(variable: Variable) -> Any:
     """Return the value of a variable, an ordinary one if its block has ended.
 
     Collective, if it is the first use since then.
     """
-    value = variable._value
+    value = getattr(variable, "_value", variable)
     if isinstance(value, ShardedVariable):
         ordinary = value.become_ordinary()
         return value if ordinary is None else ordinary

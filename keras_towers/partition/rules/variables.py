@@ -7,6 +7,7 @@ and return new ones. Of a variable in shards each tower has its own rows.
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
@@ -261,12 +262,25 @@ def _holding(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
     return builder.cast(indices, SIZE_DTYPE)
 
 
-def _part_of(rows: Sharded) -> str:
-    """Return what the name of an operation on a part of a table ends with.
+_PART_OF = "_on_part_of_{}_rows"
 
-    An error shows it beside the number of rows of the part.
+
+def _part_of(rows: Sharded) -> str:
+    """Return what the name of an operation on a part of a table ends with."""
+    return _PART_OF.format(rows.size)
+
+
+def of_whole_table(message: str) -> str:
+    """Return an error of an operation on a part of a table as of the whole.
+
+    TensorFlow shows the rows of the part, and the name of the operation.
     """
-    return f"_on_part_of_{rows.size}_rows"
+    part = re.search(_PART_OF.format(r"(\d+)"), message)
+    if part is None:
+        return message
+    bounds = r"(is not in \[0, |does not index into shape \[)\d+"
+    message = re.sub(bounds, rf"\g<1>{part[1]}", message)
+    return message.replace(part[0], "")
 
 
 def _zero_others(

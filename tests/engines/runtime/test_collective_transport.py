@@ -8,11 +8,13 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError
-from keras_towers.engines.runtime import collective_transport
+from keras_towers.engines.runtime import collective_transport, tensorflow_task
 from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
     instance_key,
 )
+from keras_towers.errors import FAILED_ON
+from keras_towers.rendezvous import tf_config
 
 pytestmark = pytest.mark.core
 
@@ -32,6 +34,56 @@ def test_two_collectives_with_one_number_are_refused(monkeypatch):
     assert instance_key("a") == instance_key("a")
     with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
         instance_key("b")
+
+
+MESSAGE = """Graph execution error:
+
+Collective ops is aborted by: {}
+The error could be from a previous operation. Restart your program to reset.
+\t [[{{{{node CollectiveGatherV2}}}}]]"""
+OF_RANK_1 = """{}
+Additional GRPC error information from remote target \
+/job:worker/replica:0/task:1 while calling /tensorflow.WorkerService/RecvBuf:
+:UNKNOWN:Error received from peer {{grpc_message:"{}"}}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            OF_RANK_1.format("recvmsg:Connection reset by peer", "recvmsg"),
+            tf.errors.UnavailableError,
+            "the exchange with rank 1 (b:4000) failed: recvmsg:Connection "
+            "reset by peer",
+        ),
+        (
+            # Of a rank that has ended its collectives.
+            OF_RANK_1.format(
+                f"Collective ops is aborted by: the call has ended, {FAILED_ON}"
+                " rank 1: Boom: my bug",
+                "Collective ops is aborted by: the call has ended",
+            ),
+            TowerError,
+            f"the call has ended, {FAILED_ON} rank 1: Boom: my bug",
+        ),
+        (
+            "rank 1 (b:4000) gives no sign of life",
+            tf.errors.UnavailableError,
+            "rank 1 (b:4000) gives no sign of life",
+        ),
+    ],
+)
+def test_the_cause_of_an_error_of_collectives(text, kind, said):
+    cluster = tf_config.Cluster(
+        {"worker": ("a:4000", "b:4000")}, role="worker", index=0
+    )
+    transport = CollectiveTransport(tensorflow_task.Task(cluster))
+    message = MESSAGE.format(text)
+    error = tf.errors.UnavailableError(None, None, message)
+    found = transport.cause_of(error)
+    assert type(found) is kind and str(found) == said
+    other = tf.errors.UnavailableError(None, None, "another")
+    assert transport.cause_of(other) is other
 
 
 def test_what_leaves_from_the_host_is_computed_there():

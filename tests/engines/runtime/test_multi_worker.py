@@ -29,9 +29,15 @@ def place(monkeypatch):
     return be
 
 
-def test_tasks_that_do_not_train(place):
+def test_tasks_that_do_not_train(place, monkeypatch):
     with pytest.raises(TowerError, match="TF_CONFIG is not set"):
         kt.MultiWorkerTowerStrategy()
+    with monkeypatch.context() as patch:
+        patch.setenv("HOROVOD_RANK", "1")
+        patch.setenv("HOROVOD_SIZE", "3")
+        words = "rank 1 of 3 that keras-towers run .* --workers 3`, without -np"
+        with pytest.raises(TowerError, match=words):
+            kt.MultiWorkerTowerStrategy()
     place("evaluator", 0, worker=["a:1", "b:1"], evaluator=["c:1"])
     with pytest.raises(TowerError, match="this process is evaluator 0 at c:1"):
         kt.strategy("multi-worker")

@@ -6,6 +6,7 @@ is done here on logical CPUs.
 
 import functools
 import itertools
+import time
 
 import keras
 import pytest
@@ -203,6 +204,44 @@ def test_a_generator_is_read_only_for_steps():
         assert len(validated) == 6
         model.evaluate(data, steps=5, verbose=0)
         assert len(read) == 14
+
+
+class Endless(keras.utils.PyDataset):
+    """Counts how many batches have been read."""
+
+    read = 0
+
+    def __getitem__(self, index):
+        self.read += 1
+        return X[:BATCH], Y[:BATCH]
+
+    @property
+    def num_batches(self):
+        return None
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kind", [SPLIT, EACH])
+@pytest.mark.parametrize("generates", [False, True])
+def test_python_data_is_read_no_further_ahead_than_by_keras(
+    generates, kind, ahead
+):
+    """A callback may change what it returns next."""
+    data, found = Endless(), []
+    # Keras looks at two batches of a PyDataset first, and reads them again.
+    looked_at = 0 if generates else 2
+    taken = 2 if kind == EACH else 1
+
+    def settle(step, logs):
+        time.sleep(0.05)
+        found.append(data.read - looked_at - taken * (step + 1))
+
+    settles = keras.callbacks.LambdaCallback(on_train_batch_end=settle)
+    x = (data[k] for k in itertools.count()) if generates else data
+    with strategy_of(2, ahead, batches=kind):
+        linear().fit(x, steps_per_epoch=5, verbose=0, callbacks=[settles])
+    # One, or two where it was waited for.
+    assert max(found) <= 2, found
 
 
 def test_on_batch():

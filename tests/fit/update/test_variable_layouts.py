@@ -1,5 +1,6 @@
 """Weights in shards: as one device trains, with 1/n of the bytes on a tower."""
 
+import contextlib
 import functools
 import itertools
 import re
@@ -327,6 +328,62 @@ def test_weights_are_whole_after_an_error():
     assert model.optimizer.iterations.numpy() == 2 * STEPS
 
 
+class TwoOptimizers(keras.Model):
+    """The first layer has an optimizer of its own."""
+
+    def compile(self, *args, **options):
+        super().compile(*args, **options)
+        self.first = keras.optimizers.SGD(0.1, momentum=0.9, name="first")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.first.apply(gradients[:2], weights[:2])
+        self.optimizer.apply(gradients[2:], weights[2:])
+        return {"loss": loss}
+
+
+def test_an_optimizer_that_divides_nothing_is_named(caplog, monkeypatch):
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 2**10)
+    x = keras.Input((64,))
+    model = TwoOptimizers(x, keras.layers.Dense(1)(keras.layers.Dense(64)(x)))
+    model.compile(keras.optimizers.Adam(name="second"), "mse")
+    with caplog.at_level("INFO"), sharded(3):
+        model.fit(np.ones((6, 64)), np.ones((6, 1)), verbose=0)
+        assert _layout_of(model.layers[1].kernel)
+    (said,) = [r.message for r in caplog.records if "divides" in r.message]
+    assert (
+        "divides none of the 2 weights that optimizer 'second' updates" in said
+    )
+
+
+@pytest.mark.parametrize("method", ["fit", "predict"])
+def test_an_index_that_a_table_does_not_have_is_refused_as_on_one_device(
+    method,
+):
+    """With the bounds of the table, which no tower has as a whole."""
+    x = keras.Input((2,), dtype="int32")
+    table = keras.layers.Embedding(99, 8)(x)
+    model = keras.Model(x, keras.layers.Dense(1)(table))
+    model.compile("sgd", "mse", jit_compile=False)
+    indices = np.arange(12).reshape(6, 2)
+    indices[4, 1] = 99
+    call = functools.partial(getattr(model, method), indices, verbose=0)
+    if method == "fit":
+        call = functools.partial(call, np.ones((6, 2, 1)), shuffle=False)
+    said = []
+    for place in contextlib.nullcontext(), sharded(3):
+        with place, pytest.raises(tf.errors.InvalidArgumentError) as error:
+            call()
+        assert not hasattr(error.value, "__notes__")
+        said += re.findall(r"indices.*|node.*GatherV2\S*}}", str(error.value))
+    assert said[:2] == said[2:]
+    assert said[0].endswith("indices[4,1] = 99 is not in [0, 99)")
+
+
 def test_where_nothing_is_divided_a_line_says_so(caplog, monkeypatch):
     monkeypatch.setattr(shards, "SMALLEST_BYTES", 2**16)
     model = compiled()()
@@ -336,5 +393,5 @@ def test_where_nothing_is_divided_a_line_says_so(caplog, monkeypatch):
     assert "its shards of those from 64 KiB" in strategy.describe()
     (said,) = [r.message for r in caplog.records if "divides" in r.message]
     assert said.startswith(
-        'weights="sharded" divides nothing here, since every '
+        'weights="sharded" divides none of the 4 weights that optimizer '
     )
