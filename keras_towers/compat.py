@@ -1,4 +1,4 @@
-"""Every name of TensorFlow and Keras that is private or that is replaced.
+"""Every private name of TensorFlow and Keras that the package uses.
 
 Only this module imports from ``keras.src`` or ``tensorflow.python``. A release
 that lacks a name is a clear error at import. ``tests/private_names.txt`` lists

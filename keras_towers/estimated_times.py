@@ -17,10 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from keras_towers.fit.step.step_costs import Exchanged
-from keras_towers.partition.estimated_work import estimated_work
-from keras_towers.partition.lifetimes import Lifetimes
-from keras_towers.partition.program import Axis, Program, Tensor
+from keras_towers.partition.program import Axis, Program
 from keras_towers.partition.sizes import EXAMPLES, Size, multiple_of
+from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.transport import messages
 
 
@@ -150,20 +149,10 @@ def bytes_for(size: Size | int | None, examples: int) -> int | None:
     return size
 
 
-def work_of(program: Program, lifetimes: Lifetimes) -> dict[int, float]:
+def work_of(program: Program, sizes: TensorSizes) -> dict[int, float]:
     """Return how much a tower computes in each level of a program."""
     work: dict[int, float] = collections.defaultdict(float)
     for operation in program.operations:
-        if operation.is_repeated or not operation.outputs:
-            continue
-        work[operation.level] += estimated_work(
-            operation.type,
-            [_entries(tensor, lifetimes) for tensor in operation.inputs],
-            sum(_entries(tensor, lifetimes) for tensor in operation.outputs),
-            operation.outputs[0].shape,
-        )
+        if not operation.is_repeated:
+            work[operation.level] += sizes.work_of(operation)
     return dict(work)
-
-
-def _entries(tensor: Tensor, lifetimes: Lifetimes) -> float:
-    return lifetimes.bytes_of([tensor]) / (tensor.dtype.size or 1)

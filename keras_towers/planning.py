@@ -63,7 +63,7 @@ class PlanSetting:
         devices: the names of the devices, which need not exist.
         batch_size: the number of examples in a global batch.
         gather_bytes: for layouts that gather weights: the bytes that a device
-            holds.
+            holds; None: as for strategies.
         layouts: a function that gets the names of the devices, and returns a
             ``LayoutMap`` or a ``ModelParallel`` of Keras on a mesh of these
             devices; None: plan no mesh.
@@ -75,7 +75,7 @@ class PlanSetting:
 
     devices: Sequence[str]
     batch_size: int = 32
-    gather_bytes: Bytes = StrategyOptions.gather_bytes
+    gather_bytes: Bytes | None = None
     layouts: Callable[[Sequence[str]], keras.distribution.LayoutMap] | None = (
         None
     )
@@ -140,6 +140,10 @@ CHOICES: Sequence[Choice] = (
     ),
 )
 """What is compared; the first one is all that one device can do."""
+
+_AGAIN = Choice("remat=True", lambda setting: _on_towers(setting, remat=True))
+# With one host, where it saves anything.
+
 
 _WITHIN_HOSTS = Choice(
     'shard_over="process"',
@@ -223,11 +227,14 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
         in_shards.append(_WITHIN_HOSTS)
     plans = _plan_all(copies, build, setting)
     is_alone = len(setting.devices) * max(hosts) == 1
-    choices = [] if is_alone or plans[0].is_small else in_shards
+    choices = [] if is_alone or plans[0].is_small else [*in_shards]
     if setting.layouts is not None:
         choices.append(_LAYOUTS)
     for choice in choices:
         plans += _plan_all(choice, build, setting)
+    if setting.hosts is None:
+        again = _plan_all(_AGAIN, build, setting)
+        plans += [p for p in again if p.costs.again_summary]
     return plans
 
 
@@ -291,8 +298,7 @@ def _plan_on(
     config, program, model = step.config, step.program, step.model
     columns = len(config.mesh[0])
     size, towers = hosts * setting.batch_size, hosts * config.num_towers
-    lifetimes = step.lifetimes(size, hosts)
-    needs = step.needs(lifetimes, step.held(hosts))
+    needs = step.needs(size, hosts)
     costs = costs_of(program, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
@@ -303,6 +309,7 @@ def _plan_on(
         optimizer=needs.optimizer,
         gradients=needs.gradients,
         step=needs.step,
+        over_time=needs.over_time,
         choice=choice.name,
         model=model.name,
         parameters=model.count_params(),
@@ -313,7 +320,7 @@ def _plan_on(
         examples=size,
         columns=columns,
         exchanged=[*exchanged_in(program, towers)],
-        work={} if lifetimes is None else work_of(program, lifetimes),
+        work=work_of(program, step.sizes(size, hosts)),
     )
 
 

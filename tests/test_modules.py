@@ -9,7 +9,7 @@ SHOWN_BY = {
     "docs": "settings",
     "checkers": "_types",
     "cli/test_doctor.py": "installed",
-    "cli/test_plan.py": "cli/plan_hosts",
+    "cli/test_plan.py": "cli/memory_plot cli/plan_hosts",
     "engines/byteps": """
         engines/byteps/bps/callbacks engines/byteps/byteps_recipe
         engines/byteps/byteps_servers engines/byteps/byteps_strategy
@@ -61,6 +61,7 @@ SHOWN_BY = {
         partition/rules/reductions partition/rules/shapes
         partition/rules/slices partition/spans
     """,
+    "partition/test_schedule.py": "partition/rematerialization",
     "partition/test_partitioned.py": """
         partition/emission partition/entry partition/layouts
         partition/nodes partition/program

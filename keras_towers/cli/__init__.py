@@ -14,4 +14,6 @@
   What a step takes on several hosts: the table and the curve of ``plan``.
 ``run``
   ``keras-towers run``: start a script as the ranks of a distributed job.
+``memory_plot``
+  A picture of the memory of a device during a planned step.
 """

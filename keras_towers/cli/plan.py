@@ -16,6 +16,7 @@ from rich.table import Table
 from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers._types import JsonObject
 from keras_towers.cli import plan_hosts
+from keras_towers.cli.memory_plot import draw_memory
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import without_noise
 from keras_towers.user_models import check_named, find_named, naming
@@ -45,7 +46,7 @@ def plan(
     towers: Annotated[int, typer.Option(metavar="N")],
     batch_size: Annotated[int, typer.Option(metavar="N")] = 32,
     device_memory: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
-    gather_bytes: Annotated[str, typer.Option(metavar="BYTES")] = "512MiB",
+    gather_bytes: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
     layouts: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION")
     ] = None,
@@ -62,7 +63,7 @@ def plan(
 
     The command does not train, and works without the devices. It prints a
     column for each scheme: a copy of the model on every device,
-    updates="sharded" and weights="sharded".
+    updates="sharded", weights="sharded" and remat=True.
 
     With --hosts, it predicts how long a step takes on your links, with a line
     for each scheme and number of hosts.
@@ -74,7 +75,7 @@ def plan(
         batch_size: Examples in a global batch; with --hosts, per host.
         device_memory: Memory of a device, such as 24GiB, to show what fits.
         gather_bytes: With weights="sharded": how many bytes of gathered weights
-            a device holds at a time.
+            a device holds at a time. Default: a quarter of the model's weights.
         layouts: A function that gets the names of N devices. It returns a
             keras.distribution.LayoutMap or ModelParallel on a mesh of these
             devices. Adds a column.
@@ -87,14 +88,17 @@ def plan(
             300GB/s. You can add a latency: 300GB/s,5us (the default).
         step_ms: Milliseconds that one device alone needs for its share of the
             batch. Default: show only the times of exchanges.
-        plot: Also draw the examples per second into this file (.png, .svg,
-            .pdf), with matplotlib.
+        plot: Also draw into this file (.png, .svg, .pdf), with matplotlib: the
+            memory of a device during a step; with --hosts, the examples per
+            second.
         as_json: Print JSON, with all sizes in bytes.
     """
     memory = None
     if device_memory is not None:
         memory = parse_bytes(f"--device-memory {device_memory}", device_memory)
-    gathered = parse_bytes(f"--gather-bytes {gather_bytes}", gather_bytes)
+    gathered = None
+    if gather_bytes is not None:
+        gathered = parse_bytes(f"--gather-bytes {gather_bytes}", gather_bytes)
     for option, number in (("--towers", towers), ("--batch-size", batch_size)):
         if number < 1:
             raise TowerError(
@@ -144,7 +148,10 @@ def plan(
     else:
         _print(plans, rows, setting, memory, device_memory)
     if plot is not None:
-        plan_hosts.draw_curve(rows, plot)
+        if rows:
+            plan_hosts.draw_curve(rows, plot)
+        else:
+            draw_memory(plans, memory, plot)
 
 
 def _print(
@@ -224,6 +231,8 @@ def _table(
         "  gathered weights",
         lambda p: size(p.costs.gathered) if p.costs.gathered else "-",
     )
+    if any(plan.costs.again_summary for plan in plans):
+        row("  computed again", _again)
     row("in all", lambda p: size(p.total))
     if memory is not None:
         answer = {True: "yes", False: "no", None: "unknown"}
@@ -234,6 +243,12 @@ def _table(
         lambda p: f"{p.costs.exchanges} ({p.costs.rounds})",
     )
     return table
+
+
+def _again(plan: Plan) -> str:
+    """Return the part of the step's work that is computed again."""
+    schedule = plan.costs.schedule
+    return "-" if schedule is None else f"{schedule.work:.0%} of the work"
 
 
 def _whole(plan: Plan) -> Iterator[str]:

@@ -104,12 +104,13 @@ class Hosts:
                 "--link-between": between,
                 "--link-within": within,
                 "--step-ms": step_ms,
-                "--plot": plot,
             }.items():
                 if value is not None:
                     raise TowerError(
                         f"{option} is for several hosts: add --hosts"
                     )
+            if plot is not None:
+                check_plot(plot, "plan")
             return None
         numbers = parse_hosts(hosts, towers)
         links = (

@@ -1,8 +1,10 @@
 """How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
 
-Its parts, from the bottom up: ``options`` and ``components``, ``context``,
-``plain_settings``, ``call_agreement`` and ``step_errors``, ``weights``,
-``data``, ``update`` and ``step``, ``calls``, ``keras_patches``.
+Its parts, from the bottom up: ``options`` and ``places``, ``components``,
+``context``, ``weights``, ``plain_settings`` and ``call_agreement``,
+``step_errors``, ``data``, the modules on steps, ``update``, ``step``,
+``calls``, ``keras_patches``. But ``weights`` also needs ``call_agreement`` and
+``update``.
 
 ``call_agreement``
   What all ranks have to agree on: calls, and the variables of models.
@@ -11,7 +13,7 @@ Its parts, from the bottom up: ``options`` and ``components``, ``context``,
 ``keras_patches``
   Every Keras name that strategies patch, and for how long.
 ``options``
-  The options of all strategies: declared, documented and checked once.
+  The options that strategies share: declared, documented and checked once.
 ``places``
   Where the steps of a call compute, and with whom.
 ``plain_settings``

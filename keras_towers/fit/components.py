@@ -119,9 +119,11 @@ class TowerConfig:
 
     @property
     def divides(self) -> bool:
-        """Whether steps are divided, over devices or into micro-batches."""
+        """Whether steps are divided, or computed otherwise than by Keras."""
         cells = self.num_towers * self.job.size * len(self.mesh[0])
-        return cells > 1 or self.options.micro_batches != 1
+        options = self.options
+        is_other = options.micro_batches != 1 or bool(options.remat)
+        return cells > 1 or is_other
 
 
 @dataclasses.dataclass(eq=False)

@@ -34,11 +34,17 @@ waits for TensorFlow's start, and for who asks for the current strategy
 ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``, until the engine
 shuts down (``engines/dropin/distributed_models.py``).
 
-All other patches are attributes of a single object, not of a class: model
-attributes during a call (``TowerCall.shadows``, ``strategies/noop.py``) and
-while Keras makes functions (``fit/step/adaptive_function.py``), methods of an
-optimizer during an update (``fit/update/optimizers.py``), and of a
-``SwapEMAWeights`` callback (``calls/callback_roles.py``).
+All other patches are attributes of a single object, not of a class: of a model
+during a call (``calls/tower_call.py``, ``strategies/noop.py``,
+``parameter_servers/worker_fit.py``), while Keras makes functions
+(``fit/step/adaptive_function.py``) and while a step is planned
+(``fit/step/planned_step.py``); methods of an optimizer during an update
+(``fit/update/optimizers.py``), while it makes slots
+(``fit/update/weight_update.py``) and while a worker trains
+(``parameter_servers/worker_fit.py``); methods of callbacks
+(``calls/callback_effects.py``, ``calls/callback_roles.py``); what Keras asks a
+distribution during a call (``strategies/keras_distribution.py``); and what a
+strategy announces while it explains a step (``explanation.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of all strategies: declared, documented and checked once."""
+"""The options that strategies share: declared, documented and checked once."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ ModeName: TypeAlias = Literal[
     "nccl", "collective", "hierarchical", "towers", "host"
 ]
 """How the towers of a process exchange tensors."""
+Remat: TypeAlias = bool | float | None
+"""Whether activations are computed again; a number: this part of the work."""
 ShardOver: TypeAlias = Literal["job", "process"]
 """Whether the towers of all processes, or of each one, share a weight."""
 Tokens: TypeAlias = Literal["per_replica", "shared"]
@@ -106,6 +108,13 @@ class StrategyOptions:
             If one of the first steps of a call runs out of memory, double the
             number, and repeat the step from the same weights. Several processes
             use the largest number that any of them needs.
+        remat: what towers compute again in the backward pass, instead of
+            keeping it from the forward pass (rematerialization). Results do not
+            change. None: as little as is needed for a step that would otherwise
+            not fit into the memory of a device, and nothing if this memory is
+            unknown, as for CPUs. True: what saves most memory. A number between
+            0 and 1: the same, but at most this part of the step's work. False:
+            nothing.
         mode: how the towers of a process sum gradients and exchange other
             tensors: ``"nccl"``, ``"collective"`` (TensorFlow's collective ops:
             a ring on CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs
@@ -128,7 +137,8 @@ class StrategyOptions:
             that a tower holds at a time, as a number or a text such as
             "256MiB". With a smaller number, towers exchange more often. If a
             weight is larger than a quarter of it, towers gather this weight
-            alone, and it may exceed the number.
+            alone, and it may exceed the number. None: a quarter of the model's
+            weights, and at least 16 MiB.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, as for ``ModelParallelStrategy``. Every process has such a
             mesh, whose first axis counts towers. None: each tower is a device.
@@ -178,10 +188,11 @@ class StrategyOptions:
     sync_every_epoch: bool = True
     batch_norm: Extent = "global"
     micro_batches: MicroBatches = 1
+    remat: Remat = None
     mode: ModeName | Reduction | None = None
     updates: Updates | None = None
     weights: Weights | None = None
-    gather_bytes: Bytes = 2**29
+    gather_bytes: Bytes | None = None
     layouts: LayoutMap | None = None
     shard_over: ShardOver = "job"
     packer: GradientPacker | bool | None = None
@@ -202,7 +213,13 @@ class StrategyOptions:
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's batch, 1 or more, or 'auto'."
             )
-        if self.gathered_bytes < 0:
+        if not isinstance(self.remat, bool | None) and not 0 < self.remat < 1:
+            raise TowerError(
+                f"remat={self.remat!r} is not allowed: give True, False, None, "
+                "or the part of the step's work that may be computed again, "
+                "more than 0 and less than 1."
+            )
+        if (self.gathered_bytes or 0) < 0:
             raise TowerError(
                 f"gather_bytes={self.gather_bytes!r} is not allowed: give a "
                 'number of bytes, 0 or more, or a text such as "256MiB".'
@@ -211,8 +228,8 @@ class StrategyOptions:
         self._check_local_sgd()
 
     @property
-    def gathered_bytes(self) -> int:
-        """``gather_bytes`` as a number."""
+    def gathered_bytes(self) -> int | None:
+        """``gather_bytes`` as a number; None: the model decides."""
         number = self.gather_bytes
         if isinstance(number, str):
             return parse_bytes(f"gather_bytes={number!r}", number)
@@ -231,7 +248,7 @@ class StrategyOptions:
         """Refuse options that shards contradict."""
         in_shards = self.in_shards
         gathers = self.weights is not None or self.layouts is not None
-        if self.gather_bytes != StrategyOptions.gather_bytes and not gathers:
+        if self.gather_bytes is not None and not gathers:
             raise TowerError(
                 'gather_bytes only applies with weights="sharded": set it, or '
                 "leave gather_bytes out."
@@ -305,6 +322,7 @@ class StepKeywords(TypedDict, total=False):
     sync_every_epoch: bool
     batch_norm: Extent
     micro_batches: MicroBatches
+    remat: Remat
 
 
 class AllReduceKeywords(StepKeywords, total=False):
@@ -313,7 +331,7 @@ class AllReduceKeywords(StepKeywords, total=False):
     mode: ModeName | Reduction | None
     updates: Updates | None
     weights: Weights | None
-    gather_bytes: Bytes
+    gather_bytes: Bytes | None
     packer: GradientPacker | bool | None
 
 
@@ -321,7 +339,7 @@ class MeshKeywords(StepKeywords, total=False):
     """The ``StrategyOptions`` of a mesh of devices, which divides weights."""
 
     mode: ModeName | None
-    gather_bytes: Bytes
+    gather_bytes: Bytes | None
     packer: GradientPacker | bool | None
 
 

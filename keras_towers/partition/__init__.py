@@ -127,12 +127,18 @@ with a program.
   What a level computes with XLA, as functions and single operations in turn.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
-``lifetimes``
-  Estimates how many bytes a tower has at a time while it runs a program.
 ``mesh``
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
 ``estimated_work``
   How much an operation computes, estimated from the sizes of its tensors.
+``tensor_sizes``
+  How large the tensors of a program are, for an assumed batch.
+``lifetimes``
+  What a tower has in memory at each time of a step.
+``rematerialization``
+  What a step computes again instead of keeping it.
+``schedule``
+  When a step computes what: the order of its operations.
 """
 
 from keras_towers.partition import rules

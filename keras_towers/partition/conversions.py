@@ -143,19 +143,7 @@ class Converter:
             return known
         size = whole_bytes(value)
         level = self._gathers.level_for(size, near, local.level)
-        if level > local.level:
-            tensors = [local]
-            if level > near:
-                # Nothing else makes it wait for that level.
-                tensors.append(self._gathers.before(level))
-            local, *_ = self.builder.add(
-                "IdentityN",
-                tensors,
-                {"T": [tensor.dtype for tensor in tensors]},
-                [(tensor.dtype, tensor.shape) for tensor in tensors],
-                least=level,
-            )
-        whole = self._gather(layout, local, value.shape, on_towers)
+        whole = self._gather(layout, local, value.shape, on_towers, level)
         self._gathers.add(value, on_towers, size, level, whole)
         return whole
 
@@ -187,12 +175,14 @@ class Converter:
         local: Tensor,
         shape: Sequence[Dimension] | None,
         on_towers: bool = False,
+        least: int = 0,
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         gather = functools.partial(
             self.builder.exchange,
             "gather",
             on_towers=on_towers,
+            least=least,
             units=_units_of(layout),
         )
         if layout.blocks == 1:

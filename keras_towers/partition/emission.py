@@ -135,6 +135,9 @@ class _Nodes:
         node.input.extend(sources)
         if operation.has_effect:
             node.input.extend(self._gates)
+        for other in operation.after:
+            if id(other) in self._names:
+                node.input.append(f"^{self._names[id(other)]}")
         for key, value in operation.attributes.items():
             node.attr[key].CopyFrom(value)
         for key, functions in operation.functions.items():

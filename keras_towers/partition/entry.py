@@ -27,7 +27,6 @@ from keras_towers.partition.layouts import (
     InputLayout,
     InShards,
     Mirrored,
-    RaggedSplits,
     Replicated,
     RowSplits,
     Sharded,
@@ -49,13 +48,12 @@ from keras_towers.partition.program import (
 )
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
 from keras_towers.partition.rules.mesh_columns import is_over_columns
+from keras_towers.partition.rules.ragged import splits_value
 from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.sizes import (
     EXAMPLES,
-    ONE_MORE,
     UNKNOWN,
     Dimension,
-    Size,
     symbol,
     symbol_name,
 )
@@ -405,19 +403,5 @@ def _sparse_shape(units: Units, own: Tensor, layout: SparseShape) -> Value:
 
 def _row_splits(units: Units, own: Tensor, layout: RowSplits) -> Value:
     """Return the value of the row splits of a ragged tensor."""
-    last = units.builder.op("Max", [own, [0]], ())
-    unit = units.data_dependent_unit(
-        layout.unit, units.builder.cast(last, SIZE_DTYPE)
-    )
-    ends = units.builder.op("Slice", [own, [1], [-1]], (None,))
-    start = units.builder.cast(unit.start, own.dtype)
-    ends = units.builder.op("AddV2", [ends, start], (None,))
-    ends = units.builder.exchange("gather", ends, 0, [units.of_batch.size])
-    whole = units.builder.op("ConcatV2", [[0], ends, 0], (None,))
-    units.sizes[symbol_name(ONE_MORE)] = units.builder.op(
-        "AddV2", [units.of_batch.total, 1], ()
-    )
-    examples = units.of_batch.size
-    size = ONE_MORE if isinstance(examples, Size) else examples + 1
-    splits = RaggedSplits(own, unit)
-    return Value(REPLICATED, whole=whole, shape=(size,), meaning=splits)
+    rows = Sharded(0, units.of_batch)
+    return splits_value(units, own, layout.unit, rows)

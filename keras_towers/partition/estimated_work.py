@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-_PRODUCTS = ("MatMul", "BatchMatMul", "Einsum", "Conv", "DepthwiseConv")
+PRODUCTS = ("MatMul", "BatchMatMul", "Einsum", "Conv", "DepthwiseConv")
 
 
 def estimated_work(
@@ -24,7 +24,7 @@ def estimated_work(
         made: how many entries it makes.
         shape: the shape of its first output.
     """
-    if not type_.startswith(_PRODUCTS):
+    if not type_.startswith(PRODUCTS):
         return made
     # Of shapes [m, k], [k, n] and [m, n]: m k n.
     work = math.sqrt(math.prod(sorted(inputs)[-2:]) * made)

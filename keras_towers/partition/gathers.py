@@ -95,10 +95,6 @@ class Gathers:
             limits = dict.fromkeys((level, level + 1), self._budget)
         return level
 
-    def before(self, level: int) -> Tensor:
-        """Return a whole that exists from a level on, for which others wait."""
-        return self._gathered[level - 1][-1].tensor
-
     def add(
         self,
         value: Value,

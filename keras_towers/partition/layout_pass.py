@@ -26,6 +26,7 @@ from keras_towers.partition.layouts import (
     ListOf,
     Mirrored,
     Shape,
+    Sharded,
     Value,
     Values,
     replicated,
@@ -43,7 +44,7 @@ from keras_towers.partition.reasons import (
     unless_none,
 )
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES
-from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.sizes import UNKNOWN, Size
 from keras_towers.partition.undivided import (
     LOOPS,
     compute_once,
@@ -117,11 +118,14 @@ def lay_out_node(node: Node, inputs: list[Value]) -> Values:
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
     folds = folded(node, [value.known for value in inputs])
+    is_whole = False
     try:
         outputs = _divided(node, inputs)
     except NotDivided as refused:
         node.reason = str(refused).format(node.type)
-        outputs = _known_values(node, folds or ()) or _undivided(node, inputs)
+        outputs = _known_values(node, folds or ())
+        is_whole = not outputs
+        outputs = outputs or _undivided(node, inputs)
     for output in outputs:
         if output.is_partial:
             output.local = node.converter.once_per_tower(output.own)
@@ -129,7 +133,40 @@ def lay_out_node(node: Node, inputs: list[Value]) -> Values:
         with contextlib.suppress(NotDivided):
             note(node, inputs, outputs)
     _complete(node, inputs, outputs, folds)
+    if is_whole and node.builder.can_exchange:
+        _hand_back(node, inputs, outputs)
     return outputs
+
+
+def _hand_back(node: Node, inputs: Values, outputs: Values) -> None:
+    """Give towers their rows of what was computed once from rows.
+
+    What follows is divided. Nobody slices rows that no tower uses.
+    """
+    rows = [value.sharded for value in inputs if value.sharded is not None]
+    if all(layout.of_variables for layout in rows):
+        return
+    for value in outputs:
+        if value.layout != REPLICATED or value.whole is None:
+            continue
+        with contextlib.suppress(NotDivided):
+            require(value.known is None and value.whole.handle is None)
+            layout = _rows_among(node, value.sizes, rows)
+            value.local = node.converter.shard(value, layout)
+            value.layout = layout
+
+
+def _rows_among(node: Node, sizes: Shape, rows: Sequence[Sharded]) -> Sharded:
+    """Return the layout of an axis that has rows, preferably as an input does.
+
+    Raises:
+        NotDivided: there is none, or it may be one of several.
+    """
+    for layout in rows:
+        if sizes[layout.axis : layout.axis + 1] == (layout.size,):
+            return layout
+    require(any(isinstance(size, Size) for size in sizes))
+    return node.units.find_row_axis(sizes)
 
 
 def _divided(node: Node, inputs: Values) -> Values:

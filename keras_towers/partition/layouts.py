@@ -291,17 +291,24 @@ class BelowLimit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RaggedSplits:
-    """The row splits of a ragged tensor, or a part of them.
+    """The row splits of a ragged tensor, or a place in each of its rows.
 
     Attributes:
         local: the local splits, counted from the first entry of the tower.
-        unit: the unit of the entries.
-        kind: ``row_splits``, ``row_starts`` or ``row_limits``.
+        entries: the layout of the entries along axis 0.
+        rows: the layout of the rows.
+        kind: ``row_splits``, ``row_starts`` or ``row_limits``; "": other places
+            that are counted like them.
+        is_after: whether no place is before its row.
+        is_before: whether no place is after the end of its row.
     """
 
     local: Tensor
-    unit: DataDependentUnit
+    entries: Sharded
+    rows: Sharded
     kind: str = "row_splits"
+    is_after: bool = True
+    is_before: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -150,6 +150,7 @@ class Operation:
         name: the name of the traced operation for which it was added, which
             TensorFlow shows in errors. Several operations may share it.
         suffix: what errors are to show after the name.
+        after: others that run before it, where it is added together with them.
     """
 
     type: str
@@ -170,6 +171,7 @@ class Operation:
     device: str = ""
     name: str = ""
     suffix: str = ""
+    after: Sequence[Operation] = ()
 
     @property
     def phase(self) -> Phase:
@@ -302,6 +304,26 @@ class Inputs:
     of_columns: Sequence[ColumnInput] = ()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the order of a program's operations leads to.
+
+    Attributes:
+        bytes: the bytes that a tower has at a time, for an assumed batch.
+        is_paced: whether a level waits for the end of the one two before it.
+        again: how many operations run again, because their results are not
+            kept.
+        work: how much these compute, as part of the work of a step without.
+        saved: how many bytes fewer a tower has for it.
+    """
+
+    bytes: int
+    is_paced: bool = False
+    again: int = 0
+    work: float = 0.0
+    saved: int = 0
+
+
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Program:
     """A step over towers.
@@ -317,6 +339,7 @@ class Program:
         values: the values of the traced tensors, by their names.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered, which is slow for batches larger than expected.
+        schedule: when it computes what; None: not decided yet.
     """
 
     inputs: Inputs
@@ -327,6 +350,7 @@ class Program:
     computed_once: Mapping[tf.Operation, str]
     values: Mapping[str, Any]
     replaced_sums: int = 0
+    schedule: Schedule | None = None
 
     @property
     def levels(self) -> int:

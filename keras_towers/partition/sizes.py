@@ -85,8 +85,8 @@ class Size:
         return UNKNOWN
 
     def __add__(self, other: object) -> Dimension:
-        if self == ONE_MORE and other == -1:
-            return EXAMPLES
+        if other in (1, -1):
+            return one_more(self) if other == 1 else one_less(self)
         if isinstance(other, Size) and other.powers == self.powers:
             return _size(self.number + other.number, dict(self.powers))
         return UNKNOWN if isinstance(other, (Size, Unknown)) or other else self
@@ -117,8 +117,7 @@ Dimension: TypeAlias = "int | bool | float | Size | Unknown"
 # The global number of examples.
 EXAMPLES = Size(1, (("n", 1),))
 _OWN = "*"
-# The length of the row splits of a ragged batch.
-ONE_MORE = Size(1, ((f"{_OWN}ends", 1),))
+_MORE = "+1"
 
 
 def symbol(name: str) -> Size:
@@ -138,6 +137,19 @@ def data_dependent_symbol(name: str) -> Size:
     The global size is the sum of the local ones.
     """
     return Size(1, ((_OWN + name, 1),))
+
+
+def one_more(size: Size) -> Dimension:
+    """Return a size and 1, such as the number of row splits of rows."""
+    (name, _), *_ = size.powers
+    return symbol(name + _MORE) if size == symbol(name) else UNKNOWN
+
+
+def one_less(size: Size) -> Dimension:
+    """Return the size that one more than it is this one."""
+    (name, _), *_ = size.powers
+    is_more = name.endswith(_MORE) and size == symbol(name)
+    return symbol(name.removesuffix(_MORE)) if is_more else UNKNOWN
 
 
 def is_data_dependent(size: Dimension) -> bool:
@@ -182,7 +194,8 @@ def _ends(size: Dimension) -> tuple[Any, Any]:
     """The smallest and the largest possible value of a size."""
     if not isinstance(size, Size):
         return size, size
-    return 0, size.number * math.inf
+    least = math.prod(name.count(_MORE) ** p for name, p in size.powers)
+    return size.number * least, size.number * math.inf
 
 
 def broadcast(a: Sequence[object], b: Sequence[object]) -> list[Dimension]:

@@ -33,6 +33,8 @@ from keras_towers.partition.sizes import (
     Size,
     data_dependent_symbol,
     is_data_dependent,
+    one_less,
+    symbol,
     symbol_name,
 )
 
@@ -84,6 +86,16 @@ class Units:
         inside._by_key.update(self._by_key)
         inside._parts.update(self._parts)
         return inside
+
+    def new_size(self, tensor: Tensor) -> Size:
+        """Return a symbol for a size that arises here, equal on all towers.
+
+        Args:
+            tensor: the size, which is computed once.
+        """
+        size = symbol(f"size{next(self._numbers)}")
+        self.sizes[symbol_name(size)] = tensor
+        return size
 
     def data_dependent_unit(
         self, key: object, count: Tensor
@@ -219,9 +231,12 @@ class Units:
         if not isinstance(size, Size):
             return None
         factors: list[Tensor] = []
-        for symbol, power in size.powers:
-            unit = self.found.get(symbol)
-            factor = self.sizes.get(symbol) if unit is None else unit.total
+        for name, power in size.powers:
+            unit, less = self.found.get(name), one_less(symbol(name))
+            factor = self.sizes.get(name) if unit is None else unit.total
+            if isinstance(less, Size):
+                rows = unless_none(self.global_size(less), NUMBERS)
+                factor = self.builder.compute_size("AddV2", rows, 1)
             if factor is None:
                 return None
             factors += [factor] * power

@@ -311,7 +311,7 @@ def detect(
         return first
     # One task of srun, for example, may start processes by itself.
     inner = EnvironmentVariables.from_variables(variables)
-    if inner is None:
+    if inner is None and "TF_CONFIG" not in variables:
         _refuse_without_rank(variables)
     return inner or first
 

@@ -92,6 +92,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
             global batch. ``"tower"``: those of each tower's examples.
         micro_batches: the number of parts into which each tower divides its
             examples, to save memory; ``"auto"``: as few as memory allows.
+        remat: True: towers compute activations again in the backward pass
+            instead of keeping them, to save memory; a number: at most this part
+            of the step's work; None: as little as a device needs to fit.
         **options: ``StrategyOptions`` describes these options in more detail.
 
     Attributes:

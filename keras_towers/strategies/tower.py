@@ -37,6 +37,9 @@ class TowerStrategy(BaseStrategy):
             global batch. ``"tower"``: those of each tower's examples.
         micro_batches: the number of parts into which each tower divides its
             examples, to save memory; ``"auto"``: as few as memory allows.
+        remat: True: towers compute activations again in the backward pass
+            instead of keeping them, to save memory; a number: at most this part
+            of the step's work; None: as little as a device needs to fit.
         mode: how towers exchange tensors: ``"nccl"``, ``"collective"``,
             ``"hierarchical"``, ``"towers"``, ``"host"``, or None to choose.
         updates: ``"once"``: one tower updates the weights; ``"each"``: every

@@ -92,6 +92,13 @@ def of_unknown_length():
     return made
 
 
+def deep():
+    layers = [keras.layers.Dense(64, "gelu") for _ in range(8)]
+    model = keras.Sequential([keras.Input((64,)), *layers], name="deep")
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
 def run(target, *options):
     """Plan what a function of this file returns, for four devices."""
     if not target.startswith("no_such"):
@@ -160,6 +167,21 @@ def test_layouts_are_a_choice_of_their_own():
     assert last["choice"] == "layouts"
     # Nothing is divided: what a tower has once is on its first device.
     assert last["weights"] == [first["weights"][0], 0, 0, 0]
+
+
+def test_what_is_computed_again_is_a_choice_and_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "memory.svg"
+    options = ("--towers", "1", "--batch-size", "256", "--plot", str(picture))
+    ended = run("deep", *options)
+    assert ended.exit_code == 0, ended.output
+    lines = ended.stdout.splitlines()
+    rows = {line[:20].strip(): line[20:].split() for line in lines}
+    assert rows["on each device"] == ["copies", "remat=True"]
+    before, _, after, _ = rows["step, at its peak"]
+    assert float(after) < 0.6 * float(before)
+    assert rows["computed again"][0] == "-"
+    assert picture.read_text().startswith("<?xml")
 
 
 def test_one_device_has_one_choice():

@@ -259,3 +259,16 @@ def test_messages_that_are_explained_exist():
         assert re.search(r"[a-z]{4}", message)
         fragment = message.strip("… ")
         assert any(fragment in string for string in strings), message
+
+
+def test_all_replacements_are_listed():
+    replaces = re.compile(
+        r"\bpatches\.(shadowed|replaced|patched_while_used)\("
+    )
+    files = {
+        "/".join(path.relative_to(PACKAGE).parts[-2:])
+        for path in PACKAGE.rglob("*.py")
+        if replaces.search(path.read_text())
+    } - {"fit/keras_patches.py"}
+    assert len(files) > 9
+    assert {f for f in files if f not in keras_patches.__doc__} == set()

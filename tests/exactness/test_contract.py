@@ -53,6 +53,12 @@ WAYS = {
         )
         for mode in ("collective", "hierarchical", "towers")
     },
+    "in shards, computed again": functools.partial(
+        kt.TowerStrategy, weights="sharded", remat=True, gather_bytes=2000
+    ),
+    "in micro-batches, computed again": functools.partial(
+        kt.TowerStrategy, micro_batches=3, remat=True
+    ),
     "in shares, collective": functools.partial(
         kt.TowerStrategy, updates="sharded", mode="collective", packer=PACKER
     ),
@@ -95,6 +101,8 @@ def _cases():
         ("embedding-clipped", "mesh, collective", 2),
         *((name, "weights gathered twice", 2) for name in HARDEST),
         *((name, "mesh", 2) for name in ("embedding-clipped", "gan")),
+        *((name, "computed again", 2) for name in HARDEST),
+        ("sync-batch-norm", "in shards, computed again", 2),
     ]
     every = [
         *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),

@@ -44,6 +44,9 @@ WITH_COPIES = {
     "two with copies": functools.partial(kt.TowerStrategy, 2, updates="each"),
     "three with copies": functools.partial(kt.TowerStrategy, 3, updates="each"),
     "in shares": functools.partial(kt.TowerStrategy, 2, updates="sharded"),
+    "computed again": functools.partial(
+        kt.TowerStrategy, 2, updates="each", remat=True
+    ),
 }
 WAYS = {
     **WITH_COPIES,

@@ -9,6 +9,7 @@ WAYS = {
     " in shares": {"updates": "sharded"},
     " with weights in shards": {"weights": "sharded"},
     " in micro-batches": {"micro_batches": 3},
+    " computed again": {"remat": True},
 }
 OF_RANKS = {
     f"{way}{on}": {**options, "towers": towers}

@@ -97,7 +97,7 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
             for number, said in (
                 (-1, "gather_bytes=-1"),
                 ("256", "gather_bytes='256'.* its unit"),
-                (2.5, "give a whole number or a text"),
+                (2.5, "give a whole number, a text, or None"),
             )
         ),
         (Tower, {"average": 1}, "average=1 .*True.*False"),

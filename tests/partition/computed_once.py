@@ -18,13 +18,12 @@ ONCE = {
     "replayed_by_a_queue": "QueueEnqueueManyV2",
     "scaled_by_the_first_batch": "If",
     "steps_until_the_loss_is_small": "While",
-    "bag_of_ragged_words": "Cumsum, Sub, 2 UnsortedSegmentSum",
     "branch_by_the_loss": "AddN, If, 2 MatMul, TanhGrad",
     "conditional_random_field": (
         "AddV2, MatMul, 2 Mul, ResourceGatherNd, ScatterNd, While"
     ),
     "counted_by_numpy": "PyFunc",
-    "distance_of_sorted_batches": "ScatterNd, 2 TopKV2",
+    "distance_of_sorted_batches": "Reshape, ScatterNd, 2 TopKV2",
     "pairs_in_a_table": "LookupTableFindV2, Mul, Sub",
     "parts_of_a_tensorflow_variable": "StridedSlice",
     "ctc": "2 AddV2, MatMul, Mul, Sub, 3 TensorScatterAdd, 2 While",
@@ -42,8 +41,6 @@ ONCE = {
     "ContrastLimitedAdaptiveHistogramEqualization": (
         "4 StatelessRandomGammaV3, 3 StridedSlice, 2 TopKV2"
     ),
-    "Embedding": "ConcatV2, SparseCross",
-    "RandomZoom": "ConcatV2, RaggedTensorToTensor, Slice",
 }
 
 

@@ -46,15 +46,6 @@ def test_what_does_not_fit_is_gathered_late_and_again():
     assert None not in found[2:]
 
 
-def test_a_later_level_waits_for_a_whole_that_is_there():
-    gathers = Gathers(100)
-    first, second, third = [_tensor() for _ in range(3)]
-    for level, tensor in enumerate((first, second, third)):
-        assert gathers.level_for(25, 1, 0) == level
-        gathers.add(_value(), True, 25, level, tensor)
-    assert gathers.before(3) is third
-
-
 def test_a_larger_value_is_gathered_alone():
     gathers, values = Gathers(10), [_value() for _ in range(2)]
     assert [_gather(gathers, v, 1000, near=5) for v in values] == [4, 5]

@@ -122,12 +122,16 @@ def test_what_follows_a_lookup_in_a_table_is_divided():
 
     def function(x, _):
         found = table.lookup(tf.cast(x, tf.int64))
-        return [tf.concat([found[:, None], x[:, None]], 1)]
+        once_more = tf.tanh(found)[:, None] @ [[1.0, 2.0]]
+        return [tf.concat([found[:, None], x[:, None]], 1), once_more]
 
     program, run, _ = run_on_ranks(function, kit.sharded(-1))
-    (both,) = run(*PARTS)
+    both, more = run(*PARTS)
     np.testing.assert_array_equal(both, [[5, 1], [7, 2], [5, 3]])
+    np.testing.assert_allclose(more[:, 1], 2 * np.tanh([5, 7, 5]), 1e-6)
     assert list(kit.computed_once(program)) == ["LookupTableFindV2"]
+    (product,) = [o for o in program.operations if o.type == "MatMul"]
+    assert product.on_towers
 
 
 @pytest.mark.parametrize("draws", [False, True])

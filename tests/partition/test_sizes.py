@@ -19,6 +19,7 @@ _LENGTH = symbol("length")
 _SIZES = [
     *(0, 1, 2, -3, 7, EXAMPLES, 2 * EXAMPLES, -EXAMPLES, EXAMPLES * EXAMPLES),
     *(3 * _LENGTH, EXAMPLES * _LENGTH, UNKNOWN),
+    *(EXAMPLES + 1, EXAMPLES + 1 + 1, 3 * (_LENGTH + 1)),
 ]
 _OPERATORS = [operator.add, operator.sub, operator.mul, operator.floordiv]
 _COMPARISONS = [
@@ -33,7 +34,8 @@ def _number(size, examples, length):
     powers = {"n": examples, "length": length}
     number = size.number
     for name, power in size.powers:
-        number = number * powers[name] ** power
+        more = name.count("+1")
+        number *= (powers[name.removesuffix(more * "+1")] + more) ** power
     return number
 
 
@@ -78,4 +80,5 @@ def test_comparisons_with_a_known_answer():
     assert compared(operator.eq, 2 * EXAMPLES, EXAMPLES) is UNKNOWN
     assert compared(operator.gt, EXAMPLES, 0) is UNKNOWN
     assert (6 * EXAMPLES) // (2 * EXAMPLES) == 3
+    assert EXAMPLES + 1 + 1 - 1 - 1 == EXAMPLES
     assert (EXAMPLES // 2) is UNKNOWN

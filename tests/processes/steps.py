@@ -1,5 +1,6 @@
 """Checks of a worker: steps that write state by themselves, on two ranks."""
 
+import functools
 import tempfile
 import unittest.mock
 
@@ -16,6 +17,7 @@ from tests.kit import untuned
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
+from tests.partition.cases import CASES
 from tests.processes.exact import assert_one_device
 from tests.processes.small import RANK, Strategy, assert_same_model, refused
 
@@ -42,6 +44,27 @@ def state_that_a_step_writes_whatever_runs_in_between():
 def scaled():
     inner = keras.optimizers.Adam(0.01, global_clipnorm=0.05)
     return keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
+
+
+@check
+def texts_are_divided_after_rank_0_has_looked_words_up():
+    def act(model):
+        history = model.fit(*case.data(), 16, 2, 0, shuffle=False)
+        return history.history, model.predict(case.data()[0], 9, verbose=0)
+
+    ways = {
+        "texts_as_long_as_the_longest": {"weights": "sharded", "towers": 2},
+        "counted_words_of_texts": {},
+    }
+    for name, options in ways.items():
+        case = CASES[name]
+        make = functools.partial(build_again, case)
+        assert_exact(make, act, **options)
+
+
+def build_again(case):
+    keras.utils.set_random_seed(0)
+    return case.build()
 
 
 @rare_check

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import first_time, silence
+from keras_towers._notices import announce, first_time, silence
 from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
@@ -33,9 +33,14 @@ from keras_towers.fit.step.planned_step import (
     lay_out_planned,
     planning,
 )
-from keras_towers.fit.step.step_layout import StepLayout
+from keras_towers.fit.step.step_layout import (
+    StepLayout,
+    StepSettings,
+    scheduled,
+)
 from keras_towers.fit.weights.least_loaded import byte_size
-from keras_towers.partition.lifetimes import bytes_of_all
+from keras_towers.partition.program import Schedule
+from keras_towers.partition.schedule import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
@@ -153,42 +158,64 @@ class MemoryCheck:
         if needs.held > limit.size * (1 - _MARGIN):
             _warn(planner, needs, limit)
 
-    def check_step(self, layout: StepLayout) -> None:
-        """Refuse a step that does not fit beside the variables.
+    def schedule(self, layout: StepLayout) -> StepLayout:
+        """Decide when a step computes what, within the memory of a device.
 
         Ranks that share a step decide alike.
 
         Raises:
-            DoesNotFit: it does not fit.
+            DoesNotFit: it does not fit beside the variables, however.
         """
         limit, config, settings = self._limit, self._config, layout.settings
-        if limit is None or config.options.micro_batches == "auto":
-            # What runs out of memory is tried again, in smaller parts.
-            return
-        model, program = settings.model, layout.program
         spec = layout.divided.spec
         examples = _known_examples(spec, settings.examples)
-        if examples is None:
-            return
-        places, ranks = settings.places, settings.places.ranks.batch.size
-        cells = ranks * config.num_towers * places.parts
-        rows = -(-examples // cells)
-        step = LaidOutStep(config, model, layout.traced, program)
+        remat = _remat(config.options.remat)
+        if limit is None or examples is None:
+            return scheduled(layout, config, remat)
+        model, ranks = settings.model, settings.places.ranks.batch.size
+        step = LaidOutStep(config, model, layout.traced, layout.program)
         held = self._held.get(model) or step.held(ranks)
-        most = held.held + places.parts * bytes_of_all(program, cells, rows)
-        if most <= limit.size * (1 - _MARGIN):
-            # What exists at a time takes longer to find out.
-            return
-        lifetimes = step.lifetimes(examples, ranks, places.parts)
-        needs = step.needs(lifetimes, held)
-        if needs.total is None or needs.total <= limit.size * (1 - _MARGIN):
-            return
+        room = limit.size * (1 - _MARGIN)
+        if config.options.remat is None:
+            remat = RematLimits(max(room - held.held, 0))
+        layout = scheduled(layout, config, remat)
+        program = layout.program
+        assert program.schedule is not None
+        needs = dataclasses.replace(held, step=program.schedule.bytes)
+        total = held.held + program.schedule.bytes
+        if program.schedule.again and config.options.remat is None:
+            _say_again(settings, program.schedule, limit)
+        if config.options.micro_batches == "auto" or total <= room:
+            # What runs out of memory is tried again, in smaller parts.
+            return layout
         planner = _Planner(config, model, settings.kind, spec, examples)
         # Of what XLA compiles, it keeps less.
-        if settings.xla or needs.total <= limit.size * (1 + _MARGIN):
+        if settings.xla or total <= limit.size * (1 + _MARGIN):
             _warn(planner, needs, limit)
-        else:
-            raise DoesNotFit(_describe(planner, needs, limit))
+            return layout
+        raise DoesNotFit(_describe(planner, needs, limit))
+
+
+def _remat(option: bool | float | None) -> RematLimits:
+    """Return what the option ``remat`` allows to compute again."""
+    if option is None or option is False:
+        return KEEP_ALL
+    return RematLimits(0) if option is True else RematLimits(0, option)
+
+
+def _say_again(
+    settings: StepSettings, schedule: Schedule, limit: Limit
+) -> None:
+    """Say once what is computed again to fit into memory."""
+    model = settings.model
+    is_first = settings.places.ranks.job.rank == 0
+    if is_first and first_time(model, ("computed again", settings.kind)):
+        announce(
+            f"{settings.kind} of model {model.name!r} computes {schedule.again}"
+            f" operations again ({schedule.work:.0%} of the step's work) "
+            f"instead of keeping {format_bytes(schedule.saved)} on each device:"
+            f" {limit}"
+        )
 
 
 def _spec(leaf: Leaf | tf.TypeSpec | None) -> tf.TypeSpec | None:
@@ -250,7 +277,11 @@ class _Planner:
             return PlacedModel(strategy._config, self.model).held(ranks)
 
     def needs_of(
-        self, options: Mapping[str, object], times: int, parts: Sequence[int]
+        self,
+        options: Mapping[str, object],
+        times: int,
+        parts: Sequence[int],
+        limit: int,
     ) -> Iterator[tuple[int, Needs]]:
         """Yield what devices need with numbers of micro-batches.
 
@@ -258,6 +289,7 @@ class _Planner:
             options: those that are other ones.
             times: how many times as many devices there are.
             parts: the numbers: 1 alone, or all larger.
+            limit: the bytes of a device.
         """
         ranks, examples = times * self.ranks, self.examples
         assert examples is not None, "a batch of unknown size"
@@ -274,10 +306,8 @@ class _Planner:
             step = lay_out_planned(
                 strategy, self.model, batch, examples, self.kind
             )
-            held = step.held(ranks)
             for number in parts:
-                lifetimes = step.lifetimes(examples, ranks, number)
-                yield number, step.needs(lifetimes, held)
+                yield number, step.needs(examples, ranks, number, limit)
 
     @contextlib.contextmanager
     def _planning(
@@ -311,7 +341,9 @@ class _Planner:
             # It is known already what it needs as it is.
             tries += times > 1
             for parts in ([1], larger) if options else (larger,):
-                found = self.needs_of(options, times, parts) if parts else ()
+                found = (
+                    self.needs_of(options, times, parts, size) if parts else ()
+                )
                 for number, needed in found:
                     if needed.total is not None and needed.total <= size:
                         return self._name(options, times, number), needed

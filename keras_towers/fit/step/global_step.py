@@ -112,8 +112,8 @@ class GlobalStep:
             traced = self._trace(step, divided, settings)
             # What each tower computes of that, and what towers exchange.
             layout = lay_out(self.update, traced, divided, settings)
-            # Whether a device has the memory for that.
-            self.memory.check_step(layout)
+            # When towers compute what, within the memory of a device.
+            layout = self.memory.schedule(layout)
             # All ranks make the same exchanges, or all of them fail.
             self._compare_with_ranks(layout)
             # Level by level: what towers compute, and exchanges.
@@ -278,7 +278,7 @@ class GlobalStep:
         divided = self._divide(batch, settings)
         traced = self._trace(step, divided, settings)
         layout = lay_out(self.update, traced, divided, settings)
-        return traced, layout.program
+        return traced, self.memory.schedule(layout).program
 
     def _add_once(
         self, step: Step, batch: Structure, settings: StepSettings

@@ -39,6 +39,8 @@ from keras_towers.fit.weights.without_memory import (
 from keras_towers.partition import Program
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.rematerialization import rematerialized
+from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.transport import SingleProcess
 
 _S = TypeVar("_S", bound=KerasStrategy)
@@ -62,12 +64,15 @@ class Needs:
         step: the bytes that a device has at a time while a step runs, besides
             these variables: an estimate, as ``Lifetimes`` says; None: unknown.
         gradients: the bytes of the gradients that a device updates with.
+        over_time: the bytes that it has besides these variables during each of
+            N operations and exchanges, in order.
     """
 
     weights: list[int]
     optimizer: list[int]
     gradients: int | None
     step: int | None
+    over_time: Sequence[int]
 
     @property
     def held(self) -> int:
@@ -99,7 +104,7 @@ class PlacedModel:
             self._bytes_held(variables, ranks)
             for variables in (state.weights, state.optimizer_variables)
         )
-        return Needs(weights, optimizer, None, None)
+        return Needs(weights, optimizer, None, None, ())
 
     def _bytes_held(
         self, variables: Sequence[keras.Variable], ranks: int
@@ -160,10 +165,8 @@ class LaidOutStep(PlacedModel):
     traced: Trace
     program: Program
 
-    def lifetimes(
-        self, examples: int, ranks: int, parts: int = 1
-    ) -> Lifetimes | None:
-        """Return what a tower computes; None: it does not fit these sizes.
+    def sizes(self, examples: int, ranks: int, parts: int = 1) -> TensorSizes:
+        """Return how large its tensors are.
 
         Args:
             examples: the number of examples of a global batch.
@@ -171,18 +174,41 @@ class LaidOutStep(PlacedModel):
             parts: the number of micro-batches of each tower.
         """
         cells = ranks * self.config.num_towers * parts
-        # The step may not fit the sizes that the trace leaves open.
-        with contextlib.suppress(ValueError):
-            return Lifetimes(self.program, cells, -(-examples // cells), parts)
-        return None
+        return TensorSizes(self.program, cells, -(-examples // cells))
 
-    def needs(self, lifetimes: Lifetimes | None, held: Needs) -> Needs:
-        """Return what devices need for a step that have so much already."""
-        if lifetimes is None:
-            return held
-        gradients = lifetimes.bytes_of(_gradients_in(self.traced, self.program))
+    def needs(
+        self,
+        examples: int,
+        ranks: int,
+        parts: int = 1,
+        memory: int | None = None,
+    ) -> Needs:
+        """Return what devices need for a step.
+
+        Args:
+            examples: as for ``sizes``.
+            ranks: likewise.
+            parts: likewise.
+            memory: the bytes of a device, for which as much is computed again
+                as is needed; None: as is scheduled.
+        """
+        held, program = self.held(ranks), self.program
+        sizes = self.sizes(examples, ranks, parts)
+        found = _gradients_in(self.traced, program)
+        gradients = sum(map(sizes.bytes_of, found))
+        lifetimes = Lifetimes(program, sizes, parts)
         step = lifetimes.most_bytes()
-        return dataclasses.replace(held, gradients=gradients, step=step)
+        may_again = self.config.options.remat is None
+        if memory is not None and may_again and held.held + step > memory:
+            limit = memory - held.held
+            with rematerialized(program, sizes, limit, parts) as again:
+                step = Lifetimes(again, sizes, parts).most_bytes()
+        return dataclasses.replace(
+            held,
+            gradients=gradients,
+            step=step,
+            over_time=lifetimes.live,
+        )
 
 
 @contextlib.contextmanager

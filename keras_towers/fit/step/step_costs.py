@@ -20,6 +20,7 @@ from keras_towers.partition.program import (
     Axis,
     Exchange,
     Program,
+    Schedule,
     Tensor,
 )
 from keras_towers.partition.sizes import (
@@ -95,6 +96,7 @@ class StepCosts:
             tower.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered.
+        schedule: what is computed again; None: not decided.
     """
 
     exchanges: int
@@ -109,6 +111,20 @@ class StepCosts:
     by_axes: dict[str, dict[str, int]]
     over_columns: int
     replaced_sums: int
+    schedule: Schedule | None = None
+
+    @property
+    def again_summary(self) -> str:
+        """Describe what is computed again; "": nothing."""
+        schedule = self.schedule
+        if schedule is None or not schedule.again:
+            return ""
+        saved, most = map(format_bytes, (schedule.saved, schedule.bytes))
+        return (
+            f"computes {_count(schedule.again, 'operation')} again "
+            f"({schedule.work:.0%} of its work) instead of keeping {saved} on "
+            f"each tower: {most} at a time"
+        )
 
     @property
     def exchange_summary(self) -> str:
@@ -282,6 +298,7 @@ def costs_of(
             "columns" in e.over and e.kind != "first" for e in program.exchanges
         ),
         replaced_sums=program.replaced_sums,
+        schedule=program.schedule,
     )
 
 

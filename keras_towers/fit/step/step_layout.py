@@ -20,6 +20,7 @@ from keras_towers.fit.step.divided_batch import DividedBatch, capture
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
@@ -30,6 +31,7 @@ from keras_towers.partition.local_step import (
 )
 from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
+from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
 
 logger = logging.getLogger("keras_towers")
 
@@ -42,6 +44,10 @@ _MIN_GATHERED_ROWS = 32
 # the gradient on every rank takes longer than sending it.
 _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
+# The part of its weights that a tower gathers at a time, and the bytes that
+# are not worth a limit.
+_GATHERED_PART = 4
+_LEAST_GATHERED = 2**24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,7 +113,7 @@ def lay_out(
     divided: DividedBatch,
     settings: StepSettings,
 ) -> StepLayout:
-    """Lay a step out over the towers, and record what it costs.
+    """Lay a step out over the towers.
 
     Args:
         update: the towers, and their variables.
@@ -129,10 +135,36 @@ def lay_out(
         local_step = to_local_step(program, gradients)
         program = local_step.program
         _warn_of_own_rows(config, local_step, traced, settings)
-    step_reports.record_costs(
-        config, settings.kind, settings.model, program, settings.places
-    )
     return StepLayout(traced, divided, settings, program, on_towers, local_step)
+
+
+def scheduled(
+    layout: StepLayout, config: TowerConfig, remat: RematLimits = KEEP_ALL
+) -> StepLayout:
+    """Decide when a step computes what, and record what the step costs.
+
+    Ranks that share a step decide alike.
+
+    Args:
+        layout: the step.
+        config: the towers.
+        remat: what may be computed again, if the step trains.
+    """
+    settings = layout.settings
+    places, examples = settings.places, settings.examples or _ASSUMED_BATCH
+    towers = places.ranks.batch.size * config.num_towers * places.parts
+    program = schedule(
+        layout.program,
+        towers,
+        -(-examples // towers),
+        places.parts,
+        remat if settings.trains else KEEP_ALL,
+        settings.xla,
+    )
+    step_reports.record_costs(
+        config, settings.kind, settings.model, program, places
+    )
+    return dataclasses.replace(layout, program=program)
 
 
 def _divide_trace(
@@ -167,10 +199,19 @@ def _divide_trace(
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
             micro_batches=places.parts > 1,
-            gather_bytes=config.options.gathered_bytes,
+            gather_bytes=_gather_bytes(config, settings),
             examples=settings.examples or _ASSUMED_BATCH,
         ),
     )
+
+
+def _gather_bytes(config: TowerConfig, settings: StepSettings) -> int:
+    """Return the bytes of gathered weights that a tower holds at a time."""
+    number = config.options.gathered_bytes
+    if number is not None:
+        return number
+    whole = sum(map(byte_size, settings.model.weights))
+    return max(_LEAST_GATHERED, whole // _GATHERED_PART)
 
 
 def _warn_of_own_rows(

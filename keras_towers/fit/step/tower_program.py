@@ -93,7 +93,9 @@ class TowerProgram:
             for on_columns in (False, True):
                 self._compute_once(level, on_columns, tensors, checks)
             for on_columns in (False, True):
-                computed = self._compute_on_towers(level, on_columns, tensors)
+                computed = self._compute_on_towers(
+                    level, on_columns, tensors, pace.before_level()
+                )
                 pace.note_computed(computed)
             exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
@@ -132,9 +134,19 @@ class TowerProgram:
                 )
 
     def _compute_on_towers(
-        self, level: int, on_columns: bool, tensors: PlacedTensors
+        self,
+        level: int,
+        on_columns: bool,
+        tensors: PlacedTensors,
+        after: Sequence[object],
     ) -> list[Any]:
         """Add what towers, or all of their columns, do in a level.
+
+        Args:
+            level: the level.
+            on_columns: whether all columns do it.
+            tensors: the tensors of all places.
+            after: what functions wait for.
 
         Returns:
             What they compute.
@@ -153,9 +165,9 @@ class TowerProgram:
                 call, reads, writes, towers
             )
         self._use_variables(reads, towers)
-        computed = self._call(call, towers, tensors)
+        computed = self._call(call, towers, tensors, after)
         call = self._functions.call_of(here(Phase.TOWERS, of_parts=True))
-        computed += self._call(call, parts, tensors)
+        computed += self._call(call, parts, tensors, after)
         self._use_variables(writes, towers)
         return computed
 
@@ -180,6 +192,7 @@ class TowerProgram:
         call: FunctionCall | None,
         scopes: Sequence[Scope],
         tensors: PlacedTensors,
+        first_after: Sequence[object],
     ) -> list[Any]:
         """Call a function at each place; return the results.
 
@@ -187,6 +200,7 @@ class TowerProgram:
             call: the call; None: nothing is computed.
             scopes: the places.
             tensors: the tensors of all places.
+            first_after: what the first micro-batch of each tower waits for.
         """
         computed: list[Any] = []
         if call is None:
@@ -194,7 +208,7 @@ class TowerProgram:
         before: list[Any] = []
         for scope in scopes:
             # One micro-batch frees its memory before the next one begins.
-            after = before if scope.part > 0 else []
+            after = before if scope.part > 0 else first_after
             with tf.device(scope.device):
                 call.add_to_graph(scope, after)
                 before = [
@@ -239,11 +253,18 @@ class Pace:
     """
 
     def __init__(self, program: Program):
+        schedule = program.schedule
+        self._is_paced: bool = schedule is not None and schedule.is_paced
         self._has_gathers = any(map(_gathers_weights, program.exchanges))
         self._computed: list[Any] = []
         self._exchanged: list[Any] = []
-        # What is done when the last level is.
+        # What is done when the last level is, and the one before it.
         self._ends: list[Any] = []
+        self._earlier_ends: list[Any] = []
+
+    def before_level(self) -> Sequence[object]:
+        """Return what the functions of a level wait for."""
+        return self._earlier_ends if self._is_paced else ()
 
     def note_computed(self, tensors: Sequence[tf.Tensor]) -> None:
         """Note what the towers compute in a level."""
@@ -262,7 +283,8 @@ class Pace:
 
     def end_level(self) -> None:
         """End a level."""
-        if self._has_gathers:
+        self._earlier_ends = self._ends
+        if self._has_gathers or self._is_paced:
             done = [*self._computed, *self._exchanged, *self._ends]
             with tf.control_dependencies(done):
                 self._ends = [tf.no_op()]

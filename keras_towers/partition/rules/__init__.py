@@ -18,8 +18,10 @@ The file of an operation's rule, with some of TensorFlow's names:
 * ``indexing.py``: gathers, scatters, segments and sparse matrices: GatherV2
   GatherNd ScatterNd TensorScatterUpdate UnsortedSegmentSum
   SparseTensorDenseMatMul DynamicStitch DenseBincount
-* ``row_numbers.py``: integers that refer to rows, as of a mask, and ragged
-  rows: Where Range DynamicPartition StringSplitV2 RaggedTensorToTensor
+* ``row_numbers.py``: integers that refer to rows, as of a mask or of words:
+  Where Range DynamicPartition StringSplitV2 SparseCross
+* ``ragged.py``: ragged rows, and row splits: RaggedTensorToTensor
+  RaggedBincount RaggedRange StringNGrams UnicodeDecode UnicodeEncode
 * ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
   StatelessTruncatedNormalV2
 * ``mesh_columns.py``: exchanges among columns of a mesh, in the graph of one of
@@ -47,12 +49,14 @@ The file of an operation's rule, with some of TensorFlow's names:
   Lists of tensors in loops, and optional values in branches.
 ``loops``
   Loops that towers run, in one of two ways.
+``ragged``
+  Ragged rows, whose entries are those between two row splits.
 ``reductions``
   Sums, means and extremes along axes, and cumulative operations.
 ``row_loops``
   Loops of which a tower runs the rounds of its rows.
 ``row_numbers``
-  Integers that refer to rows: row numbers, and the splits of ragged rows.
+  Integers that refer to rows: row numbers.
 ``shapes``
   Shapes, and operations that create, move, join or split axes.
 ``slices``

@@ -26,6 +26,7 @@ from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import axes, notes, rule
 from keras_towers.partition.rules.row_numbers import (
     index_value,
+    note_lengths,
     repeat_rows,
     skip_reshapes,
 )
@@ -60,6 +61,7 @@ _ROLES: dict[str, tuple[Role, ...]] = {
     **dict.fromkeys(_UPDATES, ("rows", "indices", "entries")),
     **dict.fromkeys(_SEGMENTS, ("entries", "numbers", "count")),
     **dict.fromkeys(_SORTED_SEGMENTS, ("entries", "numbers")),
+    "UnsortedSegmentJoin": ("entries", "numbers", "count"),
 }
 
 
@@ -328,6 +330,22 @@ def _segment_extreme(
     rows = [converter.shard(value, layout) for value in (values, segments)]
     (own,) = node.copy([*rows, converter.replicate(count)])
     return [converter.reduce_over_towers(_EXTREMES[node.type], own)]
+
+
+@rule("DenseBincount")
+def _count_of_rows(
+    node: Node, values: Value, size: Value, weights: Value
+) -> Values:
+    """Count how often each tower's rows are named."""
+    role: Role = "same" if weights.shape == (0,) else "entries"
+    numbers, operands = _local_operands(
+        node.converter, (values, size, weights), ("numbers", "count", role)
+    )
+    require(values.rank == 1)
+    (counts,) = node.run_on_towers(operands, numbers.row_layout)
+    if role == "same" and not node.attr("binary_output"):
+        note_lengths(node.units, counts.own, numbers.layout)
+    return [counts]
 
 
 @axes("Bincount", "DenseBincount")

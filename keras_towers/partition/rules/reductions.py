@@ -113,6 +113,20 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     return [node.converter.reduce_over_towers(node.type, own, kept)]
 
 
+@rule("Cumsum")
+def _sum_of_earlier_rows(node: Node, value: Value, over: Value) -> Values:
+    """Each tower adds what all earlier towers have."""
+    builder, (layout, rows) = node.builder, value.as_rows()
+    require(known_axes(over, value.rank) == [layout.axis])
+    require(layout.blocks == 1 and not node.attr("reverse"))
+    along = builder.constant(layout.axis, node.dtype(1))
+    (own,) = node.copy([rows, along])
+    total = builder.op("Sum", [rows, [layout.axis]], keep_dims=True)
+    before = builder.exchange("before", total)
+    local = builder.op("AddV2", [own, before], own.shape)
+    return [Value(layout, local, shape=value.sizes)]
+
+
 @axes("Cumsum", "Cumprod", "CumulativeLogsumexp")
 def _cumulative(node: Node, value: Value, over: Value) -> Factors:
     linear = [[0]] if node.type == "Cumsum" else ()

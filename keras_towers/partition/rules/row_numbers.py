@@ -1,4 +1,4 @@
-"""Integers that refer to rows: row numbers, and the splits of ragged rows.
+"""Integers that refer to rows: row numbers.
 
 A global row number is the tower's own number plus the number of rows of all
 earlier towers. An operation that moves row numbers is therefore applied twice:
@@ -9,8 +9,8 @@ tower indexes its own rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     REPLICATED,
     BelowLimit,
-    RaggedSplits,
+    DataDependentUnit,
     RowNumbers,
     Sharded,
     Value,
@@ -30,14 +30,14 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
-    NotDivided,
     asserted,
     require,
     unless_none,
 )
 from keras_towers.partition.registry import notes, rule
-from keras_towers.partition.sizes import UNKNOWN, Dimension
+from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
+from keras_towers.partition.units import Units
 
 # Moves that leave out no row number, or all.
 _WHOLE_MOVES = """
@@ -87,30 +87,57 @@ def index_value(
     return Value(rows, numbers, shape=(rows.size, rank), meaning=row_numbers)
 
 
-@rule("StringSplitV2")
+@rule("StringSplit", "StringSplitV2")
 def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     """Split each tower's texts into words."""
-    builder, units, converter = node.builder, node.units, node.converter
-    layout, local = texts.as_rows()
+    layout, own = texts.as_rows()
+    operands = [own, node.converter.replicate(separator)]
+    return _sparse_rows(node, layout, operands)
+
+
+@rule("SparseCross")
+def _cross_features(node: Node, *inputs: Value) -> Values:
+    """Cross the features of each example; none of them is sparse."""
+    require(not node.attr("N"))
+    rows = [value for value in inputs if value.rank == 2]
+    layout = unless_none(rows[0].sharded)
+    operands = [
+        node.converter.shard(value, layout)
+        if value in rows
+        else node.converter.replicate(value)
+        for value in inputs
+    ]
+    return _sparse_rows(node, layout, operands)
+
+
+def _sparse_rows(
+    node: Node, layout: Sharded, operands: Sequence[Tensor]
+) -> Values:
+    """Return a sparse tensor of what towers find in their rows.
+
+    Args:
+        node: finds it.
+        layout: the layout of the rows, along axis 0.
+        operands: the local inputs.
+    """
+    builder, units = node.builder, node.units
     require(layout == Sharded(0, layout.unit, rows=layout.rows))
-    indices, words, size = node.copy([local, converter.replicate(separator)])
-    unit = units.data_dependent_unit(("words", local), builder.axis_size(words))
+    shapes = [tf.TensorShape(sizes) for sizes in ([None, 2], [None], [2])]
+    indices, entries, size = node.copy(operands, shapes)
+    unit = units.data_dependent_unit(
+        ("found", entries), builder.axis_size(entries)
+    )
     rows = Sharded(0, unit)
-    most = converter.reduce_over_towers(
+    most = node.converter.reduce_over_towers(
         "Max", builder.vector_entry(size, 1), ()
     )
-    whole = builder.size_vector(
-        [asserted(units.global_size(layout.size)), asserted(most.whole)],
-        node.output_dtype(2),
-    )
+    length = units.new_size(asserted(most.whole))
+    known = np.array([layout.size, length], object)
+    whole = units.known_tensor(known, node.output_dtype(2))
     return [
         index_value(builder, indices, rows, layout, rank=2),
-        Value(rows, words, shape=(rows.size,)),
-        Value(
-            REPLICATED,
-            whole=whole,
-            known=np.array([layout.size, UNKNOWN], object),
-        ),
+        Value(rows, entries, shape=(rows.size,)),
+        Value(REPLICATED, whole=asserted(whole), known=known),
     ]
 
 
@@ -283,72 +310,6 @@ def _arithmetic_changes(
     return {"rows": rows // by, "grain": 1 if grain % by else grain // by}
 
 
-# ---- row splits of ragged rows -----------------------------------------------
-
-
-@notes("StridedSlice")
-def _note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note the row starts or row limits among the row splits."""
-    splits = _splits(inputs[0], "row_splits")
-    begin, end, stride = [known_ints(value) for value in inputs[1:]]
-    masks = node.attr("begin_mask"), node.attr("end_mask")
-    is_end = masks == (0, 1) and begin == [1]
-    require(is_end or (masks == (1, 0) and end == [-1]))
-    require(stride == [1])
-    local_ends = [node.converter.replicate(value) for value in inputs[1:]]
-    (local,) = node.copy([splits.local, *local_ends])
-    kind = "row_limits" if is_end else "row_starts"
-    outputs[0].meaning = RaggedSplits(local, splits.unit, kind)
-    outputs[0].shape = (node.units.of_batch.size,)
-
-
-@rule("Sub")
-def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
-    units = node.units
-    last, first = _splits(ends, "row_limits"), _splits(begins, "row_starts")
-    require(last.unit is first.unit)
-    layout = Sharded(0, units.of_batch)
-    lengths = node.run_on_towers([last.local, first.local], layout)
-    # The lengths of all rows add up to the number of entries.
-    units.alias_unit(("repeated", lengths[0].local), last.unit)
-    return lengths
-
-
-@rule("RaggedTensorToTensor")
-def _ragged_to_tensor(node: Node, *inputs: Value) -> Values:
-    """Pad ragged rows to a known length."""
-    converter, of_batch = node.converter, node.units.of_batch
-    target, entries, default, *ends = inputs
-    sizes = known_ints(target)
-    # The number of rows is not given, but taken from the ends.
-    require(len(sizes) > 1 and sizes[0] == -1 and sizes[1] >= 0)
-    match node.attr("row_partition_types"):
-        case [b"ROW_SPLITS"]:
-            splits = _splits(ends[0], "row_splits")
-            layout, locals_of_ends = Sharded(0, splits.unit), [splits.local]
-        case [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
-            numbers = unless_none(ends[1].row_numbers)
-            require(numbers.row_layout == Sharded(0, of_batch))
-            require(not numbers.is_first_column)
-            require(ends[0].number == of_batch.size)
-            count = node.builder.cast(of_batch.count, node.dtype(3))
-            layout, locals_of_ends = numbers.layout, [count, numbers.local]
-        case _:
-            raise NotDivided
-    rows = converter.shard(entries, layout)
-    shape, fill = map(converter.replicate, (target, default))
-    operands = [shape, rows, fill, *locals_of_ends]
-    return node.run_on_towers(operands, Sharded(0, of_batch))
-
-
-def _splits(value: Value, kind: str) -> RaggedSplits:
-    """Return the splits of a value, if they are of this kind."""
-    require(
-        isinstance(value.meaning, RaggedSplits) and value.meaning.kind == kind
-    )
-    return cast("RaggedSplits", value.meaning)
-
-
 # ---- tf.repeat ---------------------------------------------------------------
 
 # TensorFlow computes the row of each entry of a ragged tensor by ``tf.repeat``.
@@ -382,7 +343,7 @@ def repeat_rows(node: Node) -> Value:
     require(of_lengths == layout and entries.rank == 1)
     rows = node.converter.shard(entries, layout)
     sources = _source_indices(builder, own_lengths)
-    key = "repeated", skip_reshapes(own_lengths)
+    key = key_of_lengths(own_lengths)
     unit = units.data_dependent_unit(key, builder.axis_size(sources))
     output = Sharded(0, unit)
     local = builder.op("GatherV2", [rows, sources, 0], (None,))
@@ -411,14 +372,14 @@ def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
     """Return the tensors of ``tf.repeat`` by the names in the patterns."""
     parts: dict[str, tf.Tensor] = {}
     require(node.shapes[0].rank == 1)
-    require(_match(node.operation, _REPEAT, parts))
+    require(matches(node.operation, _REPEAT, parts))
     for name, pattern in (("most", _MOST), ("all_lengths", _LENGTHS)):
-        require(_match(parts[name].op, pattern, parts))
+        require(matches(parts[name].op, pattern, parts))
     require(parts["lengths"].dtype in (tf.int32, tf.int64))
     return parts
 
 
-def _match(
+def matches(
     operation: tf.Operation, pattern: Sequence, parts: dict[str, tf.Tensor]
 ) -> bool:
     """Whether an operation matches a pattern; bind the names in it."""
@@ -433,9 +394,30 @@ def _match(
             known = tf.get_static_value(tensor)
             if known is None or known.ravel().tolist() != [wanted]:
                 return False
-        elif wanted is not None and not _match(tensor.op, wanted, parts):
+        elif wanted is not None and not matches(tensor.op, wanted, parts):
             return False
     return True
+
+
+# ---- lengths of rows ---------------------------------------------------------
+
+
+def key_of_lengths(lengths: Tensor) -> Hashable:
+    """Return what identifies the unit of entries, given the rows' lengths."""
+    lengths = skip_reshapes(lengths)
+    source = lengths.operation
+    if source is not None and source.type == "Cast":
+        (before,) = source.inputs
+        if before.dtype.is_integer and lengths.dtype.is_integer:
+            return key_of_lengths(before)
+    return "repeated", lengths
+
+
+def note_lengths(units: Units, lengths: Tensor, entries: Sharded) -> None:
+    """Note that the lengths of rows add up to the number of entries."""
+    unit = entries.unit
+    if entries.rows_per_unit == 1 and isinstance(unit, DataDependentUnit):
+        units.alias_unit(key_of_lengths(lengths), unit)
 
 
 # ---- tensors of the program --------------------------------------------------

@@ -260,7 +260,7 @@ OF_BATCH = exchange("gather", of_batch=True)
 def waits_of(levels):
     """For the exchanges of each level, the names of what they wait for."""
     everything = [e for exchanges in levels for e in exchanges]
-    pace = Pace(types.SimpleNamespace(exchanges=everything))
+    pace = Pace(types.SimpleNamespace(exchanges=everything, schedule=None))
     waits = []
     with tf.Graph().as_default():
         for level, exchanges in enumerate(levels):

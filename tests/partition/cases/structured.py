@@ -109,6 +109,41 @@ def words_of_texts():
     )
 
 
+@t.compiled_model(_texts)
+def texts_as_long_as_the_longest():
+    """The words of texts, padded, and their characters."""
+    texts = keras.Input((), dtype="string")
+    words = layers.TextVectorization(vocabulary=["a", "b", "c"])(texts)
+    letters = layers.TextVectorization(
+        vocabulary=["a", "b", " "], split="character", standardize=None
+    )(texts)
+    found = layers.Embedding(6, 3, mask_zero=True)(words)
+    found = layers.Conv1D(3, 2, padding="same")(found)
+    both = [ops.sum(found, 1), ops.sum(layers.Embedding(6, 3)(letters), 1)]
+    return t.compiled(keras.Model(texts, layers.Dense(1)(ops.hstack(both))))
+
+
+@t.compiled_model(_texts)
+def counted_words_of_texts():
+    """In each of the ways to count them, with pairs of neighbours."""
+    texts = keras.Input((), dtype="string")
+    known = ["a", "b", "a b"]
+    counts = [
+        layers.TextVectorization(vocabulary=known, ngrams=2, **options)(texts)
+        for options in (
+            {"output_mode": "multi_hot"},
+            {
+                "output_mode": "count",
+                "max_tokens": 9,
+                "pad_to_max_tokens": True,
+            },
+            {"output_mode": "tf_idf", "idf_weights": [0.5, 0.3, 0.7]},
+        )
+    ]
+    counts = [ops.cast(each, "float32") for each in counts]
+    return t.compiled(keras.Model(texts, layers.Dense(1)(ops.hstack(counts))))
+
+
 @t.compiled_model(lambda: (t.normal(9, 3), t.normal(1)))
 def dilated_convolutions():
     return t.compiled(

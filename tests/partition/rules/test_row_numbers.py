@@ -244,39 +244,6 @@ def test_gradients_of_embeddings_are_summed_by_words():
     assert kit.exchange_counts(program) == {"sum": 2}
 
 
-def _texts(parts):
-    """Texts of up to three words each."""
-    joined = tf.strings.join([parts[:, k] for k in range(3)], " ")
-    return tf.strings.regex_replace(joined, "a1", "")
-
-
-_PARTS = sharded(-1, 3, dtype="string")
-
-
-def test_texts_are_split_where_they_are():
-    def step(parts):
-        words = tf.strings.split(_texts(parts))
-        lengths = tf.ragged.map_flat_values(tf.strings.length, words)
-        return (
-            lengths.to_tensor(shape=[None, 2]),
-            words.flat_values,
-            words.value_rowids(),
-            tf.reduce_sum(lengths.flat_values),
-        )
-
-    check_divided(step, _PARTS, towers=TOWERS)
-
-
-def test_the_shape_and_the_splits_of_words():
-    def step(parts):
-        texts = _texts(parts)
-        found = tf.raw_ops.StringSplitV2(input=texts, sep="")
-        words = tf.strings.split(texts)
-        return found.shape, words.row_splits, words.to_tensor()
-
-    check_on_towers(step, _PARTS, towers=TOWERS)
-
-
 def test_a_mask_that_only_looks_like_a_repeat():
     """A mask that leaves other entries than the lengths say."""
 

@@ -1,0 +1,445 @@
+"""What a step computes again instead of keeping it.
+
+The backward pass uses what the forward pass has computed. Of that, a plan keeps
+some, and computes the rest again, just before it is used, from what it keeps:
+
+* **the cheap**: activations, normalizations, dropout, casts. The results of
+  products, such as those of matrices and convolutions, are kept;
+* **segments**: parts of the forward pass between places where little is alive,
+  as in Chen et al. (arXiv 1604.06174). Of a segment only what others use is
+  kept, and all else is computed again.
+
+Nothing is exchanged again: the results of exchanges are kept, such as the
+statistics of a batch, or gathered again anyway, such as weights in shards. What
+has an effect or a state runs once. Draws are functions of a seed, so they give
+the same numbers.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from keras_towers import compat
+from keras_towers.partition.estimated_work import PRODUCTS
+from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.program import (
+    Exchange,
+    Operation,
+    Phase,
+    Program,
+    Schedule,
+    Tensor,
+)
+from keras_towers.partition.tensor_sizes import TensorSizes
+
+# Segments have these parts of what the backward pass uses.
+_SEGMENTS = 2, 3, 4, 6, 8, 12, 16, 24, 32
+# The parts of a plan that are tried where less may be enough.
+_PARTS = 0.25, 0.5, 0.75
+# What makes so much less than it takes is kept.
+_REDUCES = 16
+# How often other parts of a step are tried, such as those of a second model.
+_MOST_PEAKS = 3
+# Plans whose memory differs by less are chosen by their work.
+_ALIKE = 1.02
+
+
+def rematerialize(
+    program: Program,
+    sizes: TensorSizes,
+    limit: float = 0,
+    most_work: float = math.inf,
+    parts: int = 1,
+) -> tuple[Program, Schedule, list[Operation]]:
+    """Compute as little again as is needed to stay below a limit.
+
+    Args:
+        program: the program; its operations are changed.
+        sizes: the sizes of its tensors; gets those of what is added.
+        limit: the bytes that a tower may have at a time; if no plan needs so
+            few, the one that needs least is chosen.
+        most_work: the part of the work that may be computed again.
+        parts: the number of micro-batches of a tower.
+
+    Returns:
+        The program, what it computes again and saves, and the operations at
+        which it begins to compute a segment again.
+    """
+    before = Lifetimes(program, sizes, parts).most_bytes()
+    best = Schedule(before)
+    begins: list[Operation] = []
+    for _ in range(_MOST_PEAKS):
+        if best.bytes <= limit:
+            break
+        peak = _Peak(program, sizes, parts)
+        plans = [*peak.plans(limit, most_work - best.work)]
+        plans = [p for p in plans if best.work + p.work <= most_work]
+        plan = _chosen(plans, limit, best.bytes)
+        if plan is None:
+            break
+        plan.copies.use()
+        begins += plan.copies.begins
+        program = dataclasses.replace(
+            program, operations=plan.copies.operations
+        )
+        best = Schedule(
+            plan.bytes,
+            again=best.again + len(plan.copies.originals),
+            work=best.work + plan.work,
+            saved=before - plan.bytes,
+        )
+    return program, best, begins
+
+
+@contextlib.contextmanager
+def rematerialized(
+    program: Program, sizes: TensorSizes, limit: float, parts: int = 1
+) -> Iterator[Program]:
+    """Let a program compute again in this block what ``rematerialize`` says."""
+    before = [(o, o.inputs) for o in program.operations]
+    try:
+        yield rematerialize(program, sizes, limit, parts=parts)[0]
+    finally:
+        for operation, inputs in before:
+            operation.inputs = inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is computed again.
+
+    Attributes:
+        copies: what is computed again.
+        bytes: the bytes that a tower then has at a time.
+        work: how much is computed again, as part of all work.
+    """
+
+    copies: _Copies
+    bytes: int
+    work: float
+
+
+def _chosen(plans: Sequence[_Plan], limit: float, most: int) -> _Plan | None:
+    """Return the plan with least work, or else the one that needs least.
+
+    Args:
+        plans: the plans.
+        limit: the bytes that it should need at most.
+        most: the bytes that are needed without a plan.
+    """
+    plans = [plan for plan in plans if plan.bytes < most / _ALIKE]
+    least = min((plan.bytes for plan in plans), default=0) * _ALIKE
+    fits = [plan for plan in plans if plan.bytes <= max(limit, least)]
+    return min(fits, key=lambda plan: plan.work, default=None)
+
+
+class _Peak:
+    """What is alive when a step needs most memory, and may be made again.
+
+    Args:
+        program: the program.
+        sizes: the sizes of its tensors.
+        parts: as for ``rematerialize``.
+
+    Attributes:
+        sizes: as given.
+        events: what happens in the step, in order.
+        peak: the position of the event that needs most memory.
+        repeated: the operations that are repeated where they are used.
+    """
+
+    def __init__(self, program: Program, sizes: TensorSizes, parts: int):
+        self._program, self._parts = program, parts
+        self.sizes = sizes
+        lifetimes = Lifetimes(program, sizes, parts)
+        self.events: Sequence[Operation | Exchange] = lifetimes.events
+        self.repeated: list[Operation] = [
+            o for o in program.operations if o.is_repeated
+        ]
+        self._positions = {id(e): k for k, e in enumerate(self.events)}
+        live = lifetimes.live
+        self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
+        self._whole_work = sum(map(self._work_of, self.events)) or 1.0
+        # By what they gather: the gathers of weights in shards.
+        self._gathers: dict[Tensor, list[Exchange]] = {}
+        for exchange in program.exchanges:
+            if exchange.kind == "gather" and not exchange.given.of_batch:
+                same = self._gathers.setdefault(exchange.given, [])
+                same.append(exchange)
+        self._exchanged = {e.result: e for e in program.exchanges}
+        # How many bytes that the backward pass uses are made up to a position,
+        # and how many pass it to be used before the peak.
+        held, crossing = ([0] * (self.peak + 2) for _ in range(2))
+        for tensor, users in lifetimes.users.items():
+            made = self.position_of(tensor)
+            if made is None or made > self.peak:
+                continue
+            size = lifetimes.bytes_of(tensor)
+            if users[-1] > self.peak:
+                held[made + 1] += size
+            before = users[: bisect.bisect_right(users, self.peak)]
+            if before:
+                crossing[made + 1] += size
+                crossing[before[-1] + 1] -= size
+        self._held = [*itertools.accumulate(held)]
+        self._crossing = [*itertools.accumulate(crossing)]
+
+    def plans(self, limit: float, most_work: float) -> Iterator[_Plan]:
+        """Yield the plans that are tried.
+
+        Args:
+            limit: the bytes to stay below.
+            most_work: the part of the work that may be computed again.
+        """
+        end = self.peak + 1
+        yield self._plan([end], keeps_products=True)
+        for number in _SEGMENTS:
+            bounds = self._bounds(self._held[end] / number)
+            plan = self._plan(bounds, keeps_products=False)
+            yield plan
+            if limit < plan.bytes and plan.work <= most_work:
+                continue
+            # With less, the last ones are kept.
+            for part in _PARTS:
+                count = round(part * (len(bounds) - 1))
+                if 0 < count < len(bounds) - 1:
+                    yield self._plan([*bounds[:count], end], False)
+
+    def _bounds(self, size: float) -> list[int]:
+        """Return the ends of segments of which the backward pass uses so much.
+
+        Each ends where least passes its end.
+        """
+        end, start = self.peak + 1, 0
+        bounds: list[int] = []
+        while start < end:
+            most = self._held[start] + size
+            last = bisect.bisect_right(self._held, most, start + 1, end) - 1
+            last = max(last, start + 1)
+            # Not so early that there would be many more segments.
+            first = bisect.bisect_left(
+                self._held, self._held[start] + size / 2, start + 1, last + 1
+            )
+            first = min(first, last)
+            if last >= end - 1:
+                bounds.append(end)
+                break
+            start = min(
+                range(last, first - 1, -1), key=self._crossing.__getitem__
+            )
+            bounds.append(start)
+        return bounds
+
+    def _plan(self, bounds: Sequence[int], keeps_products: bool) -> _Plan:
+        """Return a plan in which all but the last segment is computed again."""
+        copies = _Copies(self, bounds, keeps_products)
+        with copies.in_use():
+            program = dataclasses.replace(
+                self._program, operations=copies.operations
+            )
+            most = Lifetimes(program, self.sizes, self._parts).most_bytes()
+        again = sum(map(self._work_of, copies.originals))
+        return _Plan(copies, most, again / self._whole_work)
+
+    def _work_of(self, event: Operation | Exchange) -> float:
+        if isinstance(event, Exchange):
+            return 0.0
+        return self.sizes.work_of(event)
+
+    def position_of(self, tensor: Tensor) -> int | None:
+        """Return the position of the operation that makes a tensor."""
+        return self._positions.get(id(tensor.operation))
+
+    def is_after_peak(self, tensor: Tensor) -> bool:
+        """Whether a tensor is made after the peak."""
+        position = self.position_of(tensor)
+        return position is not None and position > self.peak
+
+    def gathered_near(self, tensor: Tensor, level: int) -> Tensor:
+        """Return a tensor, or the same weight if it is gathered again later.
+
+        Args:
+            tensor: the tensor.
+            level: the level that uses it.
+        """
+        exchange = self._exchanged.get(tensor)
+        if exchange is None:
+            return tensor
+        found = [
+            other
+            for other in self._gathers.get(exchange.given, ())
+            if other.level < level
+            and other.is_own == exchange.is_own
+            and other.over == exchange.over
+        ]
+        last = max(found, key=lambda e: e.level, default=exchange)
+        return last.result
+
+    def may_run_again(self, operation: Operation) -> bool:
+        """Whether an operation gives the same once more, for its memory."""
+        definition = compat.op_definition(operation.type)
+        if (
+            not operation.on_towers
+            or operation.phase is not Phase.TOWERS
+            or operation.is_repeated
+            or operation.has_effect
+            or operation.functions
+            or not operation.inputs
+            or definition is None
+            or definition.is_stateful
+        ):
+            return False
+        made = sum(map(self.sizes.bytes_of, operation.outputs))
+        taken = sum(map(self.sizes.bytes_of, operation.inputs))
+        return made * _REDUCES > taken
+
+
+class _Copies:
+    """Copies of operations that run again, before those that use them.
+
+    Args:
+        peak: the peak that they lower.
+        bounds: the ends of segments.
+        keeps_products: whether the results of products are kept; otherwise all
+            of the last segment is.
+
+    Attributes:
+        operations: all operations of the program, in order.
+        originals: those of which there are copies.
+        begins: the first copy of each segment.
+    """
+
+    def __init__(
+        self, peak: _Peak, bounds: Sequence[int], keeps_products: bool
+    ):
+        self._peak = peak
+        self._bounds, self._keeps_products = bounds, keeps_products
+        self.originals: list[Operation] = []
+        self.begins: list[Operation] = []
+        self._begun: set[int] = set()
+        self._copied: dict[Tensor, Tensor] = {}
+        # The inputs of those that use copies.
+        self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
+        self.operations: list[Operation] = [*peak.repeated]
+        # What the backward pass has computed last.
+        entered: Sequence[Operation] = ()
+        for position, event in enumerate(peak.events):
+            if not isinstance(event, Operation):
+                continue
+            if position > peak.peak and event.phase is Phase.TOWERS:
+                own = [
+                    tensor.operation
+                    for tensor in event.inputs
+                    if tensor.operation and peak.is_after_peak(tensor)
+                ]
+                entered = own or entered
+                self._use_copies(event, entered)
+            self.operations.append(event)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let operations use the copies in this block."""
+        before = [(o, o.inputs) for o, _ in self._inputs]
+        self.use()
+        try:
+            yield
+        finally:
+            for operation, inputs in before:
+                operation.inputs = inputs
+
+    def use(self) -> None:
+        """Let operations use the copies."""
+        for operation, inputs in self._inputs:
+            operation.inputs = inputs
+
+    def _use_copies(
+        self, user: Operation, entered: Sequence[Operation]
+    ) -> None:
+        """Add the copies that an operation uses."""
+        needed: dict[int, Operation] = {}
+        for tensor in user.inputs:
+            position = self._peak.position_of(tensor)
+            if position is not None and not self._is_kept(position):
+                segment = self._segment_of(position)
+                needed |= self._needed_for(tensor, segment)
+        first = len(self.operations)
+        for position in sorted(needed):
+            self._copy(needed[position], user.level, entered)
+        segments = {self._segment_of(position) for position in needed}
+        if not segments <= self._begun:
+            self._begun |= segments
+            self.begins.append(self.operations[first])
+        inputs = [self._copied.get(tensor, tensor) for tensor in user.inputs]
+        if inputs != [*user.inputs]:
+            self._inputs.append((user, inputs))
+
+    def _is_kept(self, position: int) -> bool:
+        if position > self._peak.peak:
+            return True
+        last = self._segment_of(position) == len(self._bounds) - 1
+        return last and not self._keeps_products
+
+    def _segment_of(self, position: int) -> int:
+        return bisect.bisect_right(self._bounds, position)
+
+    def _needed_for(self, tensor: Tensor, segment: int) -> dict[int, Operation]:
+        """Return what has to run again in a segment to make a tensor."""
+        found: dict[int, Operation] = {}
+        waiting = [tensor]
+        while waiting:
+            needed = waiting.pop()
+            operation = needed.operation
+            position = self._peak.position_of(needed)
+            if (
+                operation is None
+                or position is None
+                or position in found
+                or needed in self._copied
+                or position > self._peak.peak
+                or self._segment_of(position) != segment
+                or not self._peak.may_run_again(operation)
+                or (self._keeps_products and is_product(operation))
+            ):
+                continue
+            found[position] = operation
+            waiting += operation.inputs
+        return found
+
+    def _copy(
+        self, original: Operation, level: int, entered: Sequence[Operation]
+    ) -> None:
+        """Add a copy of an operation to a level."""
+        inputs = [self._taken(tensor, level) for tensor in original.inputs]
+        outputs: list[Tensor] = []
+        is_first = not any(t in self._copied for t in original.inputs)
+        copy = dataclasses.replace(
+            original,
+            inputs=inputs,
+            outputs=outputs,
+            level=level,
+            suffix=f"{original.suffix}_again",
+            after=entered if is_first else (),
+        )
+        for tensor in original.outputs:
+            again = dataclasses.replace(tensor, operation=copy, level=level)
+            outputs.append(again)
+            self._copied[tensor] = again
+        self._peak.sizes.add_like(outputs, original.outputs)
+        self.originals.append(original)
+        self.operations.append(copy)
+
+    def _taken(self, tensor: Tensor, level: int) -> Tensor:
+        """Return what a copy takes in place of a tensor."""
+        if tensor in self._copied:
+            return self._copied[tensor]
+        return self._peak.gathered_near(tensor, level)
+
+
+def is_product(operation: Operation) -> bool:
+    """Whether an operation multiplies matrices, or convolves."""
+    return operation.type.startswith(PRODUCTS)

@@ -1,0 +1,281 @@
+"""When a step computes what: the order of its operations.
+
+TensorFlow's executor runs what became ready last first. In a backward pass the
+gradients of weights, which nothing waits for, then run at its very end, and
+each keeps the gradient and the input of its layer. So an operation that takes
+memory waits for those that, in the order of the program, have freed memory
+before it. Whatever runs at a time then needs no more memory than the order
+does, and what may be in flight beside it::
+
+    gradient of layer 2's input     takes memory
+    gradient of layer 2's weights   frees the gradient of layer 3's input
+    gradient of layer 1's input     takes memory: waits for the line above
+
+XLA orders what it compiles itself.
+
+Gradients are exchanged as they arrive: the backward pass is divided into levels
+at whose ends those of some bytes are exchanged, while the next level is
+computed. A level waits for the end of the one two before it, and so for the
+updates with these gradients.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Hashable, Iterable
+
+import tensorflow as tf
+
+from keras_towers.partition.lifetimes import Lifetimes, events_of
+from keras_towers.partition.program import (
+    Exchange,
+    Operation,
+    Phase,
+    Program,
+    Tensor,
+    depends_on_batch,
+    level_after,
+)
+from keras_towers.partition.rematerialization import rematerialize
+from keras_towers.partition.tensor_sizes import TensorSizes
+
+# The part of what a step needs at most that may be in flight besides, and that
+# of the smallest tensors that wait.
+_IN_FLIGHT = 32
+_SMALL = 512
+# The bytes of gradients that are exchanged together, and how many exchanges of
+# that kind a step has at most.
+_EXCHANGED = 2**24
+_MOST_EXCHANGES = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class RematLimits:
+    """What may be computed again.
+
+    Attributes:
+        limit: the bytes of a tower for which as little as possible is computed
+            again; with 0 it is as much as saves memory.
+        most_work: the part of the step's work that may be computed again.
+    """
+
+    limit: float = math.inf
+    most_work: float = math.inf
+
+
+KEEP_ALL = RematLimits()
+
+
+def schedule(
+    program: Program,
+    towers: int,
+    rows: int,
+    parts: int = 1,
+    remat: RematLimits = KEEP_ALL,
+    xla: bool = False,
+) -> Program:
+    """Decide when a program computes what.
+
+    Args:
+        program: the program, whose operations are changed.
+        towers: the number of towers, or of their micro-batches, in all
+            processes.
+        rows: the number of examples of each of them.
+        parts: the number of micro-batches of a tower.
+        remat: what may be computed again.
+        xla: whether XLA compiles it.
+    """
+    sizes = TensorSizes(program, towers, rows)
+    # Gradients of several micro-batches are added up first.
+    begins = exchange_early(program, sizes) if parts == 1 else []
+    if begins:
+        program = divide_levels(program, begins)
+    program, found, again = rematerialize(
+        program, sizes, remat.limit, remat.most_work, parts
+    )
+    if not xla:
+        keep_order(program, sizes, parts)
+    elif again and parts == 1:
+        # XLA merges equal operations of a function.
+        program = divide_levels(program, again)
+    found = dataclasses.replace(found, is_paced=bool(begins))
+    return dataclasses.replace(program, schedule=found)
+
+
+def exchange_early(program: Program, sizes: TensorSizes) -> list[Operation]:
+    """Return where levels begin at whose ends gradients are exchanged.
+
+    Args:
+        program: the program.
+        sizes: the sizes of its tensors.
+
+    Returns:
+        Operations of the backward pass; none if gradients are few.
+    """
+    gradients = {e.given for e in program.exchanges if e.gradient}
+    total = sum(map(sizes.bytes_of, gradients))
+    together = max(_EXCHANGED, total // _MOST_EXCHANGES)
+    if total < 2 * together:
+        return []
+    begins: list[Operation] = []
+    filled = 0
+    for event in events_of(program):
+        if isinstance(event, Exchange):
+            continue
+        if _is_check(event):
+            # A step whose assertion fails updates nothing.
+            begins, filled = [], 0
+        if not _is_of_pass(event):
+            continue
+        if filled >= together:
+            begins.append(event)
+            filled = 0
+        given = gradients.intersection(event.outputs)
+        filled += sum(map(sizes.bytes_of, given))
+    return begins
+
+
+def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
+    """Let levels begin at operations of the forward or the backward pass.
+
+    Args:
+        program: the program; the levels of its operations are changed.
+        begins: operations, at which the operations of a tower that follow begin
+            another level.
+    """
+    first = {id(operation) for operation in begins}
+    exchanges: list[Exchange] = []
+    levels = _Levels()
+    least = reached = 0
+    for event in events_of(program):
+        if isinstance(event, Exchange):
+            # What towers compute with is gathered late; all else is free.
+            later = reached if event.least and event.result.on_towers else 0
+            exchanges.append(dataclasses.replace(event, least=later))
+            event.result.level = exchanges[-1].level + 1
+            continue
+        if id(event) in first:
+            least = reached + 1
+        is_of_pass = _is_of_pass(event)
+        levels.place(event, least if is_of_pass else 0)
+        if is_of_pass:
+            reached = max(reached, event.level)
+    return dataclasses.replace(program, exchanges=exchanges)
+
+
+def _is_of_pass(operation: Operation) -> bool:
+    """Whether towers compute rows, or what follows from them."""
+    is_of_towers = operation.phase is Phase.TOWERS
+    return is_of_towers and depends_on_batch(operation.outputs)
+
+
+def _is_check(operation: Operation) -> bool:
+    """Whether an operation has an effect, but writes no variable."""
+    uses = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+    return operation.has_effect and not uses
+
+
+class _Levels:
+    """The levels of operations, which use resources in the order given."""
+
+    def __init__(self) -> None:
+        self._used: dict[Tensor | None, tuple[int, Phase]] = {}
+
+    def place(self, operation: Operation, least: int) -> None:
+        """Place an operation on the earliest level that is possible."""
+        phase = operation.phase
+        used: list[Tensor | None] = [
+            t for t in operation.inputs if t.dtype == tf.resource
+        ]
+        if operation.has_effect and not used:
+            used = [None]
+        for key in used:
+            level, last = self._used.get(key, (0, Phase.ONCE))
+            least = max(least, level if phase >= last else level + 1)
+        level = level_after(operation.inputs, phase, least)
+        operation.level = level
+        for tensor in operation.outputs:
+            tensor.level = level
+        self._used |= dict.fromkeys(used, (level, phase))
+
+
+def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
+    """Let operations wait for those that free memory before them.
+
+    Args:
+        program: the program; its operations get others that they run after.
+        sizes: the sizes of its tensors.
+        parts: the number of micro-batches of a tower.
+    """
+    lifetimes = Lifetimes(program, sizes, parts)
+    most = lifetimes.most_bytes()
+    # By what is added to a graph together.
+    queues: dict[Hashable, _Queue] = collections.defaultdict(
+        lambda: _Queue(most // _IN_FLIGHT, most // _SMALL)
+    )
+    for index, event in enumerate(lifetimes.events):
+        if not isinstance(event, Operation):
+            continue
+        queue = queues[event.level, event.phase, event.on_columns]
+        reused = lifetimes.reused[index]
+        if lifetimes.made[index] or reused is not None:
+            queue.take(event, lifetimes.made[index])
+        if reused is not None and lifetimes.bytes_of(reused) > queue.small:
+            # Its memory is taken over only if nobody else uses it any more.
+            queue.wait(event, _users(lifetimes, reused))
+        for tensor in lifetimes.ending(index):
+            if tensor is not reused:
+                users = _users(lifetimes, tensor)
+                queue.free(lifetimes.bytes_of(tensor), users)
+
+
+def _users(lifetimes: Lifetimes, tensor: Tensor) -> list[Operation]:
+    events = [lifetimes.events[index] for index in lifetimes.users[tensor]]
+    return [event for event in events if isinstance(event, Operation)]
+
+
+class _Queue:
+    """What frees memory in a part of a level, and what waits for it.
+
+    Args:
+        in_flight: the bytes of freed memory that nothing waits for.
+        small: the bytes of tensors that take memory without waiting.
+    """
+
+    def __init__(self, in_flight: int, small: int):
+        self.small = small
+        self._in_flight = in_flight
+        self._freed: collections.deque[tuple[int, list[Operation]]]
+        self._freed = collections.deque()
+        self._bytes = 0
+        # The last operation that has waited, after which all others are.
+        self._last: Operation | None = None
+
+    def free(self, size: int, users: list[Operation]) -> None:
+        """Note that memory is free once these operations have run."""
+        if size > self.small:
+            self._freed.append((size, users))
+            self._bytes += size
+
+    def take(self, operation: Operation, size: int) -> None:
+        """Let an operation that takes memory wait."""
+        if size <= self.small:
+            return
+        users = []
+        while self._bytes > self._in_flight:
+            freed, last = self._freed.popleft()
+            self._bytes -= freed
+            users += last
+        before = [] if self._last is None else [self._last]
+        self.wait(operation, [*before, *users])
+        if users:
+            self._last = operation
+
+    def wait(self, operation: Operation, others: list[Operation]) -> None:
+        """Let an operation run after others that do not come after it."""
+        known = {id(tensor.operation) for tensor in operation.inputs}
+        known |= {id(other) for other in operation.after} | {id(operation)}
+        found = [o for o in others if id(o) not in known]
+        operation.after = [*operation.after, *dict.fromkeys(found)]

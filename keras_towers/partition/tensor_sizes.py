@@ -1,0 +1,195 @@
+"""How large the tensors of a program are, for an assumed batch.
+
+The sizes follow from the layouts, as far as these know them: no shapes are
+inferred, and nothing is added to a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.partition.estimated_work import estimated_work
+from keras_towers.partition.layouts import (
+    ListOf,
+    Sharded,
+    Unit,
+    Value,
+    stacked_layout,
+)
+from keras_towers.partition.program import (
+    Exchange,
+    Operation,
+    Program,
+    Tensor,
+)
+from keras_towers.partition.sizes import (
+    EXAMPLES,
+    Dimension,
+    Size,
+    Unknown,
+    symbol_name,
+)
+
+
+class TensorSizes:
+    """The sizes of tensors, if all towers have equally many examples.
+
+    Args:
+        program: the program.
+        towers: the number of towers, or of their micro-batches, in all
+            processes.
+        rows: the number of examples of each of them, and any size that the
+            trace does not know.
+    """
+
+    def __init__(self, program: Program, towers: int, rows: int):
+        self._towers, self._rows = max(towers, 1), rows
+        self._symbols = {symbol_name(EXAMPLES): rows * towers}
+        self._shapes: dict[Tensor, Sequence[int]] = {}
+        self._bytes: dict[Tensor, int] = {}
+        for value in program.values.values():
+            self._add_value(value)
+        for tensor in program.inputs.of_graph:
+            self._add(tensor, ())
+        for index, copy in program.inputs.copies.items():
+            self._add(copy, [program.inputs.of_graph[index]])
+        by_level: dict[int, list[Exchange]] = {}
+        for exchange in program.exchanges:
+            by_level.setdefault(exchange.level, []).append(exchange)
+        level = -1
+        for operation in sorted(program.operations, key=lambda o: o.level):
+            while level < operation.level - 1:
+                level += 1
+                for exchange in by_level.pop(level, ()):
+                    self._add_exchange(exchange)
+            for tensor in operation.outputs:
+                self._add(tensor, operation.inputs)
+        for exchanges in by_level.values():
+            for exchange in exchanges:
+                self._add_exchange(exchange)
+
+    def entries(self, tensor: Tensor) -> int:
+        """Return how many entries a tensor has; of a list, all tensors."""
+        shape = self._shapes.get(tensor)
+        if shape is None:
+            shape = self._filled(tensor, ())
+        return math.prod(shape)
+
+    def bytes_of(self, tensor: Tensor) -> int:
+        """Return the bytes of a tensor; of the handle of a variable, none."""
+        if tensor not in self._bytes:
+            self._bytes[tensor] = self._bytes_of(tensor)
+        return self._bytes[tensor]
+
+    def _bytes_of(self, tensor: Tensor) -> int:
+        if tensor.dtype == tf.variant:
+            # The elements are numbers of four bytes, if of any.
+            return 4 * self.entries(tensor) if tensor in self._shapes else 0
+        if tensor.dtype in (tf.resource, tf.string):
+            return 0
+        return self.entries(tensor) * tensor.dtype.size
+
+    def work_of(self, operation: Operation) -> float:
+        """Return how much an operation computes, estimated."""
+        if not operation.outputs:
+            return 0.0
+        return estimated_work(
+            operation.type,
+            list(map(self.entries, operation.inputs)),
+            sum(map(self.entries, operation.outputs)),
+            operation.outputs[0].shape,
+        )
+
+    def add_like(
+        self, tensors: Sequence[Tensor], like: Sequence[Tensor]
+    ) -> None:
+        """Add N tensors that are as large as N others."""
+        for tensor, other in zip(tensors, like, strict=True):
+            if other in self._shapes:
+                self._shapes[tensor] = self._shapes[other]
+
+    def _add_value(self, value: Value) -> None:
+        """Add what towers have of a value of the trace, and the whole."""
+        if value.local is not None:
+            self._add_part(value.local, value, value.layout)
+        if value.whole is not None and value.whole not in self._shapes:
+            self._add_part(value.whole, value, None)
+
+    def _add_part(self, tensor: Tensor, value: Value, layout: Any) -> None:
+        shape = value.shape
+        if tensor.dtype == tf.variant:
+            elements = value.elements
+            if elements is None or elements.shape is None:
+                return
+            shape = (elements.length, *elements.shape)
+            if isinstance(layout, ListOf):
+                layout = stacked_layout(layout.element)
+        if shape is None or tensor in self._shapes:
+            return
+        sizes = list(map(self._length, shape))
+        if isinstance(layout, Sharded) and layout.axis < len(sizes):
+            sizes[layout.axis] = self._own_rows(layout)
+        self._shapes[tensor] = sizes
+
+    def _own_rows(self, layout: Sharded) -> int:
+        """Return how many rows a tower has."""
+        unit, units = layout.unit, self._rows
+        if isinstance(unit, Unit) and unit.of_variables:
+            size = self._length(unit.size)
+            units = unit.local_size or -(-size // self._towers)
+        return layout.rows_per_unit * units
+
+    def _length(self, size: Dimension) -> int:
+        if isinstance(size, Unknown):
+            return self._rows
+        if not isinstance(size, Size):
+            return int(size)
+        known = [self._symbols.get(s, self._rows) ** p for s, p in size.powers]
+        return size.number * math.prod(known)
+
+    def _add(self, tensor: Tensor, inputs: Sequence[Tensor]) -> None:
+        if tensor not in self._shapes and tensor.shape.rank is not None:
+            self._shapes[tensor] = self._filled(tensor, inputs)
+
+    def _filled(
+        self, tensor: Tensor, inputs: Sequence[Tensor]
+    ) -> Sequence[int]:
+        """Return a shape, with what it leaves open as in one of the inputs."""
+        rank = tensor.shape.rank
+        if rank is None:
+            known = (self._shapes.get(t, ()) for t in inputs)
+            return max(known, key=math.prod, default=())
+        sizes = list(tensor.shape)
+        if None not in sizes:
+            return sizes
+        like = [self._shapes[t] for t in inputs if t in self._shapes]
+        like = [shape for shape in like if len(shape) == rank]
+        likely = max(like, key=math.prod, default=[self._rows] * rank)
+        return [
+            known if size is None else size
+            for size, known in zip(sizes, likely, strict=True)
+        ]
+
+    def _add_exchange(self, exchange: Exchange) -> None:
+        """Add the result of an exchange."""
+        given, result = exchange.given, exchange.result
+        own = self._shapes.get(given)
+        if result in self._shapes or own is None:
+            return
+        shape = list(own)
+        along, shares = "columns" in exchange.over, self._towers
+        if exchange.kind == "gather":
+            static = result.shape.rank == len(shape)
+            size = result.shape[exchange.axis] if static else None
+            shape[exchange.axis] = size or shape[exchange.axis] * (
+                1 if along else shares
+            )
+        elif exchange.kind == "scatter":
+            static = result.shape.rank == len(shape)
+            size = result.shape[exchange.axis] if static else None
+            shape[exchange.axis] = size or -(-shape[exchange.axis] // shares)
+        self._shapes[result] = shape

@@ -1,0 +1,146 @@
+"""Steps that compute again what they do not keep, as one device trains."""
+
+import functools
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from keras_towers.errors import TowerError
+from keras_towers.settings import ENV_DEVICE_MEMORY
+from tests.kit.compare import assert_same_model
+
+ROWS, LENGTH, WIDTH = 26, 24, 32
+layers = keras.layers
+
+
+def transformer():
+    """Attention, normalizations, dropout, and a table."""
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(50, WIDTH)(tokens)
+    for _ in range(3):
+        y = layers.MultiHeadAttention(4, WIDTH // 4, dropout=0.1)(x, x)
+        x = layers.LayerNormalization()(x + layers.Dropout(0.1)(y))
+        y = layers.Dense(2 * WIDTH, "gelu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(WIDTH)(y))
+    x = layers.GlobalAveragePooling1D()(x)
+    return keras.Model(tokens, layers.Dense(5)(x)), "int32", (LENGTH,)
+
+
+def convolutional():
+    """Convolutions, whose normalizations exchange in the forward pass."""
+    image = keras.Input((8, 8, 3))
+    x = layers.Conv2D(8, 3, padding="same")(image)
+    for _ in range(3):
+        y = layers.ReLU()(layers.BatchNormalization()(x))
+        x = x + layers.Conv2D(8, 3, padding="same", use_bias=False)(y)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(image, layers.Dense(5)(x)), "float32", (8, 8, 3)
+
+
+def recurrent():
+    """Loops, each of which is one operation, between others."""
+    series = keras.Input((LENGTH, 4))
+    x = layers.LayerNormalization()(layers.Dense(WIDTH, "tanh")(series))
+    x = layers.LSTM(WIDTH, return_sequences=True)(x)
+    x = layers.Dropout(0.2)(layers.Dense(WIDTH, "gelu")(x))
+    x = layers.Dense(5)(layers.GRU(WIDTH)(layers.Dense(WIDTH, "gelu")(x)))
+    return keras.Model(series, x), "float32", (LENGTH, 4)
+
+
+MODELS = {f.__name__: f for f in (transformer, convolutional, recurrent)}
+
+
+def train(build, strategy=None, jit_compile=False):
+    """Train a model for two epochs; return it."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    model, dtype, shape = build()
+    generator = np.random.default_rng(4)
+    x = generator.random((ROWS, *shape)) * 50
+    x = x.astype(dtype) if dtype == "int32" else x.astype(dtype) / 50
+    y = generator.integers(0, 5, ROWS)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        loss,
+        metrics=["accuracy"],
+        jit_compile=jit_compile,
+    )
+
+    def fit():
+        model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+
+    if strategy is None:
+        fit()
+        return model
+    with strategy:
+        fit()
+    return model
+
+
+@functools.cache
+def on_one_device(name):
+    return train(MODELS[name])
+
+
+STRATEGIES = {
+    "towers": functools.partial(kt.TowerStrategy, 2),
+    "one": functools.partial(kt.TowerStrategy, 1),
+    "copies": functools.partial(kt.TowerStrategy, 3, updates="each"),
+    "shares": functools.partial(kt.TowerStrategy, 2, updates="sharded"),
+    "shards": functools.partial(
+        kt.TowerStrategy, 2, weights="sharded", gather_bytes=2**14
+    ),
+    "parts": functools.partial(kt.TowerStrategy, 2, micro_batches=2),
+    "served": functools.partial(kt.ParameterServerTowerStrategy, 2),
+}
+
+
+@pytest.mark.parametrize("way", STRATEGIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_those_of_one_device(name, way, small_shards):
+    strategy = STRATEGIES[way](remat=True)
+    found = train(MODELS[name], strategy)
+    assert_same_model(found, on_one_device(name))
+    said = re.search(
+        r"computes (\d+) operations? again \((\d+)% of its work\)",
+        strategy.describe(),
+    )
+    assert said, strategy.describe()
+    assert int(said[1]) > 0
+    assert 0 <= int(said[2]) < 60
+
+
+@pytest.mark.parametrize("name", ["transformer", "convolutional"])
+def test_xla_computes_again_too(name):
+    strategy = kt.TowerStrategy(2, updates="each", remat=True)
+    found = train(MODELS[name], strategy, jit_compile=True)
+    wanted = train(MODELS[name], jit_compile=True)
+    assert_same_model(found, wanted)
+    assert " again (" in strategy.describe()
+
+
+def test_what_would_not_fit_is_computed_again(monkeypatch, capfd):
+    def bytes_with(**options):
+        strategy = kt.TowerStrategy(2, **options)
+        train(transformer, strategy)
+        return strategy.describe()
+
+    monkeypatch.setenv(ENV_DEVICE_MEMORY, "64MB")
+    assert " again (" not in bytes_with()
+    monkeypatch.setenv(ENV_DEVICE_MEMORY, "1.6MB")
+    assert " again (" in bytes_with()
+    said = capfd.readouterr().err
+    assert "computes" in said and "instead of keeping" in said, said
+    monkeypatch.setenv(ENV_DEVICE_MEMORY, "1.2MB")
+    with pytest.raises(TowerError, match="does not fit into memory"):
+        bytes_with(remat=False)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.5, 2.5, "yes", 1])
+def test_other_values_are_refused(value):
+    with pytest.raises(TowerError, match="remat"):
+        kt.TowerStrategy(2, remat=value)

@@ -1,0 +1,135 @@
+"""``schedule``: when a program computes what, without running it."""
+
+import tensorflow as tf
+
+from keras_towers.partition import partition_graph
+from keras_towers.partition.layouts import REPLICATED, Sharded
+from keras_towers.partition.lifetimes import Lifetimes, events_of
+from keras_towers.partition.program import Operation
+from keras_towers.partition.schedule import RematLimits, schedule
+from keras_towers.partition.tensor_sizes import TensorSizes
+
+ROWS, TOWERS, WIDTH, LAYERS = 2048, 2, 256, 12
+
+
+def deep(xla=False, remat=None, width=WIDTH, layers=LAYERS):
+    """Return the scheduled program of a deep network and its gradients."""
+
+    def step(x, *weights):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            for weight in weights:
+                x = tf.nn.gelu(x @ weight)
+            loss = tf.reduce_sum(x)
+        return tape.gradient(loss, weights)
+
+    specs = [tf.TensorSpec([None, width])]
+    specs += [tf.TensorSpec([width, width])] * layers
+    traced = tf.function(step, autograph=False).get_concrete_function(*specs)
+    graph = traced.graph
+    layouts = [Sharded(0), *[REPLICATED] * layers]
+    program = partition_graph(graph, layouts, graph.outputs)
+    return schedule(
+        program, TOWERS, ROWS, remat=remat or RematLimits(), xla=xla
+    )
+
+
+def most_bytes(program):
+    return Lifetimes(program, TensorSizes(program, TOWERS, ROWS)).most_bytes()
+
+
+def check_order(program):
+    """Every tensor is computed before it is used, and nothing waits for it."""
+    done = set()
+    for event in events_of(program):
+        if not isinstance(event, Operation):
+            done.add(event.result)
+            continue
+        for tensor in event.inputs:
+            source = tensor.operation
+            is_there = source is None or source.is_repeated or tensor in done
+            is_before = tensor.level <= event.level
+            assert is_there and is_before, event.name
+        missing = [o.name for o in event.after if o.outputs[0] not in done]
+        assert not missing, event.name
+        done.update(event.outputs)
+
+
+def test_gradients_of_weights_are_computed_before_the_next_layer():
+    program = deep()
+    check_order(program)
+    waits = [o for o in program.operations if o.after]
+    waited_for = {other.name for o in waits for other in o.after}
+    # Those of weights, which nothing else waits for; not the last one's.
+    products = [
+        o
+        for o in program.operations
+        if o.type == "MatMul" and o.outputs[0].shape == [WIDTH, WIDTH]
+    ]
+    assert len(products) == LAYERS
+    missing = [o.name for o in products[:-1] if o.name not in waited_for]
+    # As much as may be in flight.
+    assert len(missing) <= 1
+
+
+def test_what_may_be_computed_again_saves_memory():
+    kept, again = deep(), deep(remat=RematLimits(0))
+    check_order(again)
+    before, after = kept.schedule, again.schedule
+    # Programs are long: a failure is not to print them.
+    assert [most_bytes(kept), most_bytes(again)] == [before.bytes, after.bytes]
+    assert before.bytes - after.bytes == after.saved > 0.5 * before.bytes
+    assert 0 < after.work < 0.5
+    names = [o.name for o in again.operations if o.suffix.endswith("_again")]
+    assert len(names) == after.again
+
+
+def test_as_little_is_computed_again_as_a_limit_needs():
+    kept, least = deep().schedule, deep(remat=RematLimits(0)).schedule
+    limit = (kept.bytes + least.bytes) // 2
+    found = deep(remat=RematLimits(limit)).schedule
+    assert found.bytes <= limit
+    assert 0 < found.work < least.work
+    # What fits as it is, is left as it is.
+    assert deep(remat=RematLimits(kept.bytes)).schedule.again == 0
+
+
+def test_a_part_of_the_work_bounds_what_is_computed_again():
+    least = deep(remat=RematLimits(0)).schedule
+    bounded = deep(remat=RematLimits(0, most_work=least.work / 2)).schedule
+    assert 0 < bounded.work <= least.work / 2
+    assert bounded.bytes > least.bytes
+
+
+def test_xla_computes_segments_again_in_functions_of_their_own():
+    kept, again = deep(xla=True), deep(xla=True, remat=RematLimits(0))
+    check_order(again)
+    levels = kept.levels, again.levels
+    assert levels[0] < levels[1]
+    firsts = {o.name: o.level for o in again.operations if not o.suffix}
+    for operation in again.operations:
+        if operation.suffix.endswith("_again"):
+            level = operation.level
+            assert level > firsts[operation.name]
+    waits = sum(len(o.after) for o in kept.operations)
+    assert waits == 0
+
+
+def test_nothing_that_acts_or_draws_runs_again():
+    def step(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            for _ in range(6):
+                x = tf.nn.gelu(x @ w) * tf.random.uniform([512])
+                x = tf.debugging.check_numerics(x, "wrong")
+            loss = tf.reduce_sum(x)
+        return tape.gradient(loss, w)
+
+    specs = [tf.TensorSpec([None, 512]), tf.TensorSpec([512, 512])]
+    graph = tf.function(step).get_concrete_function(*specs).graph
+    program = partition_graph(graph, [Sharded(0), REPLICATED], graph.outputs)
+    program = schedule(program, TOWERS, 1024, remat=RematLimits(0))
+    check_order(program)
+    again = {o.type for o in program.operations if o.suffix.endswith("_again")}
+    assert "MatMul" in again
+    assert "RandomUniform" not in again
