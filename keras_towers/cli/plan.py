@@ -75,7 +75,8 @@ def plan(
         batch_size: Examples in a global batch; with --hosts, per host.
         device_memory: Memory of a device, such as 24GiB, to show what fits.
         gather_bytes: With weights="sharded": how many bytes of gathered weights
-            a device holds at a time. Default: a quarter of the model's weights.
+            a device holds at a time. Default: a quarter of the model's weights,
+            at most 512 MiB.
         layouts: A function that gets the names of N devices. It returns a
             keras.distribution.LayoutMap or ModelParallel on a mesh of these
             devices. Adds a column.
@@ -172,13 +173,13 @@ def _print(
         f"{first.model}: {first.parameters:,} parameters on {devices}, {each}",
         soft_wrap=True,
     )
+    # Wider than what is not a terminal, which has 80 columns.
+    wide = Console(highlight=False, width=max(console.width, _WIDTH))
     if rows:
-        # Wider than what is not a terminal, which has 80 columns.
-        wide = Console(highlight=False, width=max(console.width, _WIDTH))
         wide.print(plan_hosts.table_of(rows, device_memory))
         notes = [_TIMES, *_whole(rows[-1].plan)]
     else:
-        console.print(_table(plans, memory, device_memory))
+        wide.print(_table(plans, memory, device_memory))
         notes = [_ESTIMATE, *_whole(first)]
     for line in notes:
         console.print(line, style="dim", soft_wrap=True)
@@ -248,7 +249,8 @@ def _table(
 def _again(plan: Plan) -> str:
     """Return the part of the step's work that is computed again."""
     schedule = plan.costs.schedule
-    return "-" if schedule is None else f"{schedule.work:.0%} of the work"
+    is_any = schedule is not None and schedule.again
+    return f"{schedule.work:.0%}" if schedule and is_any else "-"
 
 
 def _whole(plan: Plan) -> Iterator[str]:

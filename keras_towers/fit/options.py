@@ -138,7 +138,7 @@ class StrategyOptions:
             "256MiB". With a smaller number, towers exchange more often. If a
             weight is larger than a quarter of it, towers gather this weight
             alone, and it may exceed the number. None: a quarter of the model's
-            weights, and at least 16 MiB.
+            weights, but at least 16 MiB and at most 512 MiB.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, as for ``ModelParallelStrategy``. Every process has such a
             mesh, whose first axis counts towers. None: each tower is a device.

@@ -141,7 +141,7 @@ def gathered_bytes(program: Program) -> list[int]:
             continue
         count = result.shape.num_elements()
         size = part.dtype.size * (0 if count is None else count)
-        for level in range(part.level, last.get(result, result.level) + 1):
+        for level in range(exchange.level, last.get(result, result.level) + 1):
             sizes[level] += size
     return sizes
 

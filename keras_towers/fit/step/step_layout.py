@@ -44,10 +44,10 @@ _MIN_GATHERED_ROWS = 32
 # the gradient on every rank takes longer than sending it.
 _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
-# The part of its weights that a tower gathers at a time, and the bytes that
-# are not worth a limit.
+# The part of its weights that a tower gathers at a time, the bytes that are not
+# worth a limit, and those that suffice for any model.
 _GATHERED_PART = 4
-_LEAST_GATHERED = 2**24
+_LEAST_GATHERED, _MOST_GATHERED = 2**24, 2**29
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ def _gather_bytes(config: TowerConfig, settings: StepSettings) -> int:
     if number is not None:
         return number
     whole = sum(map(byte_size, settings.model.weights))
-    return max(_LEAST_GATHERED, whole // _GATHERED_PART)
+    return min(max(_LEAST_GATHERED, whole // _GATHERED_PART), _MOST_GATHERED)
 
 
 def _warn_of_own_rows(
