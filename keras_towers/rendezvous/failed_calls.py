@@ -156,6 +156,11 @@ class JointCalls:
             is_here = self._thread == threading.get_ident()
             return self._running is not None and not is_here
 
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether another thread has made the last call."""
+        return self._thread not in (None, threading.get_ident())
+
     def end(self) -> None:
         """End a call."""
         with self._lock:
