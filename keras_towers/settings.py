@@ -94,8 +94,11 @@ FIRST_PAUSE_S = 0.001
 NETWORK_POLL_S = 0.1
 #: Between two checks whether a process that is waited for is alive.
 LIVENESS_CHECK_S = 2.0
-#: Between two heartbeats, and two polls of a task on TensorFlow's runtime.
+#: Between two looks at which processes are gone, two heartbeats of parameter
+#: servers and agents, and two polls of a task on TensorFlow's runtime.
 BEAT_S = 2.0
+#: Between two heartbeats of a rank that another launcher has started.
+HEARTBEAT_S = 5.0
 #: A parameter server ends if the chief gives no sign of life for so long: later
 #: than the workers, which report the reason.
 CHIEF_LOST_S = 45.0
@@ -115,11 +118,18 @@ TEARDOWN_S = 10.0
 ABANDON_S = 10.0
 #: Longest answer of the store to a request that needs no waiting.
 STORE_ANSWER_S = 5.0
-#: For the store to hold a request for a missing value, until the rank asks
-#: again.
+#: For the store to hold a request of a rank that meets others for a missing
+#: value, until the rank asks again.
 HOLD_S = 4.0
+#: The same, of a rank that listens for what may never be written.
+LISTEN_S = 30.0
+#: For a connection to the store to stay open that its process does not use:
+#: what a rank does often needs several requests.
+STORE_IDLE_S = 0.1
+#: Between two looks of the store at which connections take too long.
+STORE_LOOK_S = 0.25
 #: For the rest of a request to the store to arrive.
-REQUEST_S = 3
+REQUEST_S = 10.0
 #: For ssh to connect to a host.
 SSH_CONNECT_S = 10
 #: Largest number of simultaneous ssh logins on a host: by default its server
@@ -160,7 +170,7 @@ SEES_FILE_S = 5.0
 MAX_SLOTS = 10_000
 #: Largest number of ranks that a message names.
 MAX_RANKS_NAMED = 8
-#: Largest number of other ranks that a waiting rank checks.
+#: Largest number of other ranks at which a rank looks.
 MAX_RANKS_CHECKED = 32
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600

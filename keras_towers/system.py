@@ -9,6 +9,7 @@ import faulthandler
 import functools
 import os
 import re
+import resource
 import signal
 import tempfile
 import threading
@@ -120,6 +121,31 @@ def check_writable(path: Path, writer: str) -> None:
             f"{writer} cannot write {str(path)!r} ({why}): give the path of a "
             "file that can be written."
         ) from error
+
+
+def allow_open_files(number: int, needed_by: str) -> str:
+    """Let this process open so many files, or as many as it may.
+
+    Processes that it starts inherit this.
+
+    Args:
+        number: how many.
+        needed_by: what needs them, to begin a sentence.
+
+    Returns:
+        What is to be said if they are too few; empty: they are enough.
+    """
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if limit != unlimited and limit < number:
+        limit = number if most == unlimited else min(number, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    if limit == unlimited or limit >= number:
+        return ""
+    return (
+        f"{needed_by} may need {number:,} open files in this process, which "
+        f"may open {limit:,}: raise its limit (`ulimit -Hn`)"
+    )
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ OTHERS = {
     "_never_stops",
     *("_allreduce", "_class", "_exit", "_getframe", "_host_manager"),
     *("_noinline", "_reducescatter", "_replace", "_s", "_self_", "_storage"),
-    "_XlaMustCompile",
+    *("_XlaMustCompile", "_DummyThread"),
     *("_batch_begin", "_batch_end", "_on_batch", "_use_cached_eval_dataset"),
 }
 

@@ -77,7 +77,10 @@ SHOWN_BY = {
     "reduction/test_collectives.py": """
         reduction/collective_ops reduction/packing
     """,
-    "rendezvous/test_store.py": "rendezvous/store_server",
+    "rendezvous/test_store.py": """
+        rendezvous/local_store rendezvous/signatures rendezvous/store_link
+        rendezvous/store_server
+    """,
     "strategies/test_async_towers.py": """
         replicas/averages replicas/hogwild replicas/named_resources
         replicas/replica_calls replicas/replica_counts

@@ -18,7 +18,7 @@ from keras_towers.bench.models import Stored, Workload
 from keras_towers.bench.rows import Row, Runs, Train, find_row
 from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
 from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.store import FileStore
+from keras_towers.rendezvous.file_store import FileStore
 from keras_towers.system import resident_bytes
 
 # Asynchronous towers take batches in bursts: so many batches of each tower are

@@ -24,8 +24,8 @@ from keras_towers._types import JsonObject
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous.file_store import FileStore
 from keras_towers.rendezvous.launchers import Horovodrun
-from keras_towers.rendezvous.store import FileStore
 from keras_towers.system import handle_signals
 
 # The first steps wait for their losses.

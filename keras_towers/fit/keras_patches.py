@@ -71,6 +71,7 @@ from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
+from keras_towers.fit.data import in_turn
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import adoption, model_binding
@@ -318,6 +319,8 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
+    # Data that read a model's variables are read in turn with its steps.
+    (compat.KerasVariable, "value", in_turn.read_variable),
 )
 
 
@@ -422,7 +425,7 @@ def _run(
         runner = strategy._runner
         with runner.failing_together(kind):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
-            with strategy.scope():
+            with in_turn.asking(model.variables), strategy.scope():
                 return runner.run_call(call)
     trains = kind in components.TRAINING
     block = thread_state.block_of_other_thread()

@@ -47,6 +47,8 @@ class StepOrder:
         self.agreement: StepAgreement = StepAgreement(transport)
         self._is_first = compat.hidden_variable(False)
         self._begun = 0
+        # Whether the step that is traced has its turn among those of all ranks.
+        self._in_order = False
         self.gate: list[tf.Tensor] = []
         self._batch: list[tf.Tensor] = []
         # The assertions that this step matches the steps of the other ranks.
@@ -70,6 +72,10 @@ class StepOrder:
         finally:
             self._is_first.assign(was_first)
 
+    def steps_done(self) -> int:
+        """Return how many steps of several ranks are done; eager only."""
+        return int(self._turn)
+
     @property
     def at_first_step(self) -> bool:
         """Whether the next step is the first one of an epoch; eager only."""
@@ -79,11 +85,19 @@ class StepOrder:
         """Act in the first step of an epoch only; return the int64 result."""
         return tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
 
-    def begin_step(self, batch: TowerBatch) -> TowerBatch:
-        """Return the batch of a step once the previous step has ended."""
+    def begin_step(
+        self, batch: TowerBatch, in_order: bool = True
+    ) -> TowerBatch:
+        """Return the batch of a step once the previous step has ended.
+
+        Args:
+            batch: the batch.
+            in_order: whether all ranks take the step.
+        """
         # Steps of a single process may overlap.
         self.gate = []
-        if self._transport.size == 1:
+        self._in_order = in_order and self._transport.size > 1
+        if not self._in_order:
             return batch
         self._begun = len(compat.get_default_graph().get_operations())
         self.gate = [self._turn.read_value()]
@@ -114,6 +128,10 @@ class StepOrder:
         if self._transport.size > 1 and self.at_first_step:
             self._is_first.assign(False)
             check_results(self._transport, values())
+
+    def end_eager_step(self) -> None:
+        """Count a step of all ranks that is not traced."""
+        self._turn.assign_add(1)
 
     def compare(
         self,
@@ -180,7 +198,7 @@ class StepOrder:
 
     def end_step(self, result: object) -> Structure:
         """Allow the next step to begin, and return the result of this step."""
-        if self._transport.size == 1:
+        if not self._in_order:
             return result
         operations = compat.get_default_graph().get_operations()[self._begun :]
         effects = [op for op in operations if op.op_def.is_stateful]

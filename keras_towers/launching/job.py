@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import queue
+import resource
 import shutil
 import signal
 import tempfile
@@ -40,11 +41,16 @@ from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.system import (
     absolute,
+    allow_open_files,
     handle_signals,
     make_writable,
     working_folder,
 )
 
+# Three pipes, a file of its output, its connection to the store, and one more
+# while it makes another one.
+_FILES_PER_PROCESS = 6
+_OTHER_FILES = 200
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -130,6 +136,11 @@ class RunningJob(ProcessContext):
         self._starts: list[RankStart] = []
         self._standby: dict[RankStart, RankProcess] = {}
         self.undo = contextlib.ExitStack()
+        self.undo.callback(
+            resource.setrlimit,
+            resource.RLIMIT_NOFILE,
+            resource.getrlimit(resource.RLIMIT_NOFILE),
+        )
         self.console = Console(job.output, self.events.put, job.launcher)
         self.undo.callback(self.console.close)
         self.server = StoreServer(self.address)
@@ -225,6 +236,7 @@ class RunningJob(ProcessContext):
     def start(self, starts: Sequence[RankStart]) -> None:
         """Start processes, or let those begin that stand by for them."""
         self._starts = list(starts)
+        self._allow_open_files()
         standby, self._standby = self._standby, {}
         for start in starts:
             process = standby.pop(start, None)
@@ -235,6 +247,14 @@ class RunningJob(ProcessContext):
             key = store.BEGIN.format(self.round, start.index)
             self.server.put(key, start.variables)
         end_all(list(standby.values()))
+
+    def _allow_open_files(self) -> None:
+        """Let this process have the files of all processes open."""
+        number = len(self.processes) + len(self._starts)
+        files = _FILES_PER_PROCESS * number * (2 if self.job.standby else 1)
+        too_few = allow_open_files(_OTHER_FILES + files, f"{number} processes")
+        if too_few:
+            self.console.say(too_few)
 
     def stand_by(self) -> None:
         """Start processes that wait for the next round, if there may be one."""

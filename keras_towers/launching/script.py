@@ -136,7 +136,7 @@ def _stand_by() -> None:
     while variables is None:
         # If the launcher is gone, its agent ends this process.
         with contextlib.suppress(OSError):
-            variables = server.get(key, settings.HOLD_S)
+            variables = server.get(key, settings.LISTEN_S)
     os.environ.update(variables)
 
 

@@ -4,6 +4,8 @@
   What the launcher of a job that starts again knows of its backups.
 ``failed_calls``
   A call that fails on one rank ends on all ranks.
+``file_store``
+  A key-value store in a private folder, through which a job's ranks meet.
 ``hosts``
   The hosts of a job, named or allocated, and the placement of its ranks.
 ``launchers``
@@ -12,6 +14,8 @@
   TensorFlow servers that accept connections at a single address only.
 ``liveness``
   Decides which processes of a job are alive.
+``local_store``
+  A job's store, in the process that has its values.
 ``meet``
   The rendezvous of ranks that another launcher has started.
 ``network``
@@ -20,8 +24,14 @@
   What the ranks of a job compare: versions, scripts, and what they do next.
 ``rank_environment``
   What a launcher tells ranks of their job, in environment variables.
+``reports``
+  What ranks report of their progress, and what that says of others.
+``signatures``
+  Who may speak to a job's store: the token, and the signatures.
 ``store``
-  The key-value store through which a job's processes meet; its signatures.
+  The key-value store through which a job's processes meet.
+``store_link``
+  The connection of a process to the store of its job.
 ``store_server``
   The server of a job's store, at one address, for the job's own processes.
 ``tf_config``

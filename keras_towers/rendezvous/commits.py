@@ -17,7 +17,8 @@ from pathlib import Path
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import store, tf_config
+from keras_towers.rendezvous import store, store_link, tf_config
+from keras_towers.rendezvous.signatures import sign_file
 
 _SHARED = "shared-"
 _shared = itertools.count()
@@ -62,7 +63,7 @@ def check_last(path: str, position: Sequence[int]) -> None:
 
 def sign(content: bytes) -> bytes:
     """Put the signature of the job in front of the content of a file."""
-    return store.sign_file(_secret(), content) + content
+    return sign_file(_secret(), content) + content
 
 
 def verify(signed: bytes) -> bytes:
@@ -72,9 +73,9 @@ def verify(signed: bytes) -> bytes:
         TowerError: another job or somebody else has written it, or it is
             damaged.
     """
-    size = len(store.sign_file("", b""))
+    size = len(sign_file("", b""))
     signature, content = signed[:size], signed[size:]
-    if not hmac.compare_digest(signature, store.sign_file(_secret(), content)):
+    if not hmac.compare_digest(signature, sign_file(_secret(), content)):
         raise TowerError(
             "the commit was not written by this job, or is damaged: start "
             "the job again, from the beginning."
@@ -107,13 +108,13 @@ def share(content: bytes) -> bytes:
     key = f"{_SHARED}{next(_shared)}"
     if server is None or not has_other_ranks():
         return content
-    if len(content) > store.MAX_BYTES:
+    if len(content) > store_link.MAX_BYTES:
         raise TowerError(
             f"the objects of a state have {len(content):,} bytes, but may have "
-            f"{store.MAX_BYTES:,}: keep arrays in variables, or in files."
+            f"{store_link.MAX_BYTES:,}: keep arrays in variables, or in files."
         )
     if is_rank_0():
-        server.write(store.SCOPE, key, content)
+        server.write(store_link.SCOPE, key, content)
         return content
     return server.wait(key)
 

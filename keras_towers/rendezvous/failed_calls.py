@@ -28,9 +28,8 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.store import StoreClient
 
 # Keys of the store, each followed by the number of a round: the first failure;
-# with a rank too, that it has left its call, or that it can connect again; and
-# before either of these, that all ranks have done so.
-_FAILED, _LEFT, _RENEWED, _ALL = "failed-", "left-", "renewed-", "all-"
+# that all ranks have left their calls; and that they can connect again.
+_FAILED, _LEFT, _RENEWED = "failed-", "left-", "renewed-"
 
 
 class Abortable(Peers, Protocol):
@@ -157,6 +156,11 @@ class JointCalls:
             is_here = self._thread == threading.get_ident()
             return self._running is not None and not is_here
 
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether another thread has made the last call."""
+        return self._thread not in (None, threading.get_ident())
+
     def end(self) -> None:
         """End a call."""
         with self._lock:
@@ -258,7 +262,8 @@ class JointCalls:
         store = store_lib.store_of_job()
         if store is not None:
             until = time.monotonic() + limit_s
-            for key, act in ((_LEFT, ranks.leave), (_RENEWED, ranks.renew)):
+            for name, act in ((_LEFT, ranks.leave), (_RENEWED, ranks.renew)):
+                key = f"{name}{self.round}"
                 if not self._all_do(act, key, ranks, store, until):
                     return False
         with self._lock:
@@ -274,7 +279,7 @@ class JointCalls:
     def _all_do(
         self,
         act: Callable[[], None],
-        name: str,
+        key: str,
         ranks: Abortable,
         store: StoreClient,
         until: float,
@@ -283,25 +288,19 @@ class JointCalls:
 
         Args:
             act: what each rank does, again and again until then.
-            name: the beginning of its keys.
+            key: the key of that they have.
             ranks: the ranks.
             store: the job's store.
             until: when to give up, by ``time.monotonic``.
         """
         act()
-        store.put(f"{name}{self.round}-{ranks.rank}", True)
-        by_all = f"{_ALL}{name}{self.round}"
-        # No rank asks for more than a few keys but rank 0.
-        others = [f"{name}{self.round}-{r}" for r in range(1, ranks.size)]
-        for key in [by_all] if ranks.rank else others:
-            hold_s = settings.POLL_S
-            while store.get(key, hold_s) is None:
-                if time.monotonic() > until or watch.gone_ranks():
-                    return False
-                act()
-                hold_s = min(2 * hold_s, settings.HOLD_S)
-        if ranks.rank == 0:
-            store.put(by_all, True)
+        store.give(key, ranks.rank, ranks.size, None)
+        hold_s = settings.POLL_S
+        while store.get(key, hold_s) is None:
+            if time.monotonic() > until or watch.gone_ranks():
+                return False
+            act()
+            hold_s = min(2 * hold_s, settings.HOLD_S)
         return True
 
     def _listen(self) -> None:
@@ -320,9 +319,9 @@ class JointCalls:
         while True:
             round_ = self.round
             begun = time.monotonic()
-            if self._failure(store, settings.HOLD_S) is None:
+            if self._failure(store, settings.LISTEN_S) is None:
                 # The store may be gone.
-                if time.monotonic() - begun < settings.HOLD_S / 2:
+                if time.monotonic() - begun < settings.LISTEN_S / 2:
                     time.sleep(settings.BEAT_S)
                 continue
             while self._abort(round_):

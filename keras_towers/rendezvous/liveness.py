@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import threading
 import time
@@ -15,8 +16,11 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from typing import TypeVar
 
 from keras_towers import settings
+
+_Value = TypeVar("_Value")
 
 # A wait is reported after NOTICE_S, then each time it is this much longer.
 _NOTICE_GROWTH = 4
@@ -36,9 +40,38 @@ class TaskState(enum.StrEnum):
         return self in (TaskState.ENDED, TaskState.LOST)
 
 
+def named(values: Mapping[str, _Value]) -> dict[str, _Value | str]:
+    """What a message says of each process; of many, of some and how many more.
+
+    Each value is among those that it says, before any is there twice.
+
+    Args:
+        values: what is to be said, by the name of each process.
+    """
+    number = settings.MAX_RANKS_NAMED
+    # One more takes no more room than to say that there is one.
+    if len(values) <= number + 1:
+        return dict(values)
+    firsts: dict[str, str] = {}
+    for name, value in values.items():
+        firsts.setdefault(str(value), name)
+    some = {*[*dict.fromkeys((*firsts.values(), *values))][:number]}
+    said = {name: values[name] for name in values if name in some}
+    return {**said, f"{len(values) - number} more": "likewise"}
+
+
+def listed(names: Sequence[object]) -> str:
+    """List processes; of many, some and how many more."""
+    number = settings.MAX_RANKS_NAMED
+    if len(names) <= number + 1:
+        return ", ".join(map(str, names))
+    first = ", ".join(map(str, names[:number]))
+    return f"{first} and {len(names) - number} more"
+
+
 def describe_each(states: Mapping[str, str]) -> str:
     """Describe processes, as in "rank 1 has ended; rank 2 is lost"."""
-    return "; ".join(f"{name} {state}" for name, state in states.items())
+    return "; ".join(f"{name} {said}" for name, said in named(states).items())
 
 
 ANSWERED: object = object()
@@ -141,6 +174,51 @@ class Liveness:
         """Return the processes that have ended or are lost."""
         states = {rank: self.state(rank) for rank in self.signs}
         return {rank: state for rank, state in states.items() if state.is_gone}
+
+
+class Heartbeats:
+    """Decides which processes are gone by the signs that they send.
+
+    However many there are, a sign and a beat cost the same. Silence is counted
+    in beats of this process, which may have been stopped as well.
+
+    Args:
+        ranks: the processes to watch.
+        limit: a process is lost if silent for so many beats.
+    """
+
+    def __init__(self, ranks: Iterable[int], limit: float):
+        self._limit = limit
+        self._beat = 0
+        # The beat of the last sign of each process, the oldest first.
+        self._last = dict.fromkeys(ranks, 0)
+        self._ended: dict[int, TaskState] = {}
+        self._lock = threading.Lock()
+
+    def sign(self, rank: int, sign: Hashable = ANSWERED) -> None:
+        """Record a sign of life of a process, or its end."""
+        with self._lock:
+            if self._last.pop(rank, None) is None:
+                return
+            if sign == TaskState.ENDED:
+                self._ended[rank] = TaskState.ENDED
+            else:
+                self._last[rank] = self._beat
+
+    def beat(self) -> None:
+        """Count a beat."""
+        with self._lock:
+            self._beat += 1
+
+    def gone(self) -> dict[int, TaskState]:
+        """Return the processes that have ended or are lost."""
+        with self._lock:
+            silent = itertools.takewhile(
+                lambda rank: self._beat - self._last[rank] >= self._limit,
+                self._last,
+            )
+            lost = dict.fromkeys(silent, TaskState.LOST)
+            return self._ended | lost
 
 
 def wait_loop(

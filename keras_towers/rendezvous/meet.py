@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,17 @@ from keras_towers import agent, settings
 from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, network, rank_environment, watch
+from keras_towers.rendezvous.file_store import FileStore
 from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.liveness import (
-    ANSWERED,
-    Liveness,
-    TaskState,
-    wait_loop,
+from keras_towers.rendezvous.liveness import Heartbeats, TaskState, wait_loop
+from keras_towers.rendezvous.store import (
+    HEARTBEAT,
+    Endpoint,
+    Missing,
+    StoreClient,
+    client_of,
 )
-from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.settings import (
     ENV_RENDEZVOUS,
@@ -56,22 +58,22 @@ from keras_towers.settings import (
     ENV_SECRET,
     ENV_SIZE,
 )
+from keras_towers.system import allow_open_files
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-INTRODUCTION = "introduction"
-"""Followed by a rank, the key under which the rank introduces itself."""
+INTRODUCTIONS = "introductions"
+"""The key of what all ranks say of themselves."""
 PLACEMENT = "placement"
 """Followed by a rank, the key of the rank's placement in the job."""
-MISSING = "missing"
-"""The key of the ranks that have not introduced themselves."""
-_HEARTBEAT = "heartbeat"
 # With this process's path, so that both find the same package; set when Python
 # has started, so that nothing beside the user's script is imported before.
 _HELPER_PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from keras_towers.rendezvous import meet; meet.help_rank()"
 )
+# What the store's process has open besides connections.
+_OTHER_FILES = 100
 _MIN_SECRET_LENGTH = 16
 # Rank 0 has not started; or the address is left over from an earlier job, and
 # another program may listen at it.
@@ -189,6 +191,8 @@ class Meeting:
         self._given = given_endpoint()
         self._file = None if self._given else RendezvousFile(environment)
         self._limit_s = rank_environment.meeting_limit_s()
+        # As rank 0's helper has said last.
+        self._missing = Missing([], 0)
 
     def join_as_rank_0(self) -> dict[str, str]:
         """Open the store, and wait there for all other ranks."""
@@ -218,11 +222,11 @@ class Meeting:
                 self._file.write(dataclasses.replace(endpoint, address=address))
             return self._register(lambda: endpoint)
         except TimeoutError:
-            client = StoreClient(endpoint)
+            client = client_of(endpoint)
             text = (
                 f"{self._environment} has waited {self._limit_s:.0f} s: "
-                f"{_missing(client)}. Has it ended, or not reached this line? "
-                f"{ENV_RENDEZVOUS_TIMEOUT} sets the seconds."
+                f"{_not_there(self._missing)}. Has it ended, or not reached "
+                f"this line? {ENV_RENDEZVOUS_TIMEOUT} sets the seconds."
             )
             for rank in range(self._size):
                 client.put(f"{PLACEMENT}-{rank}", {"failed": text})
@@ -275,13 +279,17 @@ class Meeting:
                 try:
                     address = socket.gethostbyname(endpoint.address)
                     endpoint = dataclasses.replace(endpoint, address=address)
-                    client = StoreClient(endpoint)
-                    introduction = _introduction(endpoint, nonce)
-                    client.put(f"{INTRODUCTION}-{self._rank}", introduction)
+                    client = client_of(endpoint)
+                    self._missing = client.give(
+                        INTRODUCTIONS,
+                        self._rank,
+                        self._size,
+                        _introduction(endpoint, nonce),
+                    )
                     key = f"{PLACEMENT}-{self._rank}"
                     placement = client.get(key, settings.HOLD_S) or {}
                     if late_s and not placement:
-                        last = _missing(client)
+                        last = _not_there(self._missing)
                 except _NO_ANSWER as error:
                     last += f" did not answer as rank 0 does: {error}"
                 else:
@@ -301,15 +309,14 @@ class Meeting:
         raise TimeoutError(last)
 
 
-def _missing(client: StoreClient) -> str:
-    """Describe the ranks that have not arrived."""
-    ranks = client.get(MISSING)
-    if not ranks:
+def _not_there(missing: Missing) -> str:
+    """Say which ranks have not arrived."""
+    if not missing.number:
         return "all ranks have arrived, and are about to get their placements"
-    names = ", ".join(map(str, ranks))
+    names = missing.named(missing.some)
     return (
         f"rank {names} has not arrived"
-        if len(ranks) == 1
+        if missing.number == 1
         else f"ranks {names} have not arrived"
     )
 
@@ -384,7 +391,7 @@ def start_store(endpoint: Endpoint, size: int) -> tuple[Helper, Endpoint]:
 
 def start_heartbeat(endpoint: Endpoint, rank: int) -> Helper:
     """Start sending the heartbeat of a rank to its job's store."""
-    return _start("beat", endpoint, rank, settings.BEAT_S)
+    return _start("beat", endpoint, rank, settings.HEARTBEAT_S)
 
 
 def stop_helper(helper: Helper) -> None:
@@ -415,7 +422,9 @@ def beat(
     ended: threading.Event, endpoint: Sequence[Any], rank: int, beat_s: float
 ) -> None:
     """Send heartbeats until the rank ends, then report that it has ended."""
-    client, key = StoreClient(Endpoint(*endpoint)), f"{_HEARTBEAT}-{rank}"
+    # The rank itself has a connection all the time.
+    client = StoreClient(Endpoint(*endpoint), keeps=False)
+    key = f"{HEARTBEAT}{rank}"
     stop = agent.StopDetector(os.getppid())
     for number in itertools.count():
         has_ended = ended.wait(beat_s if number else 0)
@@ -439,6 +448,9 @@ def serve(
     Prints the store's port and secret, followed by the number and text of the
     error if it cannot listen.
     """
+    too_few = allow_open_files(2 * size + _OTHER_FILES, f"{size} ranks")
+    if too_few:
+        print(f"keras_towers: {too_few}.", file=sys.stderr, flush=True)
     try:
         server = StoreServer(*endpoint)
     except OSError as error:
@@ -447,37 +459,26 @@ def serve(
         return
     bound = server.endpoint
     print(json.dumps([bound.port, bound.secret]), flush=True)
-    ranks, arrived = range(size), dict[int, JsonObject]()
-    while len(arrived) < size:
-        if ended.wait(settings.NETWORK_POLL_S):
+    introductions: list[JsonObject] | None = None
+    while introductions is None:
+        if ended.is_set():
             return
-        # All are read each time: a rank may have ended and been restarted.
-        introductions = {r: server.get(f"{INTRODUCTION}-{r}") for r in ranks}
-        arrived = {
-            rank: known for rank, known in introductions.items() if known
-        }
-        server.put(MISSING, [rank for rank in ranks if rank not in arrived])
-    in_order = [arrived[rank] for rank in ranks]
-    server.begin_round(place_ranks([known["host"] for known in in_order]))
-    for rank, placement in enumerate(_placements(in_order)):
+        introductions = server.get(INTRODUCTIONS, settings.NETWORK_POLL_S)
+    server.begin_round(place_ranks([rank["host"] for rank in introductions]))
+    heartbeats = Heartbeats(range(size), lost_s / beat_s)
+    server.on_heartbeat = heartbeats.sign
+    for rank, placement in enumerate(_placements(introductions)):
         server.put(f"{PLACEMENT}-{rank}", placement)
-
     stop = agent.StopDetector(os.getppid())
-
-    def signs(watched: Sequence[int]) -> dict[int, Hashable]:
-        found = {r: server.get(f"{_HEARTBEAT}-{r}") for r in watched}
-        # Its heartbeats are the answers of this process.
-        found[0] = None if stop.is_stopped() else ANSWERED
-        return found
-
-    liveness = Liveness(ranks, signs, lost_s)
     while not ended.wait(beat_s):
-        liveness.refresh()
-        # Every rank gets this list, however many are gone: keep it short.
-        gone = itertools.islice(
-            liveness.gone().items(), settings.MAX_RANKS_NAMED
-        )
-        server.gone = {r: (_name(r, arrived[r]), state) for r, state in gone}
+        # Its heartbeats are the answers of this process.
+        if not stop.is_stopped():
+            heartbeats.sign(0)
+        heartbeats.beat()
+        server.gone = {
+            rank: (_name(rank, introductions[rank]), state)
+            for rank, state in heartbeats.gone().items()
+        }
 
 
 def _placements(ranks: Sequence[JsonObject]) -> list[JsonObject]:

@@ -21,7 +21,7 @@ from keras_towers._imports import minor_version, packages
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity, store
-from keras_towers.rendezvous.liveness import describe_each
+from keras_towers.rendezvous.liveness import describe_each, named
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -123,7 +123,10 @@ def raise_together(
 
 def describe_ranks(values: Sequence[object], separator: str = ", ") -> str:
     """Describe the values of all ranks."""
-    return separator.join(f"rank {r}: {v}" for r, v in enumerate(values))
+    of_ranks = named({f"rank {rank}": v for rank, v in enumerate(values)})
+    return separator.join(
+        f"{rank}: {value}" for rank, value in of_ranks.items()
+    )
 
 
 def differing_settings(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import store
-from keras_towers.rendezvous.store import Endpoint
+from keras_towers.rendezvous.signatures import Endpoint, path_token
 from keras_towers.settings import ENV_SECRET, ENV_SEED, ENV_STORE
 
 INTERFACE = "HOROVOD_GLOO_IFACE"
@@ -60,7 +60,7 @@ def job_environment(
         # Horovod's clients build a URL from "http://", this address, the port
         # and a path: with the token in the address, each request carries it.
         store.HOROVODS_ADDRESS: (
-            f"{host}:{port}/{store.path_token(endpoint.secret)}"
+            f"{host}:{port}/{path_token(endpoint.secret)}"
         ),
         store.HOROVODS_PORT: str(port),
         ENV_STORE: f"{host}:{port}",

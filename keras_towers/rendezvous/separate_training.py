@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, tf_config
+from keras_towers.rendezvous.liveness import listed
 from keras_towers.rendezvous.tf_config import Member
 
 # What the error says; None: this process may train.
@@ -64,10 +65,10 @@ def refuse(engine: str, cause: str, advice: str) -> None:
     member = member_of_job()
     if isinstance(member, tf_config.Cluster):
         jobs = member.jobs.items()
-        tasks = (f"{role} {i}" for role, a in jobs for i in range(len(a)))
+        tasks = [f"{role} {i}" for role, a in jobs for i in range(len(a))]
         cause = (
             f"{engine} does not read {tf_config.VARIABLE}, which names the "
-            f"tasks {', '.join(tasks)}"
+            f"tasks {listed(tasks)}"
         )
         advice = ""
     if member is not None:

@@ -1,40 +1,32 @@
-"""The key-value store through which a job's processes meet; its signatures.
+"""The key-value store through which a job's processes meet.
 
-One process serves it. Requests and answers of this package are signed with the
-job's secret. Horovod's clients, which cannot sign, send a token in their paths.
+One process serves it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import hmac
+import functools
 import json
 import math
 import os
-import stat
+import threading
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from keras_towers import settings
 from keras_towers._types import JsonObject
-from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity
-from keras_towers.system import replace_file
+from keras_towers.rendezvous.signatures import Endpoint, path_token
+from keras_towers.rendezvous.store_link import SCOPE, StoreLink
 
 _Value = TypeVar("_Value")
 
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
-SIGNATURE = "X-Keras-Towers-Signature"
-SCOPE = "keras_towers"
-"""The scope of this package's keys; other scopes are Horovod's."""
 RESUMES = "resumes"
 """The key of whether ranks make a backup when they are told to end."""
 COMMITTED = "committed"
@@ -46,16 +38,33 @@ FACTS = "facts"
 """The key of the first rank's versions, with which all ranks compare theirs."""
 CONNECTED = "rank_"
 """Followed by a rank, the key of a rank that has connected to its job."""
+HEARTBEAT = "heartbeat-"
+"""Followed by a rank, the key of the rank's last sign of life."""
 PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
+PARTS = "parts-"
+"""Followed by a key, the key under which ranks give their parts of it."""
 OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
-MAX_BYTES: int = 16 << 20
-"""Largest value. A signature covers it, so it is read before it is known who
-sends it."""
-_NOT_FOUND = 404
-# A proxy would see the token, and cannot reach this machine's loopback.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """The ranks that have not given their parts of a value.
+
+    Attributes:
+        some: the first ones.
+        number: how many there are.
+    """
+
+    some: list[int]
+    number: int
+
+    def named(self, some: Sequence[object]) -> str:
+        """List them by the names of the first ones."""
+        more = self.number - len(some)
+        names = ", ".join(map(str, some))
+        return f"{names} and {more} more" if more else names
 
 
 class Store(ABC):
@@ -77,10 +86,36 @@ class Store(ABC):
     ) -> bytes:
         """Write bytes, optionally only if there are none; return the result."""
 
-    def wait(self, key: str, timeout_s: float = math.inf) -> bytes:
+    @abstractmethod
+    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+        """Give a rank's part of a value; return which ranks have yet to do so.
+
+        When all have, the value of the key is the list of what they gave, so
+        that no rank reads a key of each other one.
+
+        Args:
+            key: the key of the list.
+            rank: this rank.
+            size: the number of ranks.
+            value: the part; given again, it replaces the one before. None
+                is left out of the list: what all ranks read is then as short
+                for many ranks as for few.
+        """
+
+    def wait(
+        self,
+        key: str,
+        timeout_s: float = math.inf,
+        given_up: threading.Event | None = None,
+    ) -> bytes:
         """Wait for the bytes of a key, which another process is to write.
 
         Without a limit: if that process ends, the launcher ends this one.
+
+        Args:
+            key: the key.
+            timeout_s: the limit.
+            given_up: set if nobody needs the value any more.
 
         Raises:
             TimeoutError: none has written them in this time.
@@ -88,10 +123,10 @@ class Store(ABC):
         until = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
-            content = self.read(SCOPE, key, min(left_s, settings.HOLD_S))
+            content = self.read(SCOPE, key, min(left_s, settings.LISTEN_S))
             if content is not None:
                 return content
-            if not left_s:
+            if not left_s or (given_up is not None and given_up.is_set()):
                 raise TimeoutError
 
     def get(self, key: str, hold_s: float = 0) -> Any:
@@ -166,40 +201,35 @@ class Progress:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """The address of a store's server, and the secret of its job."""
-
-    address: str
-    port: int
-    secret: str
-
-
 class StoreClient(Store):
-    """A store that another process serves."""
+    """A store that another process serves.
 
-    def __init__(self, endpoint: Endpoint):
-        self._secret = endpoint.secret
+    Args:
+        endpoint: the store.
+        keeps: whether to keep the connection for a moment.
+    """
+
+    def __init__(self, endpoint: Endpoint, keeps: bool = True):
         self.host: str = endpoint.address
-        host = f"{endpoint.address}:{endpoint.port}"
-        self._url = f"http://{host}/{path_prefix(endpoint)}"
+        self._link = StoreLink(endpoint, keeps)
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
-        body = str(hold_s).encode() if hold_s else b""
-        try:
-            return self._request("GET", scope, key, body, hold_s)
-        except urllib.error.HTTPError as error:
-            if error.code != _NOT_FOUND:
-                raise
-            return None
+        if hold_s:
+            self._link.wait(f"{scope}/{key}", hold_s)
+        return self._link.ask("GET", f"/{scope}/{key}")
 
     def write(
         self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
         if if_absent:
-            return self._request("POST", scope, key, value)
-        self._request("PUT", scope, key, value)
+            return self._post(scope, key, value)
+        self._link.ask("PUT", f"/{scope}/{key}", value)
         return value
+
+    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+        part = json.dumps([rank, size, value]).encode()
+        answer = self._post(SCOPE, f"{PARTS}{key}", part)
+        return Missing(*json.loads(answer))
 
     def report(self, rank: int, progress: Progress) -> JsonObject:
         """Report a rank's progress.
@@ -211,61 +241,15 @@ class StoreClient(Store):
             under ``"gone"`` ranks that are gone, as names and states.
         """
         body = json.dumps(dataclasses.asdict(progress)).encode()
-        answer = self._request("POST", SCOPE, f"{PROGRESS}{rank}", body)
+        answer = self._post(SCOPE, f"{PROGRESS}{rank}", body)
         others: JsonObject = json.loads(answer)
         return others
 
-    def _request(
-        self, method: str, scope: str, key: str, body: bytes, hold_s: float = 0
-    ) -> bytes:
-        path = f"/{scope}/{key}"
-        limit_s = settings.STORE_ANSWER_S + hold_s
-        request = urllib.request.Request(
-            self._url + path,
-            body or None,
-            {SIGNATURE: sign_request(self._secret, method, path, body)},
-            method=method,
-        )
-        with _OPENER.open(request, timeout=limit_s) as answer:
-            content = bytes(answer.read())
-            signature = answer.headers.get(SIGNATURE, "")
-        expected = sign_answer(self._secret, method, path, content)
-        if not is_equal(signature, expected):
-            raise OSError("the answer's signature is wrong")
-        return content
-
-
-class FileStore:
-    """A store in a private folder."""
-
-    def __init__(self, folder: Path):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(folder, folder.lstat())
-        self._folder = folder
-
-    def get(self, key: str) -> Any:
-        path = self._folder / key
-        # Makes a shared file system forget that the file did not exist.
-        os.listdir(self._folder)
-        try:
-            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        with open(opened, encoding="utf-8") as file:
-            _check_private(path, os.fstat(file.fileno()))
-            with contextlib.suppress(ValueError):
-                return json.loads(file.read())
-        return None
-
-    def put(self, key: str, value: object) -> None:
-        encoded = json.dumps(value).encode()
-        replace_file(self._folder / key, lambda file: file.write(encoded))
-
-    def remove(self, key: str, value: object) -> None:
-        """Remove a key, unless its value has changed."""
-        with contextlib.suppress(OSError, TowerError):
-            if self.get(key) == value:
-                (self._folder / key).unlink()
+    def _post(self, scope: str, key: str, body: bytes) -> bytes:
+        answer = self._link.ask("POST", f"/{scope}/{key}", body)
+        if answer is None:
+            raise OSError(f"the store does not know {key}")
+        return answer
 
 
 def store_of_job() -> StoreClient | None:
@@ -279,7 +263,17 @@ def store_of_job() -> StoreClient | None:
     horovods = os.environ.get(HOROVODS_ADDRESS)
     if horovods and not horovods.endswith(path_token(secret)):
         return None
-    return StoreClient(Endpoint(host, int(port), secret))
+    return client_of(Endpoint(host, int(port), secret))
+
+
+def client_of(endpoint: Endpoint) -> StoreClient:
+    """The one client of this process, which has one connection."""
+    return _client_of(endpoint, os.getpid())
+
+
+@functools.cache
+def _client_of(endpoint: Endpoint, process: int) -> StoreClient:
+    return StoreClient(endpoint)
 
 
 def report_connected(rank: int) -> None:
@@ -303,55 +297,3 @@ def wait_for(
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, settings.POLL_S)
     return value
-
-
-def path_token(secret: str) -> str:
-    """The start of every path, which reveals nothing about the secret.
-
-    Horovod's C++ code cannot sign its requests. But it concatenates "http://",
-    the host's name, the port and the path as text, so that a token at the end
-    of the host's name becomes part of every path.
-    """
-    return _digest(secret, b"token")
-
-
-def path_prefix(endpoint: Endpoint) -> str:
-    """The start of every path: the token, and the port as Horovod adds it."""
-    return f"{path_token(endpoint.secret)}:{endpoint.port}"
-
-
-def sign_request(secret: str, method: str, path: str, body: bytes) -> str:
-    """The signature of a request."""
-    return _digest(secret, f"{method} {path}\n".encode() + body)
-
-
-def sign_answer(secret: str, method: str, path: str, body: bytes) -> str:
-    """The signature of the answer to a request."""
-    return sign_request(secret, f"ANSWER {method}", path, body)
-
-
-def sign_file(secret: str, content: bytes) -> bytes:
-    """The signature of a file of the job."""
-    return bytes.fromhex(_digest(secret, b"file\n" + content))
-
-
-def is_equal(one: str, other: str) -> bool:
-    """Compare secrets, in a time that does not depend on them."""
-    return hmac.compare_digest(one.encode(), other.encode())
-
-
-def _digest(secret: str, message: bytes) -> str:
-    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
-
-
-def _check_private(path: Path, status: os.stat_result) -> None:
-    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
-        raise TowerError(
-            f"{path} belongs to another user: set "
-            f"{settings.ENV_RENDEZVOUS_FOLDER} to another folder."
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise TowerError(
-            f"{path} holds secrets of jobs and can be read or written by other "
-            f"users: run `chmod go= {path}`."
-        )

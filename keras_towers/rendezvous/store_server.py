@@ -1,359 +1,402 @@
 """The server of a job's store, at one address, for the job's own processes.
 
-It speaks the protocol of Horovod's rendezvous server, for Horovod's clients.
+One thread answers all connections. It speaks the protocol of Horovod's
+rendezvous server, for Horovod's clients: they connect for each request, and the
+server closes the connection. Clients of this package keep one, in which they
+wait.
+
 ``POST`` is an addition: it writes a value if there is none, and returns the
-stored one; or it reports a rank's progress, and returns which ranks are late,
-gone, or in other exchanges.
+stored one; it gives a rank's part of a value, and returns which ranks are
+missing; it reports a rank's progress, and returns which ranks are late, gone,
+or in other exchanges; or it waits until one of some keys is there.
 """
 
 from __future__ import annotations
 
-import collections
+import asyncio
+import contextlib
 import dataclasses
-import itertools
+import functools
 import json
 import logging
 import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Hashable, Iterable
 
 from keras_towers import settings
-from keras_towers._types import JsonObject
-from keras_towers.rendezvous import activity, store
-from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.store import SCOPE, Endpoint, Progress, Store
+from keras_towers.rendezvous import store, store_link
+from keras_towers.rendezvous.local_store import RENDEZVOUS_SCOPE, LocalStore
+from keras_towers.rendezvous.signatures import (
+    SIGNATURE,
+    Endpoint,
+    is_equal,
+    path_prefix,
+    sign_answer,
+    sign_request,
+)
+from keras_towers.rendezvous.store import Progress
+from keras_towers.rendezvous.store_link import SCOPE
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-RENDEZVOUS_SCOPE = "global"
-"""The scope in which each rank of Horovod writes its address first."""
-_KEPT = (store.FACTS, store.COMMITTED)
 # How the scopes begin in which ranks of Horovod write their addresses: for all
 # ranks, for the ranks of a host, and for all ranks with one local rank.
 _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
-_OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
+_REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found"}
+_OK, _FORBIDDEN, _NOT_FOUND = _REASONS
+# All ranks may connect at once, and a client that the kernel turns away retries
+# only after seconds. The kernel may allow fewer.
+_WAITING_CONNECTIONS = 4096
+_MAX_HEAD_BYTES = 16 << 10
 # Read of a refused request, since a client reads no answer while it sends.
 _MAX_REFUSED_BYTES = 64 << 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The last report of a rank.
-
-    Attributes:
-        arrived: when it came, by ``time.monotonic``.
-        since: when the first one came that said the same.
-        progress: what it says.
-    """
-
-    arrived: float
-    since: float
-    progress: Progress
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether the rank has said the same at two beats."""
-        return self.since < self.arrived
-
-
-class StoreServer(ThreadingHTTPServer, Store):
+class StoreServer(LocalStore):
     """A job's store, for the process that serves it.
 
     Attributes:
+        endpoint: where it listens.
         on_connected: called with the rank of each process that connects to its
             job.
-        gone: the name and state of each rank that is gone.
-    """
+        on_heartbeat: called with a rank and its sign of life.
+        connections: those of its clients.
 
-    # All ranks may connect at once, and a client that the kernel turns away
-    # retries only after seconds.
-    request_queue_size = 1024
+    Raises:
+        OSError: it cannot listen there.
+    """
 
     def __init__(
         self, address: str, port: int = 0, secret: str | None = None
     ) -> None:
-        super().__init__((address, port), Handler)
+        super().__init__()
+        self._listener = socket.create_server((address, port))
         self.endpoint = Endpoint(
             address,
-            int(self.server_address[1]),
+            int(self._listener.getsockname()[1]),
             secret or secrets.token_hex(32),
         )
+        self.prefix: str = path_prefix(self.endpoint)
         self.on_connected: Callable[[int], None] = lambda rank: None
-        self.gone: dict[int, tuple[str, str]] = {}
-        self._reports: dict[int, Report] = {}
-        self.lock = threading.Lock()
-        self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
-        self._awaited: dict[tuple[str, str], threading.Event] = {}
-        self.given_up: collections.Counter[str] = collections.Counter()
-        self.scope_size: dict[str, int] = {}
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        self.on_heartbeat: Callable[[int, Hashable], None] = lambda *sign: None
+        self.connections: set[_Connection] = set()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
-    def begin_round(self, plan: Sequence[RankPlacement]) -> None:
-        """Discard the previous round, and let the ranks of a plan meet."""
-        with self.lock:
-            ours = self.values[SCOPE]
-            kept = {name: ours[name] for name in _KEPT if name in ours}
-            self.values.clear()
-            self.values[SCOPE].update(kept)
-            self._reports.clear()
-            self.gone.clear()
-            self.given_up.clear()
-            self.scope_size = {}
-            for slot in plan:
-                self.scope_size[RENDEZVOUS_SCOPE] = slot.size
-                self.scope_size[f"local_{slot.hostname}"] = slot.local_size
-                self.scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
+    def _serve(self) -> None:
+        """Answer requests until the server is stopped."""
+        loop = self.loop
+        # Usually the client has ended, which is reported elsewhere.
+        loop.set_exception_handler(
+            lambda _, context: logger.debug("store: %s", context)
+        )
+        serving = loop.create_server(
+            lambda: _Connection(self),
+            sock=self._listener,
+            backlog=_WAITING_CONNECTIONS,
+        )
+        listening = loop.run_until_complete(serving)
+        self._end_late()
+        loop.run_forever()
+        listening.close()
+        for connection in [*self.connections]:
+            connection.close()
+        # It closes them when it runs next.
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
 
-    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
-        with self.lock:
-            found = self.values[scope].get(key)
-            if found is not None or not hold_s:
-                return found
-            # One event for each key, to wake only those that wait for it.
-            awaited = self._awaited.setdefault((scope, key), threading.Event())
-        awaited.wait(hold_s)
-        with self.lock:
-            return self.values[scope].get(key)
-
-    def write(
-        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
-    ) -> bytes:
-        with self.lock:
-            values = self.values[scope]
-            values[key] = values.get(key, value) if if_absent else value
-            awaited = self._awaited.pop((scope, key), None)
-            if awaited is not None:
-                awaited.set()
-            return values[key]
-
-    def report(self, rank: int, progress: Progress) -> JsonObject:
-        """Record a rank's progress; return what it should know of others."""
+    def _end_late(self) -> None:
+        """End what takes too long, in all connections, again and again."""
         now = time.monotonic()
-        with self.lock:
-            last = self._reports.get(rank)
-            is_same = last is not None and last.progress == progress
-            since = last.since if last is not None and is_same else now
-            self._reports[rank] = Report(now, since, progress)
-            reports = dict(self._reports)
-        # Others write to it meanwhile.
-        states = list(self.gone.items())
-        gone = dict(state for r, state in states if r != rank)
-        return {
-            "awaited": awaited_ranks(rank, reports),
-            "apart": ranks_apart(rank, reports),
-            "gone": gone,
-        }
+        for connection in [*self.connections]:
+            connection.end_late(now)
+        self.loop.call_later(settings.STORE_LOOK_S, self._end_late)
 
     def stop(self) -> None:
-        """Stop the server."""
-        self.shutdown()
-        self.server_close()
+        """Stop the server, and close its connections."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Log an error in a request."""
-        # Usually the client has ended, which is reported elsewhere.
-        logger.debug("request from %s", client_address, exc_info=True)
+    def _call_each(self, functions: Iterable[Callable[[], None]]) -> None:
+        def call() -> None:
+            for function in functions:
+                function()
+
+        self.loop.call_soon_threadsafe(call)
 
 
-def awaited_ranks(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
-    """The ranks for which a rank that has just reported waits, and why.
+@dataclasses.dataclass(frozen=True)
+class _Head:
+    """What precedes the body of a request.
 
-    They are late; or all ranks wait, and none has moved between two beats.
-
-    Args:
-        rank: the rank that waits.
-        reports: each rank's last report.
+    Attributes:
+        method: the method.
+        path: without the prefix of the job.
+        length: the number of bytes of the body.
+        signature: the signature; empty: there is none.
+        is_kept: whether the client keeps its connection.
+        is_ours: whether the request may come from the job, and is not too
+            large.
     """
-    mine = reports[rank].progress
-    late = {}
-    for other in _ranks_after(rank, mine.size):
-        if other not in reports:
-            late[other] = "has given no sign of life"
-            continue
-        its = reports[other].progress
-        if reports[rank].arrived - reports[other].arrived > its.limit_s:
-            late[other] = "has stopped giving signs of life"
-        elif its.position < mine.position:
-            late[other] = its.where
-        elif its.position == mine.position and its.action != mine.action:
-            # Equally far in different programs: each waits for the other.
-            late[other] = its.where
-    return _named(late or _all_that_wait(rank, reports))
+
+    method: str
+    path: str
+    length: int
+    signature: str
+    is_kept: bool
+    is_ours: bool
 
 
-def _ranks_after(rank: int, size: int) -> list[int]:
-    """The other ranks at which a rank looks.
+def _parse(head: bytes, job: str) -> _Head:
+    """Parse the head of a request to the job with this prefix of paths."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    method, _, rest = first.partition(" ")
+    target, _, _ = rest.partition(" ")
+    prefix, _, path = target[1:].partition("/")
+    length = 0
+    with contextlib.suppress(ValueError):
+        length = max(0, int(headers.get("content-length", 0)))
+    return _Head(
+        method,
+        f"/{path}",
+        length,
+        headers.get(SIGNATURE.lower(), ""),
+        headers.get("connection", "").lower() == "keep-alive",
+        is_equal(prefix, job) and length <= store_link.MAX_BYTES,
+    )
 
-    In a large job these are only some of the ranks that follow it, so that a
-    missing rank is reported by a limited number of ranks.
+
+class _Connection(asyncio.Protocol):
+    """A connection, and the requests on it, which are answered in turn.
+
+    It is closed if the rest of a request does not arrive in time, or if its
+    client does not read the answer.
     """
-    number = min(size, settings.MAX_RANKS_CHECKED + 1)
-    return [(rank + after) % size for after in range(1, number)]
 
+    def __init__(self, server: StoreServer):
+        self._server = server
+        self._received = bytearray()
+        # The request whose body has not arrived.
+        self._head: _Head | None = None
+        # The keys for which the client waits; and what ends that.
+        self._places: list[tuple[str, str]] = []
+        self._end_wait: Callable[[], None] | None = None
+        # When that ends, or the connection, by ``time.monotonic``.
+        self._until = 0.0
 
-def _all_that_wait(rank: int, reports: Mapping[int, Report]) -> dict[int, str]:
-    """The other ranks, if this one waits and none of the job moves."""
-    mine = reports[rank].progress
-    if not mine.waits or len(reports) < mine.size:
-        return {}
-    for report in reports.values():
-        if not report.is_unchanged or report.progress.position < mine.position:
-            return {}
-    waiting = {}
-    for other in _ranks_after(rank, mine.size):
-        its = reports[other].progress
-        is_there = its.waits and its.position == mine.position
-        waiting[other] = "waits there, too" if is_there else its.where
-    return waiting
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections.add(self)
+        self._limit(settings.REQUEST_S)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._stop_waiting()
 
-def ranks_apart(rank: int, reports: Mapping[int, Report]) -> dict[str, str]:
-    """A rank that has just reported, and those in exchanges it never meets.
+    def close(self) -> None:
+        """Close it, once what has been answered is sent."""
+        self._transport.close()
 
-    Args:
-        rank: the rank that waits.
-        reports: each rank's last report.
+    def data_received(self, data: bytes) -> None:
+        if self._end_wait is not None:
+            self._end_wait()
+        if not self._received and self._head is None:
+            self._limit(settings.REQUEST_S)
+        self._received += data
+        self._advance()
 
-    Returns:
-        What each of them does, by their names; empty if there are none.
-    """
-    mine = reports[rank]
-    if not (mine.progress.exchanges and mine.is_unchanged):
-        return {}
-    others = _ranks_after(rank, mine.progress.size)
-    if activity.SAVE in mine.progress.exchanges:
-        # Only rank 0 saves; and it needs no error if this rank has one.
-        others = [0]
-    against = [
-        other
-        for other in others
-        if other in reports
-        and reports[other].is_unchanged
-        and activity.SAVE not in reports[other].progress.exchanges
-        and reports[other].progress.stands_against(mine.progress)
-    ]
-    if not against:
-        return {}
-    progress = {r: reports[r].progress for r in (rank, *against)}
-    return _named({r: p.does or p.where for r, p in progress.items()})
+    def _limit(self, seconds: float) -> None:
+        """Set the time until the next part of a request, or its end."""
+        self._until = time.monotonic() + seconds
 
+    def end_late(self, now: float) -> None:
+        """End what should have come to its end at a time."""
+        if now < self._until:
+            return
+        if self._end_wait is not None:
+            self._end_wait()
+        else:
+            self._transport.abort()
 
-def _named(ranks: Mapping[int, str]) -> dict[str, str]:
-    """The first ranks by their names, and how many there are besides."""
-    named = itertools.islice(sorted(ranks.items()), settings.MAX_RANKS_NAMED)
-    reasons = {f"rank {other}": why for other, why in named}
-    if len(ranks) > len(reasons):
-        reasons[f"{len(ranks) - len(reasons)} more"] = "likewise"
-    return reasons
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Answers requests of processes that know the job's secret."""
-
-    server: StoreServer  # pyright: ignore[reportIncompatibleVariableOverride]
-    timeout = settings.REQUEST_S
-
-    def parse_request(self) -> bool:
-        """Parse a request, and refuse it if it comes from outside the job."""
-        if not super().parse_request():
-            return False
+    def _advance(self) -> None:
+        """Answer the requests that have arrived."""
         try:
-            length = max(0, int(self.headers.get("Content-Length") or 0))
-        except ValueError:
-            length = 0
-        prefix, _, path = self.path[1:].partition("/")
-        expected = store.path_prefix(self.server.endpoint)
-        if not store.is_equal(prefix, expected) or length > store.MAX_BYTES:
-            self.rfile.read(min(length, _MAX_REFUSED_BYTES))
+            while not self._transport.is_closing():
+                request = self._next_request()
+                if request is None:
+                    return
+                if self._end_wait is not None:
+                    self._end_wait()
+                self._answer_request(*request)
+        except Exception:
+            # Not what a client of this package sends.
+            logger.debug("a request to the store", exc_info=True)
+            self._transport.abort()
+
+    def _next_request(self) -> tuple[_Head, bytes] | None:
+        """Take the next request off what was received; None: it is cut."""
+        received, head = self._received, self._head
+        if head is None:
+            end = received.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
+            if end < 0 and len(received) < _MAX_HEAD_BYTES:
+                return None
+            # What is too long for a head is none of ours.
+            head = _parse(bytes(received[: max(end, 0)]), self._server.prefix)
+            del received[: end + 4]
+            self._head = head
+        most = store_link.MAX_BYTES if head.is_ours else _MAX_REFUSED_BYTES
+        length = min(head.length, most)
+        if len(received) < length:
+            self._limit(settings.REQUEST_S)
+            return None
+        body = bytes(received[:length])
+        del received[:length]
+        self._head = None
+        return head, body
+
+    def _answer_request(self, head: _Head, body: bytes) -> None:
+        server = self._server
+        scope, *keys = head.path[1:].split("/")
+        if not head.is_ours or len(keys) != 1:
             return self._refuse()
-        self.path, self._body = f"/{path}", self.rfile.read(length)
-        self._scope, *keys = path.split("/")
-        # The base class would serve files to HEAD.
-        known = ("GET", "PUT", "POST", "DELETE")
-        if self.command not in known or len(keys) != 1:
-            return self._refuse()
-        (self._key,) = keys
-        if self._scope == SCOPE:
-            secret = self.server.endpoint.secret
-            expected = store.sign_request(
-                secret, self.command, self.path, self._body
+        if scope == SCOPE:
+            expected = sign_request(
+                server.endpoint.secret, head.method, head.path, body
             )
-            signature = self.headers.get(store.SIGNATURE, "")
-            if not store.is_equal(signature, expected):
+            if not is_equal(head.signature, expected):
                 return self._refuse()
-        return True
+        (key,) = keys
+        if head.method == "GET":
+            return self._answer_value(head, scope, key)
+        if head.method == "PUT":
+            self._put(scope, key, body)
+            return self._answer(head, b"")
+        if head.method == "POST" and (scope, key) == (SCOPE, store_link.ANY):
+            return self._answer_any(head, body)
+        if head.method == "POST":
+            return self._answer(head, self._post(scope, key, body))
+        if head.method == "DELETE":
+            server.delete(scope, key)
+            return self._answer(head, b"")
+        self._refuse()
 
-    def do_GET(self) -> None:
+    def _answer_value(self, head: _Head, scope: str, key: str) -> None:
         """Answer with a value."""
-        server = self.server
-        value = server.read(self._scope, self._key, self._hold_s())
-        if value is None:
-            return self._answer(_NOT_FOUND)
-        self._answer(_OK, value)
-
-    def do_POST(self) -> None:
-        """Store a value if there is none; answer with the stored one.
-
-        The answer to a report of progress is what a rank should know of others.
-        """
-        if self._scope == SCOPE and self._key.startswith(store.PROGRESS):
-            rank = int(self._key.removeprefix(store.PROGRESS))
-            progress = Progress(**json.loads(self._body))
-            answer = self.server.report(rank, progress)
-            return self._answer(_OK, json.dumps(answer).encode())
-        stored = self.server.write(
-            self._scope, self._key, self._body, if_absent=True
-        )
-        self._answer(_OK, stored)
-
-    def do_PUT(self) -> None:
-        """Store a value."""
-        self.server.write(self._scope, self._key, self._body)
-        ours = self._scope == SCOPE and self._key.startswith(store.CONNECTED)
-        if ours or self._scope == RENDEZVOUS_SCOPE:
-            # Horovod's key is the rank, without a prefix.
-            rank = int(self._key.removeprefix(store.CONNECTED))
-            self.server.on_connected(rank)
-        self._answer(_OK)
-
-    def do_DELETE(self) -> None:
-        """Delete a value; a shared scope, once all its ranks have asked."""
-        server, scope = self.server, self._scope
-        with server.lock:
-            if scope not in server.scope_size:
-                server.values[scope].pop(self._key, None)
-            else:
-                server.given_up[scope] += 1
-                if server.given_up[scope] == server.scope_size[scope]:
-                    server.values[scope].clear()
-                    del server.given_up[scope]
-        self._answer(_OK)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Do not log requests."""
-
-    def _hold_s(self) -> float:
-        """How long to wait for a missing value."""
-        if self._scope.startswith(_RENDEZVOUS_SCOPES):
+        hold_s = 0.0
+        if scope.startswith(_RENDEZVOUS_SCOPES):
             # Horovod's clients would poll for ranks that have yet to arrive.
-            return settings.HOLD_S
-        return min(float(self._body or 0), settings.HOLD_S)
+            hold_s = settings.HOLD_S
+        read = functools.partial(self._server.read, scope, key)
+        self._answer_soon(head, [(scope, key)], hold_s, read)
 
-    def _refuse(self) -> bool:
-        self._answer(_FORBIDDEN)
-        return False
+    def _answer_any(self, head: _Head, body: bytes) -> None:
+        """Answer which of the keys in a body there are, if there is one."""
+        places = [tuple(place.split("/", 1)) for place in json.loads(body)]
 
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        def found() -> bytes | None:
+            read = self._server.read
+            there = [
+                f"{scope}/{key}"
+                for scope, key in places
+                if read(scope, key) is not None
+            ]
+            return json.dumps(there).encode() if there else None
+
+        self._answer_soon(head, places, settings.LISTEN_S, found)
+
+    def _answer_soon(
+        self,
+        head: _Head,
+        places: list[tuple[str, str]],
+        hold_s: float,
+        read: Callable[[], bytes | None],
+    ) -> None:
+        """Answer with what is read; if it is missing, wait for it.
+
+        Until one of the keys is there, the time is over, or the client makes
+        its next request.
+        """
+        found = read()
+        if found is not None or not hold_s:
+            return self._answer(head, found)
+
+        def end() -> None:
+            # Another may have been begun since this one was to end.
+            if self._end_wait is end:
+                self._stop_waiting()
+                self._answer(head, read())
+
+        self._places, self._end_wait = places, end
+        self._limit(hold_s)
+        for scope, key in places:
+            self._server.await_key(scope, key, end)
+
+    def _stop_waiting(self) -> None:
+        if self._end_wait is not None:
+            for scope, key in self._places:
+                self._server.forget(scope, key, self._end_wait)
+            self._end_wait = None
+
+    def _put(self, scope: str, key: str, body: bytes) -> None:
+        """Store a value, and tell the server of what it means."""
+        server = self._server
+        server.write(scope, key, body)
+        ours = scope == SCOPE
+        if ours and key.startswith(store.HEARTBEAT):
+            rank = int(key.removeprefix(store.HEARTBEAT))
+            server.on_heartbeat(rank, json.loads(body))
+        elif scope == RENDEZVOUS_SCOPE or (
+            ours and key.startswith(store.CONNECTED)
+        ):
+            # Horovod's key is the rank, without a prefix.
+            server.on_connected(int(key.removeprefix(store.CONNECTED)))
+
+    def _post(self, scope: str, key: str, body: bytes) -> bytes:
+        """Return the answer to a report, a part of a value, or a value."""
+        server = self._server
+        if scope == SCOPE and key.startswith(store.PROGRESS):
+            rank = int(key.removeprefix(store.PROGRESS))
+            others = server.report(rank, Progress(**json.loads(body)))
+            return json.dumps(others).encode()
+        if scope == SCOPE and key.startswith(store.PARTS):
+            whole = key.removeprefix(store.PARTS)
+            missing = server.give(whole, *json.loads(body))
+            return json.dumps([missing.some, missing.number]).encode()
+        return server.write(scope, key, body, if_absent=True)
+
+    def _refuse(self) -> None:
         # A refused client must not get a signature for a path of its choice.
-        if status == _OK:
-            secret = self.server.endpoint.secret
-            self.send_header(
-                store.SIGNATURE,
-                store.sign_answer(secret, self.command, self.path, body),
-            )
-        self.end_headers()
-        self.wfile.write(body)
+        self._send(_FORBIDDEN, b"", "", is_kept=False)
+
+    def _answer(self, head: _Head, body: bytes | None) -> None:
+        """Answer with a value; None: there is none."""
+        if body is None:
+            return self._send(_NOT_FOUND, b"", "", head.is_kept)
+        secret = self._server.endpoint.secret
+        signature = sign_answer(secret, head.method, head.path, body)
+        self._send(_OK, body, signature, head.is_kept)
+
+    def _send(
+        self, status: int, body: bytes, signature: str, is_kept: bool
+    ) -> None:
+        head = [
+            f"HTTP/1.1 {status} {_REASONS[status]}",
+            f"Content-Length: {len(body)}",
+            f"Connection: {'keep-alive' if is_kept else 'close'}",
+        ]
+        if signature:
+            head.append(f"{SIGNATURE}: {signature}")
+        text = "\r\n".join((*head, "", ""))
+        self._transport.write(text.encode() + body)
+        # Until the next request, or until the client has read all of this.
+        self._limit(settings.LOST_S)
+        if not is_kept:
+            self._transport.close()

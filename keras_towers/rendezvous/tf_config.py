@@ -28,8 +28,10 @@ EVALUATOR: str = (
     "An evaluator evaluates checkpoints on its own, without a strategy."
 )
 
-# Followed by a rank, the key of its address as a task of TensorFlow.
-_TASK = "task-"
+# The key of the addresses of all ranks as tasks of TensorFlow.
+_TASKS = "tasks"
+# The store in which the tasks of this job have met; None: in none.
+_store: store.StoreClient | None = None
 # Ports that this process has reserved.
 _held = contextlib.ExitStack()
 _TRAINING = ("chief", "worker")
@@ -152,6 +154,7 @@ def make_task() -> None:
 
     Ranks tell each other in the job's store where they will listen.
     """
+    global _store
     server, rank = store.store_of_job(), launchers.detect()
     if server is None or rank is None or rank.size is None:
         raise TowerError(
@@ -159,15 +162,19 @@ def make_task() -> None:
             "`keras-towers run`."
         )
     address = reserve_port(source_address(server.host), _held)
-    server.put(f"{_TASK}{rank.rank}", address)
-    addresses = [
-        json.loads(server.wait(f"{_TASK}{other}")) for other in range(rank.size)
-    ]
-    cluster = Cluster({"worker": tuple(addresses)}, "worker", rank.rank)
+    server.give(_TASKS, rank.rank, rank.size, address)
+    addresses = tuple(json.loads(server.wait(_TASKS)))
+    cluster = Cluster({"worker": addresses}, "worker", rank.rank)
     os.environ[VARIABLE] = cluster.to_json()
+    _store = server
     # It is no rank of Horovod any more.
     for field in dataclasses.fields(RankPlacement):
         os.environ.pop(f"HOROVOD_{field.name.upper()}", None)
+
+
+def store_of_tasks() -> store.StoreClient | None:
+    """The store of a job whose tasks are those of ``TF_CONFIG``, if any."""
+    return _store
 
 
 def read_config(environment: Mapping[str, str] = os.environ) -> JsonObject:

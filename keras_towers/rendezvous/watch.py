@@ -225,8 +225,7 @@ class StallWatch(threading.Thread):
             answer = self.store.report(self.rank, self._progress)
         except OSError as error:
             self._awaited, self._apart, self._gone = {}, {}, {}
-            reason = getattr(error, "reason", error)
-            has_ended = isinstance(reason, ConnectionRefusedError)
+            has_ended = isinstance(error, ConnectionRefusedError)
             return {0: TaskState.ENDED} if has_ended else {}
         self._awaited, self._apart = answer["awaited"], answer["apart"]
         self._gone = {

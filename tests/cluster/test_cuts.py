@@ -63,20 +63,23 @@ def test_what_is_slow_is_not_lost(event):
         trained(jobs)
 
 
-def test_links_that_heal_in_time():
+@pytest.mark.parametrize(
+    ("strategy", "roles"),
+    [
+        (HOROVOD, None),
+        ("DistributedParameterServerStrategy", SERVED),
+        ("MultiWorkerTowerStrategy", ("worker", "worker")),
+    ],
+)
+def test_links_that_heal_in_time(strategy, roles):
     """Within 15 s: TCP tries again after at most as long as the cut lasted."""
-    kinds = {
-        "DistributedParameterServerStrategy": SERVED,
-        "MultiWorkerTowerStrategy": ("worker", "worker"),
-    }
-    for strategy, roles in {HOROVOD: None, **kinds}.items():
-        with Lab(len(roles or "ab")) as lab:
-            jobs = tasks(lab, roles, strategy) if roles else met(lab, strategy)
-            workers = trained(jobs[-2:])
-            lab.hosts[1].cut()
-            time.sleep(15)
-            lab.hosts[1].heal()
-            trained(workers)
+    with Lab(len(roles or "ab")) as lab:
+        jobs = tasks(lab, roles, strategy) if roles else met(lab, strategy)
+        workers = trained(jobs[-2:])
+        lab.hosts[1].cut()
+        time.sleep(15)
+        lab.hosts[1].heal()
+        trained(workers)
 
 
 @pytest.mark.parametrize("number", [0, 1])

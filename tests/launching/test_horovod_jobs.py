@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import store
+from keras_towers.rendezvous.signatures import path_token
 from tests.kit.processes import all_gone
 from tests.kit.scripts import write_executable
 
@@ -68,7 +68,7 @@ def test_strangers_find_loopback_and_no_secret_and_a_killed_rank_ends_all(
     (secret,) = {e[name] for e in environments if name in e}
     for process in everyone:
         line = " ".join(process.cmdline())
-        assert secret not in line and store.path_token(secret) not in line
+        assert secret not in line and path_token(secret) not in line
     ranks[1].kill()
     done = job.finish()
     assert done.code == 137

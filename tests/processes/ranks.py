@@ -5,6 +5,7 @@ import os
 import keras_towers as kt
 from tests.kit.ranks import main
 from tests.processes import (  # noqa: F401
+    asking,
     callbacks,
     compression,
     distribution,

@@ -12,6 +12,7 @@ MODULES = [
     for module in (
         *("training", "callbacks", "saving", "compression", "distribution"),
         *("steps", "rounds", "shares", "mesh", "roles", "own_loops"),
+        "asking",
     )
 ]
 # Each over one of the engines.

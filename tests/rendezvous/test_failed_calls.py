@@ -6,30 +6,8 @@ import pytest
 
 from keras_towers.rendezvous import failed_calls, watch
 from keras_towers.rendezvous.failed_calls import Failure, JointCalls
+from keras_towers.rendezvous.store_server import StoreServer
 from tests.kit.processes import wait_until
-
-
-class Store:
-    """A store without a server, which all ranks share."""
-
-    def __init__(self):
-        self.values, self.changed = {}, threading.Condition()
-
-    def get(self, key, hold_s=0):
-        with self.changed:
-            self.changed.wait_for(lambda: key in self.values, hold_s)
-            return self.values.get(key)
-
-    def put(self, key, value):
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def setdefault(self, key, value):
-        with self.changed:
-            value = self.values.setdefault(key, value)
-            self.changed.notify_all()
-        return value
 
 
 class Ranks:
@@ -61,7 +39,7 @@ class Ranks:
 @pytest.fixture
 def job(monkeypatch):
     """So many ranks, each in a thread, with the calls of its process."""
-    store, gone = Store(), {}
+    store, gone = StoreServer("127.0.0.1"), {}
     monkeypatch.setattr(failed_calls.store_lib, "store_of_job", lambda: store)
     monkeypatch.setattr(watch, "gone_ranks", lambda: gone)
 
@@ -80,6 +58,7 @@ def job(monkeypatch):
     for calls in made:
         # The threads that listen go on, and hear of no failure any more.
         calls.round = -1
+    store.stop()
 
 
 def in_threads(*functions):

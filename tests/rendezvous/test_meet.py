@@ -163,6 +163,7 @@ NAMES = [f"rank {rank} on h" for rank in range(SIZE)]
 @pytest.fixture
 def helpers(monkeypatch):
     monkeypatch.setattr(settings, "BEAT_S", 0.1)
+    monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(settings, "LOST_S", 4.0)
     started = []
     yield started
@@ -188,7 +189,8 @@ def test_only_ranks_that_end_or_hang_are_gone(helpers):
     assert endpoint.port and len(endpoint.secret) > 16
     for rank in range(SIZE):
         assert store.get("placement-0") is None
-        store.put(f"introduction-{rank}", introduction(rank))
+        missing = store.give("introductions", rank, SIZE, introduction(rank))
+    assert not missing.number
     places = [store.get(f"placement-{rank}", 60) for rank in range(SIZE)]
     assert [place["nonce"] for place in places] == ["of 0", "of 1", "of 2"]
     assert [place["slot"]["local_rank"] for place in places] == [0, 1, 2]
@@ -220,7 +222,8 @@ import sys, time
 from keras_towers import settings
 from keras_towers.rendezvous import meet
 from keras_towers.rendezvous.store import Endpoint
-settings.BEAT_S, settings.LOST_S = 0.2, 4.0
+settings.BEAT_S = settings.HEARTBEAT_S = 0.2
+settings.LOST_S = 4.0
 rank, place = eval(sys.argv[1])
 if rank:
     meet.start_heartbeat(Endpoint(*place), rank)
@@ -242,7 +245,7 @@ def test_a_rank_that_is_stopped_is_lost(tmp_path):
         endpoint = Endpoint(*eval(first.stdout.readline()))
         store = StoreClient(endpoint)
         for rank in range(2):
-            store.put(f"introduction-{rank}", introduction(rank))
+            store.give("introductions", rank, 2, introduction(rank))
         with start(1, dataclasses.astuple(endpoint)) as second:
             try:
                 assert wait_until(lambda: store.get("heartbeat-1"))

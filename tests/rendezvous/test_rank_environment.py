@@ -6,7 +6,7 @@ from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
 )
-from keras_towers.rendezvous.store import Endpoint, path_token
+from keras_towers.rendezvous.signatures import Endpoint, path_token
 
 pytestmark = pytest.mark.core
 

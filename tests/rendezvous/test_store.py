@@ -1,9 +1,13 @@
 """Which requests the store's server answers."""
 
-import stat
+import contextlib
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from types import SimpleNamespace
@@ -11,20 +15,18 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import activity, store
+from keras_towers.rendezvous import store, store_link
 from keras_towers.rendezvous.hosts import place_ranks
-from keras_towers.rendezvous.store import (
+from keras_towers.rendezvous.signatures import (
     SIGNATURE,
-    Progress,
     path_token,
     sign_request,
 )
-from keras_towers.rendezvous.store_server import (
-    Report,
-    StoreServer,
-    awaited_ranks,
-    ranks_apart,
-)
+from keras_towers.rendezvous.store import Progress
+from keras_towers.rendezvous.store_link import encode_request
+from keras_towers.rendezvous.store_server import StoreServer
+from tests.kit.processes import wait_until
+from tests.kit.scripts import run_python
 
 SECRET = "ab" * 32
 
@@ -35,7 +37,7 @@ def server(monkeypatch):
     started = StoreServer("127.0.0.1", secret=SECRET)
     port = started.endpoint.port
     started.begin_round(place_ranks(["h", "h"]))
-    yield SimpleNamespace(
+    made = SimpleNamespace(
         url=f"http://127.0.0.1:{port}",
         path=f"/{path_token(SECRET)}:{port}",
         port=port,
@@ -43,7 +45,9 @@ def server(monkeypatch):
         values=started.values,
         here=started,
     )
-    started.stop()
+    yield made
+    if made.here is not None:
+        started.stop()
 
 
 def ask(server, method, path, body=None, headers=None):
@@ -72,10 +76,141 @@ def test_requests_without_the_token_are_refused(server):
 
 def test_values_that_are_too_large_are_refused(server, monkeypatch):
     """They are read before it is known who sends them."""
-    monkeypatch.setattr(store, "MAX_BYTES", 10)
+    monkeypatch.setattr(store_link, "MAX_BYTES", 10)
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"x" * 11) == 403
     assert ask(server, "PUT", path, b"x" * 10) == 200
+
+
+def raw(server, *parts, pause_s=0.0):
+    """What the server says on one connection until it closes that."""
+    with socket.create_connection(("127.0.0.1", server.port), 60) as link:
+        for part in parts:
+            # It may have closed it already.
+            with contextlib.suppress(ConnectionError):
+                link.sendall(part)
+            time.sleep(pause_s)
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := link.recv(1 << 16):
+                said += part
+        return said
+
+
+def signed(server, method, path, body=b""):
+    return encode_request(server.here.endpoint, method, path, body)
+
+
+def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
+    server, monkeypatch
+):
+    monkeypatch.setattr(settings, "REQUEST_S", 0.5)
+    monkeypatch.setattr(settings, "LOST_S", 1)
+    put = signed(server, "PUT", "/keras_towers/mine", b"1234")
+    begun = time.monotonic()
+    # Nothing, a part of the head, of the body; byte by byte.
+    for parts in ([], [put[:40]], [put[:-1]], [bytes([b]) for b in put[:90]]):
+        assert raw(server, *parts, pause_s=0.02) == b""
+    # No head, and one that does not end; what is sent after that is not read.
+    for sent in (b"\r\n\r\n", b"\0\xff\r\n\r\n", b"x" * 50_000, put[:40] * 900):
+        assert b" 200 " not in raw(server, sent)
+    # Of a rank, but nothing that a rank sends.
+    for path, body in (
+        ("/keras_towers/progress-0", b"{}"),
+        ("/keras_towers/progress-x", b"{}"),
+        ("/keras_towers/parts-x", b"[0]"),
+        ("/keras_towers/any-of", b"[7]"),
+    ):
+        assert raw(server, signed(server, "POST", path, body)) == b""
+    assert time.monotonic() - begun < 30
+    assert not server.values["keras_towers"]
+    # The server serves all the same; and what is slow, but goes on.
+    said = raw(server, put[:-2], put[-2:-1], put[-1:], pause_s=0.3)
+    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert server.client.get("mine") == 1234
+    assert wait_until(lambda: len(server.here.connections) <= 1)
+
+
+def test_requests_on_one_connection_are_answered_in_turn(server, monkeypatch):
+    """Each is signed, and the first that is not ends it."""
+    monkeypatch.setattr(settings, "LOST_S", 1)
+    put = signed(server, "PUT", "/keras_towers/a", b"1")
+    get = signed(server, "GET", "/keras_towers/a")
+    waits = signed(
+        server, "POST", "/keras_towers/any-of", b'["keras_towers/b"]'
+    )
+    forged = put.replace(b"\r\n\r\n1", b"\r\n\r\n2")
+    said = raw(server, get + waits + put[:50], put[50:] + get + forged + get)
+    statuses = [
+        int(line.split()[1])
+        for line in said.split(b"\r\n")
+        if line.startswith((b"HTTP/", b"1HTTP/"))
+    ]
+    assert statuses == [404, 404, 200, 200, 403]
+    assert server.client.get("a") == 1
+    # One that is not used is closed.
+    assert raw(server, get).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_threads_ask_and_wait_in_one_connection(server):
+    client, number = server.client, 20
+    with ThreadPoolExecutor(2 * number) as pool:
+        waits = [pool.submit(client.get, f"k{n}", 60) for n in range(number)]
+        asks = [pool.submit(client.setdefault, "x", n) for n in range(number)]
+        assert len({ask.result(60) for ask in asks}) == 1
+        assert len(server.here.connections) == 1
+        for n in range(number):
+            client.put(f"k{n}", n)
+        assert [wait.result(60) for wait in waits] == [*range(number)]
+    assert wait_until(lambda: not server.here.connections)
+    # A child of a fork makes one of its own.
+    waits = threading.Thread(target=client.get, args=("late", 60))
+    waits.start()
+    assert wait_until(lambda: server.here.connections)
+    child = run_python("-c", _FORKED, repr(astuple(server.here.endpoint)))
+    assert (child.stdout, child.returncode) == ("1\n2\n", 0), child.stderr
+    client.put("late", 1)
+    waits.join(60)
+    # Those that wait when the server ends hear of it.
+    waits = ThreadPoolExecutor().submit(client.get, "never", 60)
+    assert wait_until(lambda: server.here.connections)
+    server.here.stop()
+    with pytest.raises(ConnectionError):
+        waits.result(60)
+    server.here = None
+
+
+_FORKED = """
+import os, sys, threading
+from keras_towers.rendezvous.store import client_of
+from keras_towers.rendezvous.signatures import Endpoint
+endpoint = Endpoint(*eval(sys.argv[1]))
+threading.Thread(target=client_of(endpoint).get, args=("z", 9)).start()
+client_of(endpoint).put("y", 1)
+print(client_of(endpoint).get("y"), flush=True)
+if os.fork() == 0:
+    client_of(endpoint).put("z", 2)
+    print(client_of(endpoint).get("z"), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_the_list_of_what_all_ranks_give_is_there_when_all_have(server):
+    client, size = server.client, 12
+    for rank in reversed(range(1, size)):
+        missing = client.give("list", rank, size, {"rank": rank})
+        assert missing.number == rank and missing.some == [*range(min(8, rank))]
+        assert client.get("list") is None
+    assert missing.named(missing.some) == "0"
+    # It may be given again, as by a rank that has been restarted.
+    assert client.give("list", 1, size, "again").some == [0]
+    assert client.give("list", 0, size, None).number == 0
+    others = [{"rank": rank} for rank in range(2, size)]
+    assert client.get("list") == ["again", *others]
+    # Nothing is as short for many ranks.
+    assert [client.give("all", r, 2, None).number for r in range(2)] == [1, 0]
+    assert client.get("all") == []
 
 
 def test_only_values_are_served(server, tmp_path, monkeypatch):
@@ -173,150 +308,12 @@ def test_the_store_of_another_job_is_not_used(monkeypatch):
     assert store.store_of_job()
 
 
-STEP = "step 3"
-PREPARES = "the preparation of step 3"
-
-
-def reports_of(*progress, silent_s=0, since_s=9):
-    """What ranks have said, the last ones so long ago."""
-    ages = [0, *[silent_s] * len(progress[1:])]
-    return {
-        rank: Report(100 - age, 100 - age - since_s, one)
-        for rank, (age, one) in enumerate(zip(ages, progress, strict=True))
-        if one
-    }
-
-
-@pytest.mark.parametrize(
-    ("its", "silent_s", "found"),
-    [
-        (None, 0, "has given no sign of life"),
-        (([0, 3, 7], STEP), 9, "has stopped giving signs of life"),
-        (([0, 3, 7], STEP), 1, None),
-        (([0, 2, 9], "step 2 of fit"), 1, "was last seen in step 2 of fit"),
-        # It does something else, as a callback that sleeps.
-        (
-            ([0, 2, 9], "step 2 of fit", False, True),
-            1,
-            "was last seen after step 2 of fit",
-        ),
-        # It has not begun the exchange in which this rank waits.
-        (([0, 3, 6], STEP), 1, f"was last seen in {STEP}"),
-        (([0, 0, 0], ""), 1, "is outside of training"),
-        (([0, 4, 7], "step 4"), 1, None),
-        # It has not connected again since a call has failed.
-        (([-1, 9, 9], STEP, True), 1, f"is in {STEP}"),
-        # It waits, too, but for something else.
-        (
-            ([0, 3, 7], "the end of epoch 1", True),
-            1,
-            "is in the end of epoch 1",
-        ),
-        # It has not reached the action in which this rank waits.
-        (([0, 3, 7], PREPARES), 1, f"was last seen in {PREPARES}"),
-    ],
-)
-def test_a_report_returns_which_ranks_are_late(its, silent_s, found):
-    other = its and Progress(2, 5, *its)
-    reports = reports_of(
-        Progress(2, 5, [0, 3, 7], STEP), other, silent_s=silent_s
-    )
-    assert awaited_ranks(0, reports) == ({"rank 1": found} if found else {})
-
-
-def waiting(position=(0, 3, 7), action=STEP, waits=True, **more):
-    return Progress(2, 5, list(position), action, waits, **more)
-
-
-TOO = "waits there, too"
-
-
-@pytest.mark.parametrize(
-    ("mine", "its", "since_s", "found"),
-    [
-        (waiting(), waiting(), 9, TOO),
-        # What it sent last does not arrive here.
-        (waiting(), waiting((0, 4, 8), "step 4"), 9, "is in step 4"),
-        (waiting(), waiting((0, 4, 8), "", False), 9, "is outside of training"),
-        # They may go on.
-        (waiting(), waiting(), 0, None),
-        # It computes, as all do.
-        (waiting(waits=False), waiting(waits=False), 9, None),
-        # The other has not come to the exchange, and is late.
-        (
-            waiting(),
-            waiting((0, 3, 6), waits=False),
-            0,
-            f"was last seen in {STEP}",
-        ),
-    ],
-)
-def test_ranks_that_all_wait_are_told_so(mine, its, since_s, found):
-    reports = reports_of(mine, its, since_s=since_s)
-    assert awaited_ranks(0, reports) == ({"rank 1": found} if found else {})
-
-
-IN_STEP = {"exchanges": ["sum"]}
-IN_PYTHON = {"exchanges": ["gather"], "in_python": True}
-
-
-@pytest.mark.parametrize(
-    ("its", "since_s", "are_apart"),
-    [
-        (waiting(**IN_STEP), 9, True),
-        (waiting(exchanges=["other"], in_python=True), 9, True),
-        (waiting(**IN_STEP), 0, False),
-        (waiting(**IN_PYTHON), 9, False),
-        (waiting(exchanges=["gather", "sum"]), 9, False),
-        # It has begun the exchange of this rank, or this rank may begin its.
-        (waiting((0, 3, 8), **IN_STEP), 9, False),
-        (waiting((0, 3, 6), **IN_STEP), 9, False),
-        (waiting(), 9, False),
-    ],
-)
-def test_ranks_in_exchanges_that_never_meet(its, since_s, are_apart):
-    mine = waiting(does="compares the model", **IN_PYTHON)
-    reports = reports_of(mine, its, since_s=since_s)
-    both = {"rank 0": "compares the model", "rank 1": f"is in {STEP}"}
-    assert ranks_apart(0, reports) == (both if are_apart else {})
-    assert ranks_apart(1, reports) == (both if are_apart else {})
-
-
-@pytest.mark.parametrize(
-    ("its", "since_s", "waits_in_vain"),
-    [
-        # Rank 0 waits for this one, however far it is.
-        (waiting((0, 5, 9), **IN_PYTHON), 9, True),
-        (waiting((0, 3, 6), **IN_STEP), 9, True),
-        # It computes, or may go on.
-        (waiting(), 9, False),
-        (waiting(**IN_PYTHON), 0, False),
-    ],
-)
-def test_rank_0_waits_and_will_not_save(its, since_s, waits_in_vain):
-    saves = {"exchanges": [activity.SAVE], "in_python": True}
-    mine = waiting(does="waits for a save", **saves)
-    reports = reports_of(its, mine, since_s=since_s)
-    both = {"rank 0": f"is in {STEP}", "rank 1": "waits for a save"}
-    assert ranks_apart(1, reports) == (both if waits_in_vain else {})
-    # It can go on once the other one has its error.
-    assert ranks_apart(0, reports) == {}
-    # Only rank 0 saves: nobody waits for another one.
-    others = reports_of(waiting(), waiting(**IN_PYTHON), mine, since_s=since_s)
-    assert ranks_apart(2, others) == {}
-    assert ranks_apart(1, others) == {}
-
-
-def test_graphs_may_begin_exchanges_in_another_order():
-    mine, its = waiting(**IN_STEP), waiting(exchanges=["other"])
-    assert ranks_apart(0, reports_of(mine, its)) == {}
-
-
 def test_what_a_rank_says_again_is_unchanged(server):
     for changes in (1, 2, 2):
         for rank in range(2):
-            found = server.client.report(rank, waiting((0, 0, changes)))
-    assert found["awaited"] == {"rank 0": TOO}
+            progress = Progress(2, 5, [0, 0, changes], "step 3", True)
+            found = server.client.report(rank, progress)
+    assert found["awaited"] == {"rank 0": "waits there, too"}
     # One of many is behind, although this rank does not look at it.
     for rank in range(2):
         for _ in range(2):
@@ -366,10 +363,3 @@ def test_a_forged_answer_is_not_believed():
         )
         with pytest.raises(OSError, match="signature is wrong"):
             client.get("plan")
-
-
-def test_a_folder_that_holds_a_store_is_private(tmp_path):
-    kept = store.FileStore(tmp_path / "job")
-    kept.put("where", 1)
-    assert kept.get("where") == 1
-    assert stat.filemode((tmp_path / "job").stat().st_mode) == "drwx------"

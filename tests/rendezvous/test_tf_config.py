@@ -2,13 +2,14 @@
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.hosts import place_ranks
+from keras_towers.rendezvous.store import StoreClient
+from keras_towers.rendezvous.store_server import StoreServer
 
 TASK = {"type": "worker", "index": 0}
 TWO = {"worker": ["a:1", "b:2"]}
@@ -80,10 +81,10 @@ def test_errors_say_which_entry_is_wrong(config, what):
 
 
 def test_ranks_of_a_job_become_tasks(monkeypatch):
-    told = {"task-0": "10.0.0.1:9"}
-    job = SimpleNamespace(host="127.0.0.1", put=told.__setitem__)
-    job.wait = lambda key: json.dumps(told[key])
-    monkeypatch.setattr(tf_config.store, "store_of_job", lambda: job)
+    server = StoreServer("127.0.0.1")
+    server.give("tasks", 0, 2, "10.0.0.1:9")
+    client = StoreClient(server.endpoint)
+    monkeypatch.setattr(tf_config.store, "store_of_job", lambda: client)
     monkeypatch.setenv(tf_config.VARIABLE, "")
     with pytest.raises(TowerError, match="TF_CONFIG is not set: set it, or"):
         tf_config.make_task()
@@ -91,7 +92,9 @@ def test_ranks_of_a_job_become_tasks(monkeypatch):
         monkeypatch.setenv(name, value)
     tf_config.make_task()
     cluster = tf_config.from_environment()
-    assert cluster.workers == ("10.0.0.1:9", told["task-1"])
-    assert cluster.rank == 1 and told["task-1"].startswith("127.0.0.1:")
+    first, second = cluster.workers
+    assert first == "10.0.0.1:9" and second.startswith("127.0.0.1:")
+    assert cluster.rank == 1
     # It is no rank of Horovod any more.
     assert not any(name.startswith("HOROVOD_") for name in os.environ)
+    server.stop()

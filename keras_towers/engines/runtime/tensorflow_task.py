@@ -7,8 +7,10 @@ as the task when this package is imported. Its server starts together with
 TensorFlow, when the first tensor is made.
 
 TensorFlow's collectives wait forever for a rank that has stopped, or that died
-while they did not communicate with it. So a thread polls all other ranks, and
-aborts the collectives of this process if one of them is lost.
+while they did not communicate with it. So a thread polls other ranks, and
+aborts the collectives of this process if one of them is lost. If there is a
+store, it knows who has started, and tells all ranks who is gone: then each rank
+polls only some of those with which it communicates.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ import tensorflow as tf
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import listening, liveness, tf_config, watch
+from keras_towers.rendezvous.store import Missing
 from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
+
+# The key of that all ranks have started.
+_STARTED = "tasks-started"
 
 _task: Task | None = None
 
@@ -134,11 +140,18 @@ def _configure(cluster: Cluster) -> None:
 
 def wait_for_tasks(task: Task, timeout_s: float) -> None:
     """Wait until all ranks have started."""
-    missing = _other_ranks(task)
+    cluster, store = task.cluster, tf_config.store_of_tasks()
+    silent, missing = _other_ranks(task), Missing([], 0)
     for waited_s in liveness.wait_loop(timeout_s, settings.NETWORK_POLL_S):
-        missing = [rank for rank in missing if not _answers(task, rank)]
-        if not missing:
-            return
+        if store is None:
+            silent = [rank for rank in silent if not _answers(task, rank)]
+            some = silent[: settings.MAX_RANKS_NAMED]
+            missing = Missing(some, len(silent))
+        else:
+            missing = store.give(_STARTED, cluster.rank, cluster.size, None)
+            hold_s = min(timeout_s, settings.HOLD_S)
+            if store.get(_STARTED, hold_s) is not None:
+                missing = Missing([], 0)
         # Known only where they have met before.
         gone = watch.gone_ranks()
         if gone:
@@ -147,11 +160,13 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
                 "strategy, which connects all tasks of TF_CONFIG: make it in "
                 "each of them, before any of them ends."
             )
+        if not missing.number:
+            return
         if waited_s:
-            named = ", ".join(_names(task, missing))
+            named = missing.named(_names(task, missing.some))
             logger.warning("%s waits for %s to start.", task.cluster, named)
     raise TowerError(
-        f"{', '.join(_names(task, missing))} did not start within "
+        f"{missing.named(_names(task, missing.some))} did not start within "
         f"{timeout_s:g} seconds. Every task that TF_CONFIG names must run "
         "the script, and must be reachable at its address; raise "
         "`start_timeout_s` to wait longer."
@@ -159,9 +174,24 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
 
 
 def unreachable(task: Task) -> str:
-    """Describe the ranks that do not answer; empty if all do."""
-    silent = [rank for rank in _other_ranks(task) if not _answers(task, rank)]
+    """Describe the polled ranks that do not answer; empty if all do."""
+    silent = [rank for rank in _polled(task) if not _answers(task, rank)]
     return _describe(task, silent, liveness.TaskState.SUSPECTED)
+
+
+def _polled(task: Task) -> list[int]:
+    """The ranks that this one polls: all, or some next to it in a ring.
+
+    In TensorFlow's rings, ranks are in the order of the names of their tasks.
+    """
+    others = _other_ranks(task)
+    number = settings.MAX_RANKS_CHECKED
+    if tf_config.store_of_tasks() is None or len(others) <= number:
+        return others
+    ring = sorted(range(task.cluster.size), key=task.name_of)
+    here = ring.index(task.cluster.rank)
+    sides = range(-(number // 2), number // 2 + 1)
+    return sorted(ring[(here + side) % len(ring)] for side in sides if side)
 
 
 def _other_ranks(task: Task) -> list[int]:
@@ -202,7 +232,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     if _watch is None:
         beat_s = min(timeout_s / 4, settings.BEAT_S)
         _watch = watch.AnswerWatch(
-            _other_ranks(task),
+            _polled(task),
             lambda rank: _answers(task, rank, beat_s),
             timeout_s,
             lambda ranks: _abort(

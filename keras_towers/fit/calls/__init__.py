@@ -5,7 +5,7 @@
 ``callback_roles``
   Callbacks: which ranks run them, and what they require of ``fit``.
 ``lone_call``
-  Calls of Keras's methods that only some ranks make, in their callbacks.
+  Calls of Keras's methods that a rank makes alone, within a call of all ranks.
 ``model_building``
   Building of a model before its first step, as on one device.
 ``saving``

@@ -13,7 +13,7 @@ import logging
 import re
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import keras
@@ -60,6 +60,9 @@ _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 _SYNCED_EVENTS = [e for e in ALL_EVENTS if not e.startswith("on_batch")]
 # The batch methods of these classes stop no loop and write no weights.
 _HARMLESS = (keras.callbacks.Callback, *CHIEF_ONLY)
+# Data that Keras reads by calling code of the user, and what it calls.
+_PYTHON_DATA = (types.GeneratorType, keras.utils.PyDataset)
+_DATA = "code of the data"
 # Ranks with their own data predict different numbers of batches.
 _AFTER_PREDICT = {"on_predict_batch.*": "on_predict_end"}
 
@@ -84,7 +87,7 @@ def callbacks_adapted(
     # Validation inside fit runs the callbacks of that fit.
     if nested and (synced or arguments.get("_use_cached_eval_dataset")):
         if synced:
-            call.meet = synced[0].meet
+            call.meet, call.within_data = synced[0].meet, synced[0].within_data
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -102,9 +105,13 @@ def callbacks_adapted(
                 _state_of,
                 adoption,
                 moved=_AFTER_PREDICT if is_own else {},
+                data=(arguments.get("x"), arguments.get("validation_data")),
             )
+            # Its data act before Keras gives callbacks the model.
+            synced_last.set_model(call.model)
             callbacks = with_added(callbacks, synced_last)
             call.meet = synced_last.meet
+            call.within_data = synced_last.within_data
             stack.enter_context(synced_last.watching())
         arguments["callbacks"] = callbacks
         yield
@@ -149,14 +156,14 @@ def _refuse_end(
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates the effects of callbacks to all ranks. Collective.
+    """Propagates effects of callbacks and data to all ranks. Collective.
 
     It runs after all other callbacks, since a callback on any rank may
     write weights or stop the loop. If a single rank left the loop, the next
     step of the other ranks would wait for it. The ranks agree at an event
     only if a callback on one of them acts there. ``moved`` maps patterns of
     events that ranks reach independently to the event at which they agree
-    instead.
+    instead. Generators and ``PyDataset``s in ``data`` act, too.
     """
 
     def __init__(
@@ -166,14 +173,15 @@ class SyncedCallbacks(keras.callbacks.Callback):
         variables: Callable[[keras.Model], list[keras.Variable]],
         adoption: Adoption | None = None,
         moved: Mapping[str, str] = types.MappingProxyType({}),
+        data: Sequence[object] = (),
     ):
         super().__init__()
         self._transport = transport
         self._callbacks = callbacks
         self._variables = variables
         self._adoption = adoption
-        # The class of the callback that runs, and its event.
-        self._running = "", ""
+        # The code that runs: "Mine.on_epoch_end".
+        self._running = ""
         # What a callback has read of a variable of which each rank has rows.
         self._read: tf.Tensor | None = None
         # The variables that callbacks have written, and the last writer's name.
@@ -185,6 +193,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ]
         for pattern, event in moved.items():
             acting = [re.sub(pattern, event, e) for e in acting]
+        if any(isinstance(each, _PYTHON_DATA) for each in data):
+            acting.append(_DATA)
         ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
@@ -215,25 +225,46 @@ class SyncedCallbacks(keras.callbacks.Callback):
         *args: object,
         **kwargs: object,
     ) -> None:
+        name = type(callback).__name__
+        with self._noting(name, f"{name}.{event}", event):
+            original(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def within_data(self, where: str) -> Iterator[None]:
+        """Let code of data act in this block as callbacks do at an event.
+
+        Args:
+            where: what runs: "Mine.on_epoch_end".
+        """
+        if _DATA not in self._events:
+            yield
+            return
+        with self._noting(where.partition(".")[0], where, _DATA):
+            yield
+        self._settle(_DATA)
+
+    @contextlib.contextmanager
+    def _noting(self, name: str, where: str, event: str) -> Iterator[None]:
+        """Note what code writes in this block, and let it meet other ranks."""
         before = [(v, _value(v)) for v in self._variables(self.model)]
-        outer = self._running
-        self._running = name, _ = type(callback).__name__, event
+        outer, self._running = self._running, where
         try:
-            with self._meeting_in(f"in {name}.{event}", event):
-                original(*args, **kwargs)
+            with self._meeting_in(where, event):
+                yield
         finally:
             self._running = outer
         for variable, value in before:
             if not _is_same(value, _value(variable)):
-                self._written[variable] = type(callback).__name__
+                self._written[variable] = name
 
     def _meeting_in(
         self, where: str, event: str
     ) -> contextlib.AbstractContextManager[None]:
-        """Let a callback use variables of which each rank has rows."""
+        """Let code use variables of which each rank has rows."""
         if self._adoption is None:
             return contextlib.nullcontext()
-        meeting = self._access if event in self._events else refusing(where)
+        meets = event in self._events
+        meeting = self._access if meets else refusing(f"in {where}")
         return self._adoption.update.variables.access.meeting_by(meeting)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
@@ -260,8 +291,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         Raises:
             TowerError: only some ranks make it, and cannot do so alone.
         """
-        callback, event = self._running
-        what += f" in {callback}.{event}" if callback else ""
+        what += f" in {self._running}" if self._running else ""
         why = ""
         if call is not None and self._adoption is not None:
             why = why_not_alone(call, self.model, self._adoption)
@@ -270,8 +300,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     def _access(self, access: Action, value: object) -> tf.Tensor | None:
         """Read or write a variable of which each rank has rows."""
-        callback, event = self._running
-        with activity.within(f"{access} in {callback}.{event}", waits=True):
+        with activity.within(f"{access} in {self._running}", waits=True):
             self._share_effects(str(access), access=access, value=value)
         read, self._read = self._read, None
         return read

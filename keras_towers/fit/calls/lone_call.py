@@ -1,9 +1,11 @@
-"""Calls of Keras's methods that only some ranks make, in their callbacks.
+"""Calls of Keras's methods that a rank makes alone, within a call of all ranks.
 
 All ranks have the same weights, so what evaluates or predicts needs no other
 rank. But for weights in shards over the ranks: these ranks then hold the whole
-of them while the call runs. ``SyncedCallbacks`` finds out which ranks make a
-call.
+of them while the call runs. In callbacks, and in code of data that runs in the
+same thread, ``SyncedCallbacks`` finds out which ranks make a call: if all do,
+they make it together. Where ranks cannot meet, as in a thread that reads data,
+each makes it alone.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from typing import Any
 
 import keras
 
+from keras_towers import compat
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.tower_call import TowerCall, tower_function
 from keras_towers.fit.components import KerasCall, TowerFunction
+from keras_towers.fit.data import in_turn
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.joint_access import holding_weights
+from keras_towers.fit.weights.shards import is_over_ranks
 
 
 class LoneCall(TowerCall):
@@ -52,14 +57,42 @@ class LoneCall(TowerCall):
                 setattr(model, name, joint)
 
 
+def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
+    """Refuse a call in another thread that a rank cannot make alone there.
+
+    Args:
+        call: the call.
+        outer: the call of all ranks, which runs meanwhile.
+    """
+    why = why_not_alone(call, outer.model, outer.adoption)
+    weights = state_lib.collect(call.model).weights
+    if not why and any(map(is_over_ranks, weights)):
+        why = (
+            "each rank has a part of its weights. Call it in a callback, or in "
+            "on_epoch_end of a PyDataset, where ranks meet"
+        )
+    ahead = in_turn.reads_data() and not in_turn.is_in_turn()
+    if not why and ahead and outer.why_not_asking():
+        why = (
+            "the data are read ahead, so ranks would get different batches. "
+            f"{outer.why_not_asking()}, or call it in a callback"
+        )
+    if why:
+        raise outer.refuse(
+            f"{call.kind} of model {call.model.name!r} is called in a thread "
+            f"of its own, as data are read in, while {outer.kind} runs on all "
+            f"ranks, but {why}."
+        )
+
+
 def why_not_alone(
     call: KerasCall, outer: keras.Model, adoption: Adoption
 ) -> str:
     """Return why ranks cannot make a call alone; empty if they can.
 
     Args:
-        call: the call, in a callback.
-        outer: the model that the callback belongs to.
+        call: the call.
+        outer: the model of the call around it.
         adoption: the models of the strategy.
     """
     kind, model = call.kind, call.model
@@ -78,6 +111,12 @@ def why_not_alone(
     if is_shared and model_building.needs_build(model, kind):
         return (
             f"model {model.name!r} is not built for {kind} yet. Call {kind} on "
+            "every rank first"
+        )
+    variables = state_lib.collect(model).everything()
+    if any(isinstance(v._value, compat.SyncOnReadVariable) for v in variables):
+        return (
+            f"all ranks have yet to place model {model.name!r}. Call {kind} on "
             "every rank first"
         )
     return ""

@@ -14,6 +14,8 @@ import collections
 import contextlib
 import hashlib
 import inspect
+import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +33,7 @@ from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights.joint_access import access_of
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.rendezvous.store import Store, store_of_job, wait_for
+from keras_towers.rendezvous.store import Store, store_of_job
 from keras_towers.system import absolute
 
 # All functions of Keras that write a model, as owner and name.
@@ -209,11 +211,7 @@ class _RanksOfStore:
         limit_s = seconds(
             settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
         )
-        has_ended = threading.Event()
-
-        def read() -> str | None:
-            return "" if has_ended.is_set() else self._store.get(key)
-
+        given_up = threading.Event()
         waits = f"waits for rank 0 to save {path}"
         try:
             with (
@@ -221,13 +219,14 @@ class _RanksOfStore:
                 activity.doing(f"{waits} ({_REMEDY})"),
                 activity.exchanges.running(activity.SAVE, is_counted=False),
             ):
-                return watch.wait_for_ranks(
-                    lambda: wait_for(read, limit_s or None)
+                saved = watch.wait_for_ranks(
+                    lambda: self._store.wait(key, limit_s or math.inf, given_up)
                 )
+                return str(json.loads(saved))
         except (TimeoutError, watch.RanksEnded) as error:
             why = f"{error}, and rank {self.rank} {waits}"
             if isinstance(error, TimeoutError):
                 why = f"rank {self.rank} has waited {limit_s} s: it {waits}"
             raise TowerError(f"{why}. {_REMEDY}") from None
         finally:
-            has_ended.set()
+            given_up.set()

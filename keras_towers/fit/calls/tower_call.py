@@ -24,7 +24,9 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.data import in_turn
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator, Within
+from keras_towers.fit.data.in_turn import InTurn
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
@@ -34,6 +36,7 @@ from keras_towers.fit.step.adaptive_function import (
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights import model_state
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.rendezvous import activity, rank_checks
@@ -42,11 +45,22 @@ if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
 _calls: ThreadLocal[TowerCall] = ThreadLocal()
+# Those of all ranks, in the one thread that makes such calls.
+_joint: list[TowerCall] = []
 
 
 def current() -> TowerCall | None:
     """Return the call that this thread is running, or None."""
     return _calls.get()
+
+
+def around() -> TowerCall | None:
+    """Return the call around what this thread is about to do, or None.
+
+    A thread that runs no call may do something for the call that all ranks run
+    in another thread, such as read its data.
+    """
+    return current() or (_joint[-1] if _joint else None)
 
 
 def outside() -> contextlib.AbstractContextManager[None]:
@@ -160,23 +174,30 @@ class TowerCall:
         self.kind = keras_call.kind
         self.start = start
         self.epoch_iterator: TowerEpochIterator | None = None
+        # Why what reads its data has failed, where TensorFlow wraps the error.
+        self.refused: TowerError | None = None
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
-        # Shares the effects of callbacks before what a callback does, and
+        # Shares the effects of code of the user before what this does, and
         # returns whether all ranks do that.
         self.meet: Callable[[str, KerasCall | None], bool]
         self.meet = lambda what, call: True
+        # The block in which code of the data runs, given where.
+        self.within_data: Within = lambda where: contextlib.nullcontext()
+        self._iterators: list[TowerEpochIterator] = []
         self.shuffle_order: ShuffleOrder | None = None
         self._prepared = prepared
         outer = current()
         self._is_nested: bool = outer is not None
         # Inside another call of the same model, ranks have the same values.
-        self._is_inner = outer is not None and outer.model is self.model
+        self._is_inner = (
+            outer is not None and outer.model is self.model and outer._prepared
+        )
         self._places_of = runner.places
         self.places: Places = runner.places(self.kind)
         # Keras's fit makes the iterator of a validation within it.
         self.examples: dict[str, int | None] = {}
-        if outer is not None and self._is_inner:
+        if outer is not None and outer.model is self.model:
             self.examples = outer.examples
         # The specs of a batch, to build the model with.
         self._batch: Structure = None
@@ -191,20 +212,33 @@ class TowerCall:
             patches.shadowed(self.model, self.shadows()),
             contextlib.ExitStack() as stack,
         ):
-            order = self._step.order
+            if not self.is_alone:
+                stack.enter_context(self._among_calls())
+            try:
+                yield
+            finally:
+                self.end_threads()
+                for iterator in self._iterators:
+                    iterator.turn.end()
+                if self.epoch_iterator is not None:
+                    # The process would hang at its exit if TensorFlow were
+                    # still running Python code that reads an unused batch.
+                    self.epoch_iterator.release()
+
+    @contextlib.contextmanager
+    def _among_calls(self) -> Iterator[None]:
+        """Take part in the order of steps, and of calls of all ranks."""
+        order = self._step.order
+        with contextlib.ExitStack() as stack:
+            if self.config.transport.size > 1:
+                _joint.append(self)
+                stack.callback(_joint.remove, self)
             if self._is_nested:
                 # The next step of the call around this one may be its first.
                 stack.enter_context(order.within_epoch())
             if not self._prepared:
                 order.begin_epoch()
-            try:
-                yield
-            finally:
-                self.end_threads()
-                if self.epoch_iterator is not None:
-                    # The process would hang at its exit if TensorFlow were
-                    # still running Python code that reads an unused batch.
-                    self.epoch_iterator.release()
+            yield
 
     def shadows(self) -> dict[str, object]:
         """Return the model attributes to shadow, by name."""
@@ -337,7 +371,14 @@ class TowerCall:
         # The validation of a fit has its own.
         is_own = kind == self.kind
         places = self.places if is_own else self._places_of(kind)
-        return TowerEpochIterator(
+        order = self._step.order
+        counted = order.steps_done if self.config.transport.size > 1 else None
+        turn = InTurn(
+            lambda: model_state.collect(self.model).everything(),
+            self.model.steps_per_execution,
+            None if self.is_alone else counted,
+        )
+        iterator = TowerEpochIterator(
             self.config,
             places,
             kind,
@@ -345,8 +386,24 @@ class TowerCall:
             end_data=lambda batches: self._step.end_data(
                 batches, self.model, places.ranks
             ),
+            turn=turn,
+            within=self.within_data,
             **kwargs,
         )
+        self._iterators.append(iterator)
+        return iterator
+
+    def refuse(self, why: str) -> TowerError:
+        """Return an error that its data raise, and with which it then ends."""
+        error = TowerError(why)
+        if in_turn.reads_data():
+            self.refused = error
+        return error
+
+    def why_not_asking(self) -> str:
+        """Return why threads that read its data must not ask the model."""
+        reasons = [iterator.why_not_asking for iterator in self._iterators]
+        return next(filter(None, reasons), "")
 
     def build(
         self,
@@ -440,7 +497,7 @@ class TowerCall:
             # The step in which the data has ended was cancelled.
             activity.exchanges.settle()
             self.config.transport.note_wait(f"end of {self.kind}")
-        self._step.order.begin_epoch()
+            self._step.order.begin_epoch()
         logs = self.finish_steps(logs)
         iterator = self.epoch_iterator
         if not logs and iterator is not None and iterator.was_empty():

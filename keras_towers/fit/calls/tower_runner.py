@@ -19,7 +19,7 @@ from keras_towers.fit.calls import (
     tower_call,
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
-from keras_towers.fit.calls.lone_call import LoneCall
+from keras_towers.fit.calls.lone_call import LoneCall, refuse_in_thread
 from keras_towers.fit.calls.tower_call import Runner, TowerCall
 from keras_towers.fit.components import (
     TRAINING,
@@ -28,6 +28,7 @@ from keras_towers.fit.components import (
     TowerConfig,
 )
 from keras_towers.fit.context import thread_state
+from keras_towers.fit.data import in_turn
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.trace import Trace
 from keras_towers.partition import Program
@@ -66,8 +67,14 @@ class TowerRunner(Runner):
         Args:
             kind: the method of Keras.
         """
-        if tower_call.current() is not None:
+        if tower_call.around() is not None:
             return contextlib.nullcontext()
+        joint = self._config.transport.size > 1
+        if joint and in_turn.reads_data() and failed_calls.calls.are_elsewhere:
+            raise TowerError(
+                f"{kind} is called in a thread that reads data, but the call "
+                "that needed them has ended."
+            )
         return failing_together(self._config, kind)
 
     @property
@@ -84,7 +91,7 @@ class TowerRunner(Runner):
         self, keras_call: KerasCall, start: FitStart | None
     ) -> Structure:
         kind, model = keras_call.kind, keras_call.model
-        outer = tower_call.current()
+        outer = tower_call.around()
         # A fit that goes on from a backup has its evaluation on its tower.
         if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
@@ -96,6 +103,9 @@ class TowerRunner(Runner):
             outer.wait_for_steps(keras_call.trains)
             name = rank_checks.without_numbers(model.name)
             what = f"{kind} of model {name!r}"
+            if outer is not tower_call.current():
+                refuse_in_thread(keras_call, outer)
+                return self._start_alone(keras_call)
             if not outer.meet(what, keras_call):
                 return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
@@ -277,6 +287,8 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if call.refused is not None and isinstance(error, tf.errors.OpError):
+            raise call.refused from None
         reason = call.build_error
         if reason is not None and type(reason) is not type(error):
             error.add_note(

@@ -8,4 +8,6 @@
   Checks that all ranks read the same data, by fingerprints of it.
 ``shuffle_order``
   One order of shuffled data on all ranks.
+``in_turn``
+  Python data that ask the model, read in the step that they are for.
 """

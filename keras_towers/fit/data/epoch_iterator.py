@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -19,7 +20,9 @@ from keras_towers._notices import first_time
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
-from keras_towers.fit.data import batches as data_lib, same_data
+from keras_towers.fit.context import patches
+from keras_towers.fit.data import batches as data_lib, in_turn, same_data
+from keras_towers.fit.data.in_turn import InTurn
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.places import Places
 
@@ -30,6 +33,9 @@ RELEASES = "keras-towers-releases"
 _PREFETCHED_BATCHES = 2
 # For Dataset.take(): all elements; a step stops when all data have ended.
 _UNTIL_ALL_END = -1
+
+
+Within: TypeAlias = "Callable[[str], contextlib.AbstractContextManager[None]]"
 
 
 class _Owner(enum.Enum):
@@ -55,6 +61,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             unknown.
         end_data: called with the number of batches if data that all ranks share
             ends at a batch that Keras expects.
+        turn: lets threads that read data wait for steps.
+        within: returns the block in which code of the data runs in this thread,
+            given where: "Mine.on_epoch_end".
         **kwargs: the arguments of Keras's own iterator.
     """
 
@@ -74,6 +83,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         whole: bool = False,
         epochs: int | None = None,
         end_data: Callable[[int], None] = lambda batches: None,
+        turn: InTurn | None = None,
+        within: Within = lambda where: contextlib.nullcontext(),
         **kwargs: object,
     ):
         self._config, self._places, self._kind = config, places, kind
@@ -81,15 +92,27 @@ class TowerEpochIterator(compat.TFEpochIterator):
         # Processes that exchange nothing may end at different times.
         self._together: bool = batch_ranks is config.transport
         self._on_next_step, self._order = on_next_step, order
-        self._end_data = end_data
+        self._end_data, self._within = end_data, within
         self.at_last_step: bool = False
+        self.turn: InTurn = turn or InTurn(list)
+        self._is_skipping = False
+        name = type(kwargs.get("x")).__name__
         with order.of_arrays() if order else contextlib.nullcontext():
-            super().__init__(distribute_strategy=Undistributed, **kwargs)
+            with within(f"{name}'s first batches"), self.turn.first_batches():
+                super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
             self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
             self.source: tf.data.Dataset = self._distributed_dataset
             self._owner: _Owner = self._find_owner(whole)
             is_global = self._owner is _Owner.ALL
+            self._run_events_within(name)
+            # Asynchronous towers take batches whenever they need them.
+            if self._owner is not _Owner.TOWER:
+                self.turn.order_reads(adapter)
+            # Why what reads the data must not ask the model.
+            self.why_not_asking: str = ""
+            if is_global and batch_ranks.size > 1:
+                self.why_not_asking = in_turn.why_not_asking(adapter)
             if self._has_arrays and is_global and batch_ranks.size > 1:
                 local_rows = _read_local_rows(adapter, places)
         self._common_steps: int | None = None
@@ -110,6 +133,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 self._agree_on_steps()
             dataset = local_rows or self.source
             self._distributed_dataset = self._prefetch(dataset)
+        if self._owner is _Owner.RANK:
+            self.turn.per_step = config.num_towers
         self._set_steps()
         if epochs is not None and is_global:
             self._limit_reads(epochs)
@@ -124,6 +149,18 @@ class TowerEpochIterator(compat.TFEpochIterator):
         each = self._config.options.batches == "each"
         own = each and (self._kind == "fit" or self._together)
         return _Owner.RANK if own else _Owner.ALL
+
+    def _run_events_within(self, name: str) -> None:
+        """Let the events of the data run in the block of their code."""
+        adapter = self.data_adapter
+
+        def run(event: str, original: Callable[[], None]) -> None:
+            with self._within(f"{name}.{event}"):
+                original()
+
+        for event in ("on_epoch_begin", "on_epoch_end"):
+            original = getattr(adapter, event)
+            setattr(adapter, event, functools.partial(run, event, original))
 
     def _limit_reads(self, epochs: int) -> None:
         """Read only as many batches of a generator as there are steps.
@@ -181,6 +218,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
         is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
         is_global = self._owner is _Owner.ALL
+        shares = is_global and self._places.ranks.batch.size > 1
+        if shares and in_turn.is_countable(self.data_adapter):
+            dataset = self.turn.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have
         # only parts with a row for each example.
@@ -284,6 +324,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
         """Read batches as ``fit`` does, without training on them."""
+        with patches.shadowed(self, {"_is_skipping": True}):
+            return self._skip(batches)
+
+    def _skip(self, batches: int) -> tuple[int, int]:
         epochs = 0
         while batches:
             before = batches
@@ -297,6 +341,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                     size = self.steps_per_execution
                     _, _, data = compat.execution_of(step, size)
                     for _ in range(size):
+                        self.turn.skip(self.turn.per_step)
                         next(data)
                         batches -= 1
             if batches == before:
@@ -318,6 +363,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _get_iterator(self) -> Iterable[Structure]:
         skip, self._batches_to_skip = self._batches_to_skip, 0
+        self.turn.begin_iterator()
+        self.turn.skip(skip * self.turn.per_step)
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
         if not skip and not self._has_arrays:
@@ -334,6 +381,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __next__(self) -> Structure:
         self._on_next_step()
         step = super().__next__()
+        if not self._is_skipping:
+            self.turn.begin_steps()
         self._fresh_iterator = None
         size = self.steps_per_execution
         first, last, self._read = compat.execution_of(step, size)
@@ -372,9 +421,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             read, tf.data.Iterator | tf.distribute.DistributedIterator
         ):
             return False
+        self.turn.begin_steps()
         return bool(read.get_next_as_optional().has_value())
 
     def reset(self) -> None:
+        self.turn.begin_iterator()
         super().reset()
         self._set_steps()
 

@@ -187,7 +187,7 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     """Return why each rank would read the dataset in another order, if so."""
     if dataset.options().deterministic is False:
         return "its options say deterministic=False"
-    for part in _parts(dataset):
+    for part in parts_of(dataset):
         kind = type(part).__name__
         if kind == "_ShuffleDataset" and not any(
             int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
@@ -199,7 +199,8 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     return None
 
 
-def _parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yield a dataset, and those that it is made of."""
     yield dataset
     for parent in dataset._inputs():
-        yield from _parts(parent)
+        yield from parts_of(parent)

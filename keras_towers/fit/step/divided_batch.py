@@ -68,7 +68,7 @@ class DividedBatch:
         ranks, fingerprint = places.ranks, None
         is_whole = data_lib.is_whole(data)
         batch, like = data_lib.as_tower_batch(config, places, data, undivided)
-        batch = order.begin_step(batch)
+        batch = order.begin_step(batch, in_order=ranks.job.size > 1)
         if is_whole and shares_batches(config, ranks):
             fingerprint = same_data.rounded_fingerprint(data)
         here = _sum_of(batch.counts(like))

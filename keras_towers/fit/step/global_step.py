@@ -339,6 +339,7 @@ class GlobalStep:
             result = step(whole)
         if transport.size > 1:
             self.order.check_first_results(lambda: _values_of(result, model))
+            self.order.end_eager_step()
         variables.copy_first()
         return result
 

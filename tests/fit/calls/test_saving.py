@@ -13,22 +13,16 @@ import keras_towers as kt
 from keras_towers import settings
 from keras_towers.fit.calls import saving
 from keras_towers.rendezvous import failed_calls
+from keras_towers.rendezvous.store_server import StoreServer
 
 BUFFER = io.BytesIO()
-
-
-class Server(dict):
-    """The store of a job, in memory."""
-
-    put = dict.__setitem__
 
 
 class Ranks:
     """Ranks in threads, of one of which a save asks."""
 
-    def __init__(self, number):
-        server = Server()
-        self._ranks = [saving._RanksOfStore(r, server) for r in range(number)]
+    def __init__(self, number, store):
+        self._ranks = [saving._RanksOfStore(r, store) for r in range(number)]
         self._local = threading.local()
 
     def run(self, *acts):
@@ -52,9 +46,11 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch):
-    found = Ranks(3)
+    store = StoreServer("127.0.0.1")
+    found = Ranks(3, store)
     monkeypatch.setattr(saving, "_job", found)
-    return found
+    yield found
+    store.stop()
 
 
 @pytest.fixture

@@ -1,0 +1,322 @@
+"""Python data that ask the model, read in the step that they are for.
+
+Threads of TensorFlow read what Python makes some batches ahead of the steps.
+What such data learn from a model that trains meanwhile would depend on time,
+and ranks would get different batches. So once data have asked the model, they
+are read as far as the step that has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing.dummy
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat, settings
+from keras_towers._types import Structure
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.data.batches import identity_of, mapped
+from keras_towers.fit.data.same_data import parts_of
+
+
+class InTurn:
+    """Lets the threads that read an epoch iterator's data wait for its steps.
+
+    Args:
+        state: returns the variables that steps write.
+        per_execution: how many steps Keras runs at a time.
+        done: returns how many steps are done, also within an execution; None:
+            they are not counted.
+
+    Attributes:
+        per_step: how many batches a step takes.
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], Collection[keras.Variable]],
+        per_execution: int = 1,
+        done: Callable[[], int] | None = None,
+    ):
+        self.per_step = 1
+        self._state = state
+        self._per_execution = per_execution
+        self._done = done if per_execution > 1 else None
+        self._changed = threading.Condition()
+        self._has_asked = False
+        self._asking = 0
+        # Of a dataset: how many batches were read, and what is read now.
+        self._read: Any = None
+        self._reading: _Reading | None = None
+        # Of the data's current iterator: its number, the batches read without
+        # a step, the steps that have begun, and those done before the last.
+        self._iterator = self._skipped = self._begun = self._done_before = 0
+
+    def begin_iterator(self) -> None:
+        """Begin to read anew: what still reads the last iterator ends."""
+        with self._changed:
+            self._iterator += 1
+            self._skipped = self._begun = 0
+            self._changed.notify_all()
+        if self._read is not None:
+            self._read.assign(0)
+
+    def skip(self, batches: int) -> None:
+        """Let batches be read without a step."""
+        with self._changed:
+            self._skipped += batches
+            self._changed.notify_all()
+
+    def begin_steps(self) -> None:
+        """Let the batches of the next execution be read."""
+        with self._changed:
+            self._begun += self._per_execution
+            if self._done is not None:
+                self._done_before = self._done()
+            self._changed.notify_all()
+        if self._read is not None:
+            # Data of validation are read within those of training.
+            _counted[:] = [*(t for t in _counted if t is not self), self]
+
+    def end(self) -> None:
+        """End what still reads, once it uses the model no more."""
+        if self in _counted:
+            _counted.remove(self)
+        self.begin_iterator()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._asking)
+
+    @contextlib.contextmanager
+    def first_batches(self) -> Iterator[None]:
+        """Read the first batches in this block, before any step."""
+        with _reading.holding(_Reading(self)):
+            yield
+
+    def order_reads(self, adapter: Any) -> None:
+        """Let the batches that an adapter of Keras reads be read in turn."""
+        names: tuple[str, ...] = ()
+        if isinstance(adapter, compat.GeneratorDataAdapter):
+            names = ("generator",)
+        elif isinstance(adapter, compat.PyDatasetAdapter):
+            names = "_finite_generator", "_infinite_generator"
+        for name in names:
+            setattr(adapter, name, self.wrap(getattr(adapter, name)))
+
+    def wrap(
+        self, read: Callable[[], Iterable[object]]
+    ) -> Callable[[], Iterator[object]]:
+        """Return what reads the same batches, each in its turn."""
+
+        def batches() -> Iterator[object]:
+            iterator, source = self._iterator, iter(read())
+            for number in itertools.count():
+                reading = _Reading(self, iterator, number)
+                if self._has_asked:
+                    reading.wait()
+                with _reading.holding(reading):
+                    try:
+                        batch = next(source)
+                    except StopIteration:
+                        return
+                yield batch
+
+        return batches
+
+    def counted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return a dataset that counts its batches, by which threads wait.
+
+        Args:
+            dataset: runs Python functions, and reads no batch ahead.
+        """
+        self._read = counter = compat.hidden_variable(0, tf.int64)
+        _counted.append(self)
+
+        def count(batch: Structure) -> Structure:
+            with tf.control_dependencies([counter.assign_add(1)]):
+                return identity_of(batch)
+
+        return mapped(dataset, count)
+
+    def reading(self) -> _Reading:
+        """Return what a thread reads that reads the counted dataset."""
+        with tf.init_scope():
+            position = self._iterator, int(self._read)
+        if self._reading is None or self._reading.position != position:
+            self._reading = _Reading(self, *position)
+        return self._reading
+
+    def written(self) -> set[int]:
+        """The ids of the variables that steps write."""
+        return {id(variable) for variable in self._state()}
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Let ``end`` wait for this block, which uses the model."""
+        with self._changed:
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._asking -= 1
+                self._changed.notify_all()
+
+    def wait_for(self, iterator: int, number: int) -> None:
+        """Wait until the step of a batch begins, since data ask the model."""
+        # Steps within an execution notify nobody.
+        pause_s = None if self._done is None else settings.POLL_S
+        with self._changed:
+            self._has_asked = True
+            while iterator and not self._is_due(iterator, number):
+                self._changed.wait(pause_s)
+
+    def _is_due(self, iterator: int, number: int) -> bool:
+        if iterator != self._iterator:
+            raise TowerError(
+                "data ask the model for a batch that nothing needs any more: "
+                "the call has ended, or begins to read anew."
+            )
+        step = (number - self._skipped) // self.per_step
+        last = self._begun - self._per_execution
+        if self._done is None or not last < step < self._begun:
+            return step < self._begun
+        return step <= last + self._done() - self._done_before
+
+
+class _Reading:
+    """What a thread reads: a batch of an iterator; or the first batches."""
+
+    def __init__(self, turn: InTurn, iterator: int = 0, number: int = 0):
+        self.turn = turn
+        self.position = iterator, number
+        self._is_due = False
+        self._written: set[int] | None = None
+
+    def ask(self, variables: Iterable[object]) -> None:
+        """Wait for its step, if steps write any of the variables."""
+        if self._is_due:
+            return
+        if self._written is None:
+            self._written = self.turn.written()
+        if any(id(variable) in self._written for variable in variables):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for its step."""
+        self.turn.wait_for(*self.position)
+        self._is_due = True
+
+
+_reading: ThreadLocal[_Reading] = ThreadLocal()
+# Those that count what is read; the last one has begun a step last.
+_counted: list[InTurn] = []
+
+
+def _current() -> _Reading | None:
+    reading = _reading.get()
+    if reading is None and _counted and reads_data():
+        return _counted[-1].reading()
+    return reading
+
+
+@contextlib.contextmanager
+def asking(variables: Iterable[object]) -> Iterator[None]:
+    """Use variables in a block, in turn if this thread reads data."""
+    reading = _current()
+    if reading is None:
+        yield
+        return
+    reading.ask(variables)
+    with reading.turn.asking():
+        yield
+
+
+def read_variable(
+    original: Callable[[keras.Variable], Any], variable: keras.Variable
+) -> Any:
+    """Read a variable, in turn if this thread reads data."""
+    reading = _current()
+    if reading is not None:
+        reading.ask((variable,))
+    return original(variable)
+
+
+def is_in_turn() -> bool:
+    """Whether this thread reads data in turn."""
+    return _current() is not None
+
+
+def reads_data() -> bool:
+    """Whether this thread may be one that reads data.
+
+    They are threads of TensorFlow, which Python has not started, and those of
+    the pools of Keras.
+    """
+    thread = threading.current_thread()
+    return isinstance(
+        thread, threading._DummyThread | multiprocessing.dummy.DummyProcess
+    )
+
+
+_AHEAD = (
+    "Give fit a generator or a PyDataset instead, or leave prefetch, "
+    "num_parallel_calls and other maps out of the dataset"
+)
+_PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
+
+
+def why_not_asking(adapter: Any) -> str:
+    """Return why what reads the data of an adapter must not ask a model.
+
+    Ranks would read at different times, and get different batches. Empty: it
+    may.
+    """
+    if isinstance(adapter, compat.PyDatasetAdapter):
+        has_pool = getattr(adapter, "enqueuer", None) is not None
+        return "Give the PyDataset workers=1" if has_pool else ""
+    return _AHEAD if _has_python(adapter) and not is_countable(adapter) else ""
+
+
+def is_countable(adapter: Any) -> bool:
+    """Whether an adapter has a dataset that reads as far as it is asked."""
+    return _has_python(adapter) and not reads_ahead(adapter.get_tf_dataset())
+
+
+def _has_python(adapter: Any) -> bool:
+    is_dataset = isinstance(adapter, compat.TFDatasetAdapter)
+    return is_dataset and runs_python(adapter.get_tf_dataset())
+
+
+def runs_python(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset runs Python functions."""
+    return any(map(_runs_python, parts_of(dataset)))
+
+
+def _runs_python(part: tf.data.Dataset) -> bool:
+    graphs = (function.function.graph for function in part._functions())
+    return any(_PYTHON & _operations(graph) for graph in graphs)
+
+
+def _operations(graph: tf.Graph) -> set[str]:
+    """The types of the operations of a graph and of what it calls."""
+    called = (f.cached_definition.node_def for f in graph._functions.values())
+    types = {node.op for node in itertools.chain(*called)}
+    return types.union(op.type for op in graph.get_operations())
+
+
+def reads_ahead(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset may read elements before it is asked for them."""
+    for part in parts_of(dataset):
+        name = type(part).__name__
+        # TensorFlow makes maps parallel that run no Python.
+        is_plain_map = name == "_MapDataset" and not _runs_python(part)
+        if "Prefetch" in name or "Parallel" in name or is_plain_map:
+            return True
+    return False

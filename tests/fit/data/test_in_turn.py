@@ -1,0 +1,186 @@
+"""Data that ask the model are read in turn with its steps."""
+
+import itertools
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.errors import TowerError
+from keras_towers.fit.data import in_turn
+from keras_towers.fit.data.in_turn import InTurn
+from tests.kit.compare import assert_all_close
+from tests.kit.training import linear
+
+LIMIT_S = 20
+
+
+class Reader:
+    """A thread that reads batches, as far as it may."""
+
+    def __init__(self, batches):
+        self.read, self.error = [], None
+        self._moved = threading.Condition()
+        self.thread = threading.Thread(target=self._run, args=(batches,))
+        self.thread.start()
+
+    def _run(self, batches):
+        try:
+            for batch in batches:
+                with self._moved:
+                    self.read.append(batch)
+                    self._moved.notify_all()
+        except TowerError as error:
+            self.error = error
+        with self._moved:
+            self._moved.notify_all()
+
+    def reads(self, number):
+        """Whether it reads so many, and no more for a moment."""
+        with self._moved:
+            enough = self._moved.wait_for(
+                lambda: len(self.read) >= number, LIMIT_S
+            )
+            more = self._moved.wait_for(lambda: len(self.read) > number, 0.2)
+        return enough and not more
+
+
+@pytest.fixture
+def variable():
+    return keras.Variable(1.0)
+
+
+def asking(variable, number=10, since=0):
+    """A generator that asks for a variable."""
+    for k in range(number):
+        if k >= since:
+            with in_turn.asking([variable]):
+                pass
+        yield k
+
+
+def test_batches_are_read_as_far_as_steps_have_begun(variable):
+    turn = InTurn(lambda: [variable])
+    turn.begin_iterator()
+    reader = Reader(turn.wrap(lambda: asking(variable, since=3))())
+    # It has yet to ask.
+    assert reader.reads(3)
+    turn.begin_steps()
+    assert reader.reads(3)
+    for _ in range(3):
+        turn.begin_steps()
+    assert reader.reads(4)
+    turn.begin_steps()
+    assert reader.reads(5)
+    turn.end()
+    reader.thread.join(LIMIT_S)
+    assert "for a batch that nothing needs any more" in str(reader.error)
+
+
+def test_steps_of_an_execution_are_waited_for_one_by_one(variable):
+    done = [7]
+    turn = InTurn(lambda: [variable], 3, lambda: done[0])
+    turn.per_step = 2
+    turn.begin_iterator()
+    # As of a fit that goes on in the middle of an epoch.
+    turn.skip(4)
+    reader = Reader(turn.wrap(lambda: asking(variable, 30))())
+    assert reader.reads(4)
+    turn.begin_steps()
+    assert reader.reads(6)
+    done[0] += 1
+    assert reader.reads(8)
+    # The last step of an execution does not begin the next one.
+    done[0] += 2
+    assert reader.reads(10)
+    turn.begin_steps()
+    assert reader.reads(12)
+    turn.end()
+    reader.thread.join(LIMIT_S)
+
+
+def test_other_variables_and_first_batches_wait_for_nothing(variable):
+    turn = InTurn(lambda: [variable])
+    turn.begin_iterator()
+    reader = Reader(turn.wrap(lambda: asking(keras.Variable(2.0), 3))())
+    assert reader.reads(3)
+    with turn.first_batches():
+        assert [*asking(variable, 2)] == [0, 1]
+    # Now it is known that these data ask.
+    reader = Reader(turn.wrap(lambda: iter(range(2)))())
+    assert reader.reads(0)
+    turn.begin_steps()
+    assert reader.reads(1)
+    turn.end()
+    reader.thread.join(LIMIT_S)
+
+
+def test_a_call_ends_when_what_asks_has_ended(variable):
+    turn = InTurn(lambda: [variable])
+    turn.begin_iterator()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def asks():
+        with in_turn.asking([variable]):
+            begun.set()
+            goes_on.wait(LIMIT_S)
+        yield 0
+
+    turn.begin_steps()
+    reader = Reader(turn.wrap(asks)())
+    assert begun.wait(LIMIT_S)
+    ends = threading.Thread(target=turn.end)
+    ends.start()
+    ends.join(0.2)
+    assert ends.is_alive()
+    goes_on.set()
+    ends.join(LIMIT_S)
+    assert not ends.is_alive()
+    reader.thread.join(LIMIT_S)
+
+
+def python_map(dataset):
+    function = tf.autograph.experimental.do_not_convert(
+        lambda x: tf.py_function(lambda y: y, [x], tf.int64)
+    )
+    return dataset.map(function)
+
+
+@pytest.mark.parametrize(
+    "make, runs, ahead",
+    [
+        (lambda d: d, False, False),
+        (python_map, True, False),
+        (lambda d: python_map(d).batch(2).repeat(), True, False),
+        (lambda d: python_map(d).prefetch(1), True, True),
+        # TensorFlow makes them parallel.
+        (lambda d: python_map(d).map(lambda x: x + 1), True, True),
+        (lambda d: d.map(lambda x: x, num_parallel_calls=2), False, True),
+    ],
+)
+def test_what_a_dataset_runs_and_reads_ahead(make, runs, ahead):
+    dataset = make(tf.data.Dataset.range(4))
+    assert in_turn.runs_python(dataset) == runs
+    assert in_turn.reads_ahead(dataset) == ahead
+
+
+def test_towers_of_one_process_train_on_data_that_ask():
+    def data(model, number):
+        rows = np.random.default_rng(0)
+        for k in range(number):
+            x = rows.normal(size=(6, 6)).astype("float32")
+            said = model.predict(x, verbose=0) if k % 2 else model(x).numpy()
+            yield x, np.argmin(said, 1)
+
+    mine, alone = linear(), linear()
+    with kt.TowerStrategy(3):
+        mine.fit(data(mine, 5), verbose=0)
+    batches = data(alone, 5)
+    # Keras reads two before the first step.
+    first = [next(batches), next(batches)]
+    for x, y in itertools.chain(first, batches):
+        alone.train_on_batch(x, y)
+    assert_all_close(mine.get_weights(), alone.get_weights())

@@ -1,0 +1,218 @@
+"""Checks of a worker: data that use the model which trains on them."""
+
+import itertools
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.kit.ranks import check, rare_check
+from tests.processes import small as s
+
+BATCHES, SIZE = 3, 16
+
+
+def rows(number):
+    begin = number % BATCHES * SIZE
+    return s.X[begin : begin + SIZE], s.Y[begin : begin + SIZE]
+
+
+def predicts(it, x):
+    return it.predict(x, verbose=0)
+
+
+def calls(it, x):
+    return np.array(it(x))
+
+
+def batches(it, ask, number=None):
+    """Targets on the way to what the model says."""
+    for k in itertools.count() if number is None else range(number):
+        x, y = rows(k)
+        # Some batches need no model.
+        yield x, y + 0.5 * ask(it, x) if k % 4 else y
+
+
+class Asking(keras.utils.PyDataset):
+    def __init__(self, it, ask, **options):
+        super().__init__(**options)
+        self.it, self.ask = it, ask
+
+    def __len__(self):
+        return BATCHES
+
+    def __getitem__(self, number):
+        x, y = rows(number)
+        return x, y + 0.5 * self.ask(self.it, x)
+
+
+class Hard(Asking):
+    """Hard examples first."""
+
+    def __init__(self, it):
+        super().__init__(it, None)
+        self.order = np.arange(s.COUNT)
+
+    def __getitem__(self, number):
+        chosen = self.order[number * SIZE : (number + 1) * SIZE]
+        return s.X[chosen], s.Y[chosen]
+
+    def on_epoch_end(self):
+        errors = np.abs(self.it.predict(s.X, verbose=0) - s.Y).sum(1)
+        self.order = np.argsort(-errors, kind="stable")
+
+
+def one_by_one(it, data, peeked=0):
+    """Train on batches that are read when they are due, but the first ones."""
+    data = iter(data)
+    for x, y in itertools.chain([next(data) for _ in range(peeked)], data):
+        it.train_on_batch(x, y)
+
+
+def of_generator(ask, **options):
+    """A fit on a generator, and the same batch by batch."""
+    number = 2 * BATCHES
+    return (
+        lambda it: s.fit(
+            it,
+            batches(it, ask),
+            None,
+            steps_per_epoch=BATCHES,
+            epochs=2,
+            **options,
+        ),
+        # Keras reads two batches before it trains.
+        lambda it: one_by_one(it, batches(it, ask, number), peeked=2),
+    )
+
+
+def of_sequence(make):
+    def epochs(it):
+        data = make(it)
+        data.on_epoch_end()
+        for _ in range(2):
+            yield from (data[k] for k in range(BATCHES))
+            data.on_epoch_end()
+
+    return (
+        lambda it: s.fit(it, make(it), None, epochs=2),
+        lambda it: one_by_one(it, epochs(it)),
+    )
+
+
+def dataset(it, ask, number=2 * BATCHES):
+    return tf.data.Dataset.from_generator(
+        lambda: batches(it, ask, number), output_signature=s.SPEC
+    )
+
+
+def of_dataset(ask):
+    return (
+        lambda it: s.fit(it, dataset(it, ask), None),
+        lambda it: one_by_one(it, batches(it, ask, 2 * BATCHES)),
+    )
+
+
+def assert_trained_in_turn(fits, options=None, strategy=None):
+    mine, alone, (fit, reference) = s.model(), s.model(), fits
+    mine.compile("adam", "mse", **(options or {}))
+    alone.compile("adam", "mse")
+    with s.Strategy(**(strategy or {})):
+        fit(mine)
+    if s.RANK == 0:
+        reference(alone)
+    s.assert_same_model(mine, alone)
+    assert not any(name.startswith("make_") for name in vars(mine))
+
+
+@check
+def data_that_ask_the_model_are_read_in_the_step_that_they_are_for():
+    for fits, options in (
+        (of_generator(predicts), None),
+        (of_generator(calls), {"steps_per_execution": BATCHES}),
+        (of_sequence(lambda it: Asking(it, calls)), None),
+        (of_sequence(Hard), None),
+        (of_dataset(predicts), None),
+    ):
+        assert_trained_in_turn(fits, options)
+
+
+@rare_check
+def data_ask_the_model_wherever_they_are_read():
+    validated = of_generator(
+        predicts,
+        validation_data=Asking(s.model(), calls),
+        validation_steps=BATCHES,
+    )
+    for fits, options in (
+        (validated, None),
+        (of_generator(predicts), {"steps_per_execution": BATCHES}),
+        (of_generator(calls), {"run_eagerly": True}),
+        (of_dataset(calls), {"steps_per_execution": BATCHES}),
+    ):
+        assert_trained_in_turn(fits, options)
+    # Each rank has a part of the weights, and they meet at the end of an epoch.
+    assert_trained_in_turn(of_sequence(Hard), strategy={"weights": "sharded"})
+    # What stops early leaves nothing that reads.
+    mine = s.model()
+    stop = s.Does(on_epoch_end=lambda it: setattr(it, "stop_training", True))
+    with s.Strategy():
+        for _ in range(2):
+            of_generator(predicts, callbacks=[stop])[0](mine)
+        mine.evaluate(batches(mine, predicts, 4))
+    s.assert_same_model(mine)
+
+
+def wide():
+    return s.model(keras.layers.Dense(8192), keras.layers.Dense(3))
+
+
+@check
+def what_data_cannot_ask_is_refused_on_all_ranks():
+    def trains(it, x):
+        it.train_on_batch(x, np.zeros((SIZE, 3)))
+
+    def on_rank_1(it, x):
+        return predicts(it, x) if s.RANK else 0.0
+
+    def read_ahead(it):
+        s.fit(it, dataset(it, predicts).prefetch(2), None)
+
+    def later(ask):
+        return lambda it: of_generator(ask)[0](it)
+
+    ahead = "read ahead, so ranks would get different batches"
+    for make, fit, options, *words in (
+        (
+            *(
+                s.model,
+                lambda it: s.fit(it, dataset(it, predicts).prefetch(2), None),
+            ),
+            *({}, ahead, "Give fit a generator or a PyDataset"),
+        ),
+        (
+            s.model,
+            lambda it: s.fit(it, Asking(it, predicts, workers=2), None),
+            *({}, ahead, "Give the PyDataset workers=1"),
+        ),
+        (
+            *(s.model, lambda it: s.fit(it, dataset(it, trains), None)),
+            *({}, "train_on_batch needs all ranks"),
+        ),
+        (
+            *(wide, later(predicts), {"weights": "sharded"}),
+            "Call it in a callback, or in on_epoch_end of a PyDataset",
+        ),
+        (
+            *(s.model, later(predicts), {"sync_every": 8}),
+            "ranks have the same weights only at the end",
+        ),
+    ):
+        mine = make()
+        with s.refused(*words), s.Strategy(**options):
+            fit(mine)
+    with s.refused("rank 0 does not; rank 1 calls predict"), s.Strategy():
+        mine = s.model()
+        later(on_rank_1)(mine)
+    # They go on together.
+    s.assert_as_one_process(s.eager())
