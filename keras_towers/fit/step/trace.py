@@ -343,6 +343,8 @@ def _handed_over(
         factor = update.config.gradient_factor
         call = dataclasses.replace(call, grads=scaled(call.grads, factor))
         layouts = list(map(update.gradient_layout, call.grads, call.variables))
+        shaped = map(_with_shape, call.grads, call.variables, layouts)
+        call = dataclasses.replace(call, grads=list(shaped))
     handed = [g for g, own in zip(call.grads, layouts, strict=True) if own]
     components = [t for gradient in handed for t in components_of(gradient)]
     of_components = [
@@ -361,6 +363,21 @@ def _handed_over(
     ]
     call = dataclasses.replace(call, grads=grads)
     return returned[0].op.name, call, of_components
+
+
+def _with_shape(
+    gradient: Gradient | None, weight: Variable, layout: MeshLayout | None
+) -> Gradient | None:
+    """Return a gradient with the shape of its weight, if that is divided.
+
+    The trace may not know it, such as of a layer whose input has no width.
+    """
+    is_divided = layout is not None and layout.divides
+    if not is_divided or not isinstance(gradient, tf.Tensor):
+        return gradient
+    if gradient.shape.is_fully_defined():
+        return gradient
+    return tf.ensure_shape(gradient, weight.shape)
 
 
 def _with_dense_shape(
