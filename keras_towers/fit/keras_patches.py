@@ -43,9 +43,9 @@ during a call (``calls/tower_call.py``, ``strategies/noop.py``,
 (``fit/update/weight_update.py``) and while a worker trains
 (``parameter_servers/worker_fit.py``); methods of callbacks
 (``calls/callback_effects.py``, ``calls/callback_roles.py``); what Keras asks a
-distribution during a call (``strategies/keras_distribution.py``); what a dataset
-of Python does at the ends of an epoch (``data/epoch_iterator.py``); and what a
-strategy announces while it explains a step (``explanation.py``).
+distribution during a call (``strategies/keras_distribution.py``); what a
+dataset of Python does at the ends of an epoch (``data/epoch_iterator.py``); and
+what a strategy announces while it explains a step (``explanation.py``).
 """
 
 from __future__ import annotations
