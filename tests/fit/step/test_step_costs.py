@@ -250,14 +250,14 @@ def test_what_is_little_is_announced_only_where_it_grows(rows):
 
 def test_a_share_is_of_what_is_computed_not_of_operations():
     def function(x, w):
-        best = tf.sort(x @ w, axis=0) @ w
+        best = tf.sort(x @ w, axis=0)[::2] @ w
         for _ in range(50):
             x = 2 * x
         return x, best
 
     found = costs(function, (6, 100), (100, 100))
     (once,) = found.once.values()
-    assert 0.4 < once.share < 0.6
+    assert 0.15 < once.share < 0.6
 
 
 @pytest.mark.parametrize(
@@ -314,17 +314,17 @@ def test_without_a_line_of_the_user_the_function_of_keras_is_named():
 
 
 def test_what_follows_is_put_down_to_its_cause():
-    def loss(x, y):
-        order = tf.argsort(x[:, 0])
+    def loss(x):
+        order = tf.argsort(x[:, 0])[::2]
         found = tf.boolean_mask(tf.gather(x, order), order >= 0)
-        return tf.reduce_mean((tf.nn.relu(found) - y) ** 2)
+        return tf.reduce_mean(tf.nn.relu(found) ** 2)
 
-    found = costs(loss, (None, 3), (None, 3))
+    found = costs(loss, (None, 3))
     (line,) = found.once
-    assert line.endswith("order = tf.argsort(x[:, 0])")
+    assert line.endswith("order = tf.argsort(x[:, 0])[::2]")
     # Who mends the first is to know of the others.
     (said,) = found.once_summary
-    assert said.endswith("return tf.reduce_mean((tf.nn.relu(found) - y) ** 2))")
+    assert said.endswith("return tf.reduce_mean(tf.nn.relu(found) ** 2))")
     mask = "found = tf.boolean_mask(tf.gather(x, order), order >= 0)"
     assert re.search(rf"step, with what follows: \S+ {re.escape(mask)}; ", said)
 
@@ -332,7 +332,7 @@ def test_what_follows_is_put_down_to_its_cause():
 def test_many_lines_that_follow_are_counted():
     def function(x):
         for number in range(2):
-            x = tf.sort(x, axis=0)
+            x = tf.sort(x, axis=0)[::2]
             x = tf.cumsum(x, axis=0)
             x = x * 2
             x = x + number
