@@ -137,6 +137,8 @@ with a program.
   How large the tensors of a program are, for an assumed batch.
 ``lifetimes``
   What a tower has in memory at each time of a step.
+``segments``
+  How a step is divided into segments that are computed again.
 ``rematerialization``
   What a step computes again instead of keeping it.
 ``schedule``

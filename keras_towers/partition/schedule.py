@@ -39,6 +39,7 @@ from keras_towers.partition.program import (
     level_after,
 )
 from keras_towers.partition.rematerialization import rematerialize
+from keras_towers.partition.segments import Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part of what a step needs at most that may be in flight besides, and that
@@ -75,6 +76,7 @@ def schedule(
     parts: int = 1,
     remat: RematLimits = KEEP_ALL,
     xla: bool = False,
+    segments: Segments | None = None,
 ) -> Program:
     """Decide when a program computes what.
 
@@ -86,6 +88,7 @@ def schedule(
         parts: the number of micro-batches of a tower.
         remat: what may be computed again.
         xla: whether XLA compiles it.
+        segments: what is computed again in any case; None: nothing.
     """
     sizes = TensorSizes(program, towers, rows)
     # Gradients of several micro-batches are added up first.
@@ -93,7 +96,7 @@ def schedule(
     if begins:
         program = divide_levels(program, begins)
     program, found, again = rematerialize(
-        program, sizes, remat.limit, remat.most_work, parts
+        program, sizes, remat.limit, remat.most_work, parts, segments
     )
     if not xla:
         keep_order(program, sizes, parts)
