@@ -217,7 +217,9 @@ def _rows_of_output(
         NotDivided: they can only be sliced from the whole.
     """
     if node.type in ROWS:
-        return ROWS[node.type](node, layout, *inputs)[index].own
+        with contextlib.suppress(NotDivided):
+            return ROWS[node.type](node, layout, *inputs)[index].own
+    require(node.type in AXES)
     require(all(value.shape is not None for value in inputs))
     factors = AXES[node.type](node, *inputs)
     return rows_along(node, inputs, factors, index, layout)

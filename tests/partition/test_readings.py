@@ -107,3 +107,16 @@ def _each_by_itself(x, w):
 def test_loops_in_a_loop_over_examples():
     given = _rows(4, examples=4), replicated(4, 4)
     check_divided(_each_by_itself, *given, towers=((3, 0, 1),))
+
+
+def test_no_tower_has_all_rows_of_what_is_made_for_them():
+    """Such as the gradient of a mean, which is tiled twice."""
+
+    def step(x, w):
+        each = tf.reduce_mean((x @ w) ** 2, -1)
+        return tf.gradients(tf.reduce_mean(each), w)
+
+    program = check_divided(step, _rows(N), replicated(N, N), towers=TOWERS)
+    made = [o for o in program.operations if o.type == "Tile"]
+    assert made
+    assert all(depends_on_batch(o.outputs) for o in made)

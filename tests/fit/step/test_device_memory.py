@@ -82,7 +82,7 @@ def test_variables_are_refused_before_they_are_placed(limit):
 
 
 def test_a_step_is_refused_before_it_runs(limit):
-    limit("3.6MB")
+    limit("2MB")
     model = deep()
     strategy = kt.TowerStrategy(2, remat=False)
     said = refused(model, strategy, lambda m: fit(m, 4096))
