@@ -150,7 +150,7 @@ def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
     """
     first = {id(operation) for operation in begins}
     exchanges: list[Exchange] = []
-    levels = _Levels()
+    levels = _Levels(program)
     least = reached = 0
     for event in events_of(program):
         if isinstance(event, Exchange):
@@ -183,14 +183,22 @@ def _is_check(operation: Operation) -> bool:
 class _Levels:
     """The levels of operations, which use resources in the order given."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program):
+        inputs = program.inputs
+        # A variable, and its copies on towers, are one resource.
+        self._same: dict[Tensor, Tensor] = {
+            copy: inputs.of_graph[index]
+            for index, copy in inputs.copies.items()
+        }
         self._used: dict[Tensor | None, tuple[int, Phase]] = {}
 
     def place(self, operation: Operation, least: int) -> None:
         """Place an operation on the earliest level that is possible."""
         phase = operation.phase
         used: list[Tensor | None] = [
-            t for t in operation.inputs if t.dtype == tf.resource
+            self._same.get(t, t)
+            for t in operation.inputs
+            if t.dtype == tf.resource
         ]
         if operation.has_effect and not used:
             used = [None]
