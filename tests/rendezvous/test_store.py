@@ -136,17 +136,20 @@ def test_requests_on_one_connection_are_answered_in_turn(server, monkeypatch):
     monkeypatch.setattr(settings, "LOST_S", 1)
     put = signed(server, "PUT", "/keras_towers/a", b"1")
     get = signed(server, "GET", "/keras_towers/a")
+    b = signed(server, "PUT", "/keras_towers/b", b"2")
     waits = signed(
         server, "POST", "/keras_towers/any-of", b'["keras_towers/b"]'
     )
     forged = put.replace(b"\r\n\r\n1", b"\r\n\r\n2")
-    said = raw(server, get + waits + put[:50], put[50:] + get + forged + get)
+    parts = get + waits + put[:50], put[50:] + b + get, forged + get
+    said = raw(server, *parts, pause_s=0.1)
     statuses = [
         int(line.split()[1])
         for line in said.split(b"\r\n")
-        if line.startswith((b"HTTP/", b"1HTTP/"))
+        if b"HTTP/1.1 " in line
     ]
-    assert statuses == [404, 404, 200, 200, 403]
+    # That which waits is answered when it can be.
+    assert statuses == [404, 200, 200, 200, 290, 403]
     assert server.client.get("a") == 1
     # One that is not used is closed.
     assert raw(server, get).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -211,6 +214,10 @@ def test_the_list_of_what_all_ranks_give_is_there_when_all_have(server):
     # Nothing is as short for many ranks.
     assert [client.give("all", r, 2, None).number for r in range(2)] == [1, 0]
     assert client.get("all") == []
+    # Or they add to a list what others may have added.
+    for added in ([["a", 1]], [["a", 1], ["b", 2]], []):
+        client.add("waiting", added)
+    assert client.get("waiting") == [["a", 1], ["b", 2]]
 
 
 def test_only_values_are_served(server, tmp_path, monkeypatch):
