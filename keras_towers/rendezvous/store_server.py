@@ -7,8 +7,9 @@ wait, and make other requests meanwhile.
 
 ``POST`` is an addition: it writes a value if there is none, and returns the
 stored one; it gives a rank's part of a value, and returns which ranks are
-missing; it adds to a list; it reports a rank's progress, and returns which ranks are late, gone,
-or in other exchanges; or it waits until one of some keys is there.
+missing; it adds to a list; it reports a rank's progress, and returns which
+ranks are late, gone, or in other exchanges; or it waits until one of some keys
+is there.
 """
 
 from __future__ import annotations

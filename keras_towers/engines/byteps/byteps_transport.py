@@ -179,8 +179,8 @@ class _Rounds:
 
 # BytePS keeps declared names until the process ends.
 _rounds: dict[str, _Rounds] = {}
-# Followed by the number of failed calls, the key of the store with the names for
-# which ranks wait, each with the number of rounds that have ended there.
+# Followed by the number of failed calls, the key of the names for which ranks
+# wait, each with the number of rounds that have ended there.
 _WAITING = "byteps-waiting-"
 
 
