@@ -173,7 +173,7 @@ MAX_SLOTS = 10_000
 #: Largest number of ranks that a message names.
 MAX_RANKS_NAMED = 8
 #: Largest number of other ranks at which a rank looks.
-MAX_RANKS_CHECKED = 32
+MAX_RANKS_CHECKED = 16
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
 #: For a compiler to print its version.
