@@ -22,6 +22,7 @@ import json
 import logging
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
@@ -75,6 +76,12 @@ class StoreServer(LocalStore):
     ) -> None:
         super().__init__()
         self._listener = socket.create_server((address, port))
+        if sys.platform == "linux":
+            # The kernel keeps a connection until something comes on it: a
+            # client that is slow to ask takes no file meanwhile.
+            self._listener.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1
+            )
         self.endpoint = Endpoint(
             address,
             int(self._listener.getsockname()[1]),

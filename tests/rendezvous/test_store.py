@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 import urllib.error
@@ -129,6 +130,19 @@ def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
     assert said.startswith(b"HTTP/1.1 200 OK\r\n")
     assert server.client.get("mine") == 1234
     assert wait_until(lambda: len(server.here.connections) <= 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone waits so")
+def test_a_client_that_has_sent_nothing_takes_no_file(server):
+    address = "127.0.0.1", server.port
+    links = [socket.create_connection(address, 60) for _ in range(9)]
+    time.sleep(0.3)
+    assert not server.here.connections
+    links[4].sendall(signed(server, "PUT", "/keras_towers/mine", b"1"))
+    assert links[4].recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert len(server.here.connections) == 1
+    for link in links:
+        link.close()
 
 
 def test_requests_on_one_connection_are_answered_in_turn(server, monkeypatch):
