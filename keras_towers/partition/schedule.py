@@ -13,6 +13,10 @@ does, and what may be in flight beside it::
 
 XLA orders what it compiles itself.
 
+In the order of the program, what takes more memory than it frees comes right
+before what uses it: the gradient that is computed once for all towers, before
+the update of its variable.
+
 Gradients are exchanged as they arrive: the backward pass is divided into levels
 at whose ends those of some bytes are exchanged, while the next level is
 computed. A level waits for the end of the one two before it, and so for the
@@ -43,9 +47,10 @@ from keras_towers.partition.rematerialization import rematerialize
 from keras_towers.partition.segments import Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
-# The part of what a step needs at most that may be in flight besides, and that
-# of the smallest tensors that wait.
-_IN_FLIGHT = 8
+# The part of what a tower has at most, with its variables, that may be in
+# flight besides, and the part of what a step needs of the smallest tensors that
+# wait.
+_IN_FLIGHT = 16
 _SMALL = 512
 # The bytes of gradients that are exchanged together, and how many exchanges of
 # that kind a step has at most.
@@ -288,8 +293,9 @@ def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
     """
     lifetimes = Lifetimes(program, sizes, parts)
     most = lifetimes.most_bytes()
+    in_flight = (most + _bytes_of_variables(program, sizes)) // _IN_FLIGHT
     queues: dict[Hashable, _Queue] = collections.defaultdict(
-        lambda: _Queue(most // _IN_FLIGHT, most // _SMALL)
+        lambda: _Queue(in_flight, most // _SMALL)
     )
     for index, event in enumerate(lifetimes.events):
         if not isinstance(event, Operation):
@@ -305,6 +311,16 @@ def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
             if tensor is not reused:
                 users = _users(lifetimes, tensor)
                 queue.free(lifetimes.bytes_of(tensor), users)
+
+
+def _bytes_of_variables(program: Program, sizes: TensorSizes) -> int:
+    """Return what a tower has of the variables that a program reads."""
+    read = {
+        operation.inputs[0]: operation.outputs[0]
+        for operation in program.operations
+        if operation.type == "ReadVariableOp"
+    }
+    return sum(map(sizes.bytes_of, read.values()))
 
 
 def _users(lifetimes: Lifetimes, tensor: Tensor) -> list[Operation]:
