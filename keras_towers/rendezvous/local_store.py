@@ -130,12 +130,6 @@ class LocalStore(Store):
             some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
             return Missing(list(some), len(missing))
 
-    def add(self, key: str, values: Sequence[object]) -> None:
-        with self._lock:
-            there = self.get(key) or []
-            new = [value for value in values if value not in there]
-            self.put(key, there + new)
-
     def delete(self, scope: str, key: str) -> None:
         """Delete a value; a shared scope, once all its ranks have asked."""
         with self._lock:

@@ -44,8 +44,6 @@ PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
 PARTS = "parts-"
 """Followed by a key, the key under which ranks give their parts of it."""
-ADDED = "added-"
-"""Followed by a key, the key under which ranks add to the list of that key."""
 OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
 
@@ -103,10 +101,6 @@ class Store(ABC):
                 is left out of the list: what all ranks read is then as short
                 for many ranks as for few.
         """
-
-    @abstractmethod
-    def add(self, key: str, values: Sequence[object]) -> None:
-        """Add to the list of a key those values that it does not have."""
 
     def wait(
         self,
@@ -236,9 +230,6 @@ class StoreClient(Store):
         part = json.dumps([rank, size, value]).encode()
         answer = self._post(SCOPE, f"{PARTS}{key}", part)
         return Missing(*json.loads(answer))
-
-    def add(self, key: str, values: Sequence[object]) -> None:
-        self._post(SCOPE, f"{ADDED}{key}", json.dumps(values).encode())
 
     def report(self, rank: int, progress: Progress) -> JsonObject:
         """Report a rank's progress.

@@ -228,10 +228,6 @@ def test_the_list_of_what_all_ranks_give_is_there_when_all_have(server):
     # Nothing is as short for many ranks.
     assert [client.give("all", r, 2, None).number for r in range(2)] == [1, 0]
     assert client.get("all") == []
-    # Or they add to a list what others may have added.
-    for added in ([["a", 1]], [["a", 1], ["b", 2]], []):
-        client.add("waiting", added)
-    assert client.get("waiting") == [["a", 1], ["b", 2]]
 
 
 def test_only_values_are_served(server, tmp_path, monkeypatch):

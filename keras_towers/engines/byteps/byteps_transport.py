@@ -179,8 +179,8 @@ class _Rounds:
 
 # BytePS keeps declared names until the process ends.
 _rounds: dict[str, _Rounds] = {}
-# Followed by the number of failed calls, the key of the names for which ranks
-# wait, each with the number of rounds that have ended there.
+# Followed by the number of failed calls and a rank, the key of the store with
+# the names for which the rank waits, and the number of rounds that have ended.
 _WAITING = "byteps-waiting-"
 
 
@@ -432,9 +432,8 @@ class BytePSTransport(EngineTransport):
         total = tf.ensure_shape(total, [rounds.length])
         complete = total[-1] == tf.cast(self.size, total.dtype)
         text = "a rank has left the call for which this one waits"
-        with tf.control_dependencies([ended]):
-            check = tf.debugging.Assert(complete, [text])
-        with tf.control_dependencies([check]):
+        check = tf.debugging.Assert(complete, [text])
+        with tf.control_dependencies([check, ended]):
             return tf.identity(total[:-1])
 
     def _push(self, vector: tf.Tensor, name: str) -> tf.Tensor:
@@ -447,30 +446,26 @@ class BytePSTransport(EngineTransport):
         if server is None:
             return
         with contextlib.suppress(OSError):
-            server.add(self._key, [*_begun_rounds().items()])
+            server.put(self._key(self.rank), _begun_rounds())
 
     def leave(self) -> None:
         server = store.store_of_job()
         if server is None:
             return
-        for name, ended in server.get(self._key) or []:
-            rounds = _rounds.get(name)
-            if rounds is None or (name, ended) in self._left:
-                continue
-            # Where this round has ended here, it has been pushed.
-            if int(rounds.ended.numpy()) <= ended:
-                self._left.add((name, ended))
-                # It waits for ranks that may push in another order.
-                threading.Thread(
-                    target=self._push_zeros,
-                    args=(rounds, f"{name}/{ended % 2}"),
-                    daemon=True,
-                ).start()
+        for rank in range(self.size):
+            waiting = server.get(self._key(rank)) if rank != self.rank else None
+            for name, ended in (waiting or {}).items():
+                if (name, ended) not in self._left and name in _rounds:
+                    self._left.add((name, ended))
+                    # It waits for ranks that may push in another order.
+                    threading.Thread(
+                        target=self._push_zeros,
+                        args=(_rounds[name], f"{name}/{ended % 2}"),
+                        daemon=True,
+                    ).start()
 
-    @property
-    def _key(self) -> str:
-        """The key of the rounds in which ranks wait when a call has failed."""
-        return f"{_WAITING}{failed_calls.calls.round}"
+    def _key(self, rank: int) -> str:
+        return f"{_WAITING}{failed_calls.calls.round}-{rank}"
 
     def _push_zeros(self, rounds: _Rounds, name: str) -> None:
         with compat.outside(compat.HOST):
