@@ -140,6 +140,9 @@ _gradient_function = _tf("eager.backprop:_gradient_function")
 _gradients = _tf("framework.ops:gradient_registry")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
+# TensorFlow: the modules whose functions write its files.
+saved_model = _tf("saved_model.save")
+checkpoint_management = _tf("checkpoint.checkpoint_management")
 func_graph_from_py_func = _tf("framework.func_graph:func_graph_from_py_func")
 FuncGraph = _tf("framework.func_graph:FuncGraph")
 AutomaticControlDependencies = _tf(
@@ -400,6 +403,11 @@ def awaits_restore(layer: keras.Layer) -> bool:
     return not layer.built and bool(
         getattr(layer, "_deferred_dependencies", None)
     )
+
+
+def parts_of_checkpoint(checkpoint: tf.train.Checkpoint) -> list[Any]:
+    """Return what a checkpoint was made of."""
+    return [*checkpoint._trackable_children().values()]
 
 
 def batches_all_parts(dataset: tf.data.Dataset) -> bool:

@@ -182,6 +182,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._adoption = adoption
         # The code that runs: "Mine.on_epoch_end".
         self._running = ""
+        # The ranks that were about to do the same as this one.
+        self._together: list[int] = []
         # What a callback has read of a variable of which each rank has rows.
         self._read: tf.Tensor | None = None
         # The variables that callbacks have written, and the last writer's name.
@@ -281,8 +283,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 pass
             activity.mark_over()
 
-    def meet(self, what: str, call: KerasCall | None) -> bool:
-        """Share effects before a call; return whether all ranks make it.
+    def meet(self, what: str, call: KerasCall | None) -> list[int]:
+        """Share effects before a call; return the ranks that make it.
 
         Args:
             what: describes it, equally on all ranks.
@@ -296,7 +298,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if call is not None and self._adoption is not None:
             why = why_not_alone(call, self.model, self._adoption)
         with activity.within(f"the beginning of {what}", waits=True):
-            return self._share_effects(what, why)
+            self._share_effects(what, why)
+        return self._together
 
     def _access(self, access: Action, value: object) -> tf.Tensor | None:
         """Read or write a variable of which each rank has rows."""
@@ -329,12 +332,18 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """
         while True:
             is_same = self._share_requests(action)
+            self._together = [*range(self._transport.size)]
             if is_same and access is None:
                 return True
             told = action, needs_all, access and tuple(access)
             ranks = rank_checks.gather(
                 self._transport, told, "ends an event of callbacks"
             )
+            self._together = [
+                rank
+                for rank, (other, _, _) in enumerate(ranks)
+                if other == action
+            ]
             accesses = [
                 None if each is None else Action(*each) for _, _, each in ranks
             ]

@@ -179,9 +179,9 @@ class TowerCall:
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
         # Shares the effects of code of the user before what this does, and
-        # returns whether all ranks do that.
-        self.meet: Callable[[str, KerasCall | None], bool]
-        self.meet = lambda what, call: True
+        # returns which ranks do that.
+        self.meet: Callable[[str, KerasCall | None], list[int]]
+        self.meet = lambda what, call: [*range(self.config.transport.size)]
         # The block in which code of the data runs, given where.
         self.within_data: Within = lambda where: contextlib.nullcontext()
         self._iterators: list[TowerEpochIterator] = []

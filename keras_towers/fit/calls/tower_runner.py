@@ -16,6 +16,7 @@ from keras_towers.fit.calls import (
     callback_effects,
     callback_roles,
     model_building,
+    saving,
     tower_call,
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
@@ -106,7 +107,8 @@ class TowerRunner(Runner):
             if outer is not tower_call.current():
                 refuse_in_thread(keras_call, outer)
                 return self._start_alone(keras_call)
-            if not outer.meet(what, keras_call):
+            ranks = outer.meet(what, keras_call)
+            if len(ranks) < outer.config.transport.size:
                 return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
@@ -328,6 +330,7 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     if joint:
         try:
             first = calls.begin(transport)
+            saving.leave(in_loop=kind.endswith("_on_batch"))
         except watch.RanksEnded as error:
             raise call_agreement.not_called(config, kind, str(error)) from None
         if first is not None:

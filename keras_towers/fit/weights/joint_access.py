@@ -201,6 +201,10 @@ class JointAccess:
         while any(accesses := self._gather(where, None, gather)):
             self.take_part(accesses)
 
+    def writer(self, path: str) -> int:
+        """Return the rank that writes a path: rank 0, which others serve."""
+        return 0
+
     def end_save(self, path: str, failure: str) -> str:
         """Tell, as rank 0, how a save has ended; or else serve it until then.
 
