@@ -3,11 +3,14 @@
 import pathlib
 import sys
 import threading
+import time
 
 import keras
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import settings
 from keras_towers.fit.weights.joint_access import access_of
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
@@ -100,52 +103,110 @@ def what_ranks_save_is_written_by_rank_0():
 
 
 @check
-def what_ranks_other_than_rank_0_save_is_refused():
-    path, own = FOLDER / "of-1.keras", FOLDER / f"own-{s.RANK}.keras"
+def a_path_of_one_rank_is_that_ranks():
+    for block, make in ((whole, s.eager), (shards, s.model)):
+        path = FOLDER / f"of-1-{block.__name__}.keras"
+        own = FOLDER / f"own-{block.__name__}-{s.RANK}.keras"
 
-    def of_rank_1(it):
-        if s.RANK:
-            it.save(path)
+        def of_rank_1(it, path=path):
+            if s.RANK:
+                it.save(path)
 
-    def of_each_rank(it):
-        it.save(own)
+        def of_each_rank(it, own=own):
+            it.save(own)
 
-    for block, make, *acts in (
-        (whole, s.eager, of_rank_1, of_each_rank),
-        (shards, s.model, of_each_rank),
-    ):
-        for act in acts:
-            mine = compiled(make)
-            with s.refused("rank 1 saves", "in a callback", REFUSED), block():
-                s.fit(mine, callbacks=[s.Does(on_train_batch_end=act)])
+        mine, alone = compiled(make), compiled()
+        with block():
+            acts = (of_rank_1, of_each_rank)
+            s.fit(mine, callbacks=[s.Does(on_epoch_end=act) for act in acts])
+        if s.RANK == 0:
+            s.fit(alone)
+        s.assert_same_model(mine, alone)
+        for saved in (path, own):
+            assert_saved(saved, mine.get_weights())
         mine = compiled(make)
         with kt.save_on_every_rank(), block():
-            s.fit(mine, callbacks=[s.Does(on_epoch_end=of_each_rank)])
             mine.evaluate(
                 s.X, s.Y, callbacks=[s.Does(on_test_end=of_each_rank)]
             )
-        load(own)
-    assert not path.exists()
 
 
 @check
 def ranks_that_save_other_paths_do_not_wait_for_ever():
-    words = "rank 1 waits for rank 0 to save", REFUSED
     mine, alone = compiled(), compiled()
+    path, own = FOLDER / "only-1.keras", FOLDER / f"after-{s.RANK}.keras"
     with whole():
         if s.RANK:
-            with s.refused(*words):
-                mine.save(FOLDER / "never.keras")
+            mine.save(path)
         s.fit(mine)
+        before = time.monotonic()
+        mine.save(own)
+        s.fit(mine)
+        # As long as it takes, not until somebody notices.
+        assert time.monotonic() - before < settings.LOST_S
     if s.RANK == 0:
         s.fit(alone)
+        s.fit(alone)
     s.assert_same_model(mine, alone)
+    load(path)
+    load(own)
+    words = "rank 1 waits for rank 0 to save", REFUSED
     with s.refused(*words), shards():
         mine = compiled(s.model)
         s.fit(mine)
-        mine.save(FOLDER / f"after-{s.RANK}.keras")
+        mine.save(FOLDER / f"in-shards-{s.RANK}.keras")
     # They go on together.
     s.assert_as_one_process(s.eager())
+
+
+def restored(prefix):
+    """The weights of a model in a checkpoint of TensorFlow."""
+    blank = compiled()
+    tf.train.Checkpoint(model=blank).read(str(prefix)).expect_partial()
+    return blank.get_weights()
+
+
+@check
+def files_of_tensorflow_are_written_once():
+    for block, make in ((whole, s.eager), (shards, s.model)):
+        folder, mine = FOLDER / f"tensorflow-{block.__name__}", compiled(make)
+        checkpoint = tf.train.Checkpoint(model=mine)
+        manager = tf.train.CheckpointManager(checkpoint, str(folder / "m"), 2)
+        kept = s.Does(on_epoch_end=lambda it, manager=manager: manager.save())
+        with block():
+            s.fit(mine, epochs=3, callbacks=[kept])
+        # All ranks know what one of them has written.
+        assert manager.latest_checkpoint == str(folder / "m" / "ckpt-3")
+        assert [*map(str, manager.checkpoints)] == [
+            str(folder / "m" / f"ckpt-{number}") for number in (2, 3)
+        ]
+        weights = mine.get_weights()
+        paths = [
+            checkpoint.save(folder / "saved"),
+            checkpoint.write(folder / "written"),
+        ]
+        if block is whole:
+            paths.append(checkpoint.write(folder / f"of-{s.RANK}"))
+            with block():
+                s.fit(mine)
+        s.gather("written")
+        for path in paths:
+            assert_all_close(restored(path), weights, 0)
+        assert len([*(folder / "m").glob("ckpt-*.index")]) == 2
+
+
+@check
+def models_of_tensorflow_are_written_once():
+    mine = compiled()
+    with whole():
+        s.fit(mine)
+    module = tf.Module()
+    module.of = mine
+    module.call = tf.function(mine, input_signature=[tf.TensorSpec((None, 4))])
+    for path in (FOLDER / "module", FOLDER / f"module-{s.RANK}"):
+        tf.saved_model.save(module, str(path))
+        loaded = tf.saved_model.load(str(path))
+        assert_all_close([loaded.call(s.X)], [mine(s.X)], 1e-6)
 
 
 @check

@@ -344,12 +344,13 @@ class _RanksOfStore:
                 return watch.wait_for_ranks(
                     lambda: wait_for(look, limit_s or None)
                 )
-        except watch.RanksEnded:
-            return ended
         except TimeoutError:
             raise TowerError(
                 f"rank {self.rank} has waited {limit_s} s: it {waits}. "
                 f"{_REMEDY}"
             ) from None
+        except (watch.RanksEnded, TowerError):
+            # It has ended, or waits in something else for this rank.
+            return ended
         finally:
             has_ended.set()

@@ -107,8 +107,8 @@ class TowerRunner(Runner):
             if outer is not tower_call.current():
                 refuse_in_thread(keras_call, outer)
                 return self._start_alone(keras_call)
-            ranks = outer.meet(what, keras_call)
-            if len(ranks) < outer.config.transport.size:
+            callers = outer.meet(what, keras_call)
+            if len(callers) < outer.config.transport.size:
                 return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
