@@ -250,7 +250,7 @@ class SimulatedRank:
         while True:
             await self.wait(f"failed-{self.round}")
             for key in (f"left-{self.round}", f"renewed-{self.round}"):
-                await self._give(key, True)
+                await self._give(key, None)
                 await self.wait(key)
             self.round += 1
 
@@ -474,7 +474,10 @@ def measure(size: int, seconds: float, with_silent: bool) -> dict[str, Any]:
         "a call has failed until all have connected again, s": failed.seconds,
         "a rank has ended until all know, s": phases[5].seconds,
         "a rank is silent until all know, s": silent_s,
-        "files that the store has open": max(phase.files for phase in phases),
+        "files that the store has open while ranks train": idle.files,
+        "files that the store has open at most": max(
+            phase.files for phase in phases
+        ),
         "requests that failed": sum(phase.errors for phase in phases),
     }
 

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,14 @@ v1 = private_name("tensorflow.compat.v1")
 _lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 _gradient_function = _tf("eager.backprop:_gradient_function")
 _gradients = _tf("framework.ops:gradient_registry")
+# What computes gradients of a tape, and those of ``tf.gradients``.
+_GRADIENTS_OF = (
+    _tf("eager.imperative_grad:imperative_grad"),
+    _tf("ops.gradients_util:_GradientsHelper"),
+)
+# Its function of graphs calls what has a gradient of its own.
+custom_gradient_module = _tf("ops.custom_gradient")
+_recompute_grad = _tf("ops.custom_gradient:recompute_grad")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
 # TensorFlow: the modules whose functions write its files.
@@ -192,6 +201,8 @@ CallbackList = private_name("keras.callbacks:CallbackList")
 load_h5_optimizer_weights = _keras(
     "legacy.saving.legacy_h5_format:load_optimizer_weights_from_hdf5_group"
 )
+
+in_symbolic_scope = _keras("backend.common.symbolic_scope:in_symbolic_scope")
 
 # Keras: data.
 ArrayDataAdapter = _keras(
@@ -472,6 +483,25 @@ def frames_of_gradient(
         if _is_in(frames[index], _gradient_function):
             return frames[index + 1 :]
     return None
+
+
+def is_of_gradient(operation: tf.Operation) -> bool:
+    """Whether an operation was added to compute gradients."""
+    frames = operation.traceback
+    return any(_is_in(f, of) for f in frames for of in _GRADIENTS_OF)
+
+
+def recomputed(function: Any) -> Callable[..., Any] | None:
+    """Return the function that ``tf.recompute_grad`` was given.
+
+    Args:
+        function: one with a gradient of its own; None: that is another one.
+    """
+    is_function = inspect.isfunction(function)
+    codes = _recompute_grad.__code__.co_consts
+    if not is_function or function.__code__ not in codes:
+        return None
+    return inspect.getclosurevars(function).nonlocals["f"]
 
 
 def is_gradient_of(

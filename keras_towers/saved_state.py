@@ -7,7 +7,8 @@ there were when they were written.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -22,6 +23,8 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.reduction import RankSum
+from keras_towers.reduction.rank_sum import StateLayout
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess, Transport
 
@@ -33,6 +36,18 @@ def transport_to_ranks() -> Transport | None:
         return None
     transport = strategy._config.transport
     return transport if transport.size > 1 else None
+
+
+def rank_sum_now() -> RankSum | None:
+    """What sums gradients over the ranks, if there are several."""
+    strategy = components.active_strategy()
+    return None if strategy is None else strategy._update.rank_sum
+
+
+def divides_over_ranks() -> bool:
+    """Whether each rank will have rows of variables, which it has to write."""
+    strategy = components.active_strategy()
+    return strategy is not None and strategy._update.layouts.are_over_ranks
 
 
 @dataclasses.dataclass
@@ -154,3 +169,16 @@ def trained_in(model: keras.Model) -> list[list[int]]:
 def shapes_of(variables: Iterable[Variable | np.ndarray]) -> list[str]:
     """Return the shape and dtype of each variable, as text."""
     return [f"{list(v.shape)} {v.dtype}" for v in variables]
+
+
+def of_hook(rank: int, number: int) -> str:
+    """Name a tensor of the state of a communication hook."""
+    return f"hook/{rank:03d}/{number:03d}"
+
+
+def leaves_of(
+    layout: StateLayout,
+) -> Iterator[tuple[list[int | None], str, bool]]:
+    """Yield the tensors of the layout of a hook's states."""
+    for states in layout:
+        yield from itertools.chain(*states)

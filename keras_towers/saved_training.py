@@ -10,13 +10,12 @@ import base64
 import collections
 import dataclasses
 import functools
-import itertools
 import logging
 import operator
 import os
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -28,18 +27,21 @@ from keras_towers import backup_folder
 from keras_towers._types import JsonObject
 from keras_towers.backup_folder import CallFolder, WrittenPart
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import components, plain_settings
+from keras_towers.fit import plain_settings
 from keras_towers.fit.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
 from keras_towers.fit.weights.shards import is_over_ranks
-from keras_towers.reduction import RankSum, SavedStates
-from keras_towers.reduction.rank_sum import StateLayout
+from keras_towers.reduction import SavedStates
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import (
     Position,
     SavedState,
+    divides_over_ranks,
+    leaves_of,
+    of_hook,
+    rank_sum_now,
     shapes_of,
     trained_in,
     transport_to_ranks,
@@ -67,18 +69,6 @@ class _Calls:
 
 
 _calls: collections.defaultdict[str, _Calls] = collections.defaultdict(_Calls)
-
-
-def _rank_sum() -> RankSum | None:
-    """What sums gradients over the ranks, if there are several."""
-    strategy = components.active_strategy()
-    return None if strategy is None else strategy._update.rank_sum
-
-
-def _divides_over_ranks() -> bool:
-    """Whether each rank will have rows of variables, which it has to write."""
-    strategy = components.active_strategy()
-    return strategy is not None and strategy._update.layouts.are_over_ranks
 
 
 @dataclasses.dataclass
@@ -215,7 +205,7 @@ class SavedTraining:
         )[0]
         if refusal:
             raise TowerError(refusal)
-        shares = peers.size > 1 and _divides_over_ranks()
+        shares = peers.size > 1 and divides_over_ranks()
         if shares:
             self._check_that_all_see_it(peers)
         own = slice(peers.rank, None, peers.size) if shares else slice(None)
@@ -263,12 +253,12 @@ class SavedTraining:
                 for n, dtype in enumerate(facts["metrics"])
             ]
             layout = facts["hook"]
-            dtypes = [d for _, d, _ in _leaves(layout)]
+            dtypes = [d for _, d, _ in leaves_of(layout)]
             self._hook_states = SavedStates(
                 layout,
                 [
                     [
-                        self._read(_of_hook(rank, n), dtype).numpy()
+                        self._read(of_hook(rank, n), dtype).numpy()
                         for n, dtype in enumerate(dtypes)
                     ]
                     for rank in range(facts["ranks"])
@@ -333,7 +323,7 @@ class SavedTraining:
 
     def _restore_hook(self) -> None:
         """Give each rank its state of the communication hook. Collective."""
-        saved, rank_sum = self._hook_states, _rank_sum()
+        saved, rank_sum = self._hook_states, rank_sum_now()
         self._hook_states = SavedStates([], [])
         if rank_sum is not None:
             rank_sum.restore(self._optimizers, saved)
@@ -364,7 +354,7 @@ class SavedTraining:
         if not self.is_kept:
             return
         self.finish()
-        hook, rank_sum = SavedStates([], []), _rank_sum()
+        hook, rank_sum = SavedStates([], []), rank_sum_now()
         if rank_sum is not None:
             hook = rank_sum.save(self._optimizers)
         variables = checkpoint.named_variables(self._model)
@@ -445,7 +435,7 @@ class SavedTraining:
         tensors = {f"{_METRICS}/{n:03d}": v for n, v in enumerate(self.metrics)}
         for rank, values in enumerate(hook.values):
             for n, value in enumerate(values):
-                tensors[_of_hook(rank, n)] = value
+                tensors[of_hook(rank, n)] = value
         return [
             Part(name, checkpoint.WHOLE, functools.partial(tf.constant, value))
             for name, value in tensors.items()
@@ -504,16 +494,3 @@ def _set_aside(call: CallFolder) -> None:
         call.set_aside(),
     )
     commits.report_last(call.path, [])
-
-
-def _of_hook(rank: int, number: int) -> str:
-    """Name a tensor of the state of a communication hook."""
-    return f"hook/{rank:03d}/{number:03d}"
-
-
-def _leaves(
-    layout: StateLayout,
-) -> Iterator[tuple[list[int | None], str, bool]]:
-    """Yield the tensors of the layout of a hook's states."""
-    for states in layout:
-        yield from itertools.chain(*states)

@@ -27,6 +27,9 @@ SHOWN_BY = {
         fit/calls/lone_call fit/calls/model_building fit/calls/tower_runner
         fit/context/patches fit/context/thread_state
     """,
+    "fit/step/test_remat_scope.py": """
+        fit/context/remat_scopes partition/segments
+    """,
     "fit/data/test_inputs.py": """
         fit/data/batches fit/data/epoch_iterator fit/data/shuffle_order
         fit/step/divided_batch

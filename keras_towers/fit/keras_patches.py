@@ -43,8 +43,9 @@ during a call (``calls/tower_call.py``, ``strategies/noop.py``,
 (``fit/update/weight_update.py``) and while a worker trains
 (``parameter_servers/worker_fit.py``); methods of callbacks
 (``calls/callback_effects.py``, ``calls/callback_roles.py``); what Keras asks a
-distribution during a call (``strategies/keras_distribution.py``); and what a
-strategy announces while it explains a step (``explanation.py``).
+distribution during a call (``strategies/keras_distribution.py``); what a
+dataset of Python does at the ends of an epoch (``data/epoch_iterator.py``); and
+what a strategy announces while it explains a step (``explanation.py``).
 """
 
 from __future__ import annotations
@@ -243,6 +244,32 @@ def _create_by_initializer(
         variable._initialize(deferred)
 
 
+def _call_recomputed(
+    original: Callable[..., Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Call a function with a gradient of its own, in a graph.
+
+    Args:
+        original: TensorFlow's way to call it.
+        function: the function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+    step, given = thread_state.current_step(), compat.recomputed(function)
+    is_noted = step is not None and step.remat is not None
+    # Where Keras infers shapes, there is no gradient.
+    if given is None or not (is_noted or compat.in_symbolic_scope()):
+        return original(function, args, kwargs)
+    with contextlib.ExitStack() as stack:
+        # What a branch, a loop or a function computes is one operation.
+        if step and step.remat and step.graph is compat.get_default_graph():
+            stack.enter_context(step.remat.segment())
+        return given(*args, **kwargs)
+
+
 def _export(
     original: Callable[..., object], *args: object, **kwargs: object
 ) -> object:
@@ -321,6 +348,9 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (keras.layers.BatchNormalization, "call", normalize),
     # Data that read a model's variables are read in turn with its steps.
     (compat.KerasVariable, "value", in_turn.read_variable),
+    # The schedule of a step computes again what Keras's remat and TensorFlow's
+    # recompute_grad say.
+    (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
 )
 
 

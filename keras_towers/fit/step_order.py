@@ -48,7 +48,7 @@ class StepOrder:
         self._is_first = compat.hidden_variable(False)
         self._begun = 0
         # Whether the step that is traced has its turn among those of all ranks.
-        self._in_order = False
+        self._in_order: bool = transport.size > 1
         self.gate: list[tf.Tensor] = []
         self._batch: list[tf.Tensor] = []
         # The assertions that this step matches the steps of the other ranks.

@@ -193,10 +193,11 @@ def _connect(setup: Setup) -> Iterator[None]:
             if towers is not None:
                 options["towers"] = towers
                 _split_cpu(towers, name)
-            strategy = contextlib.nullcontext()
+            made: contextlib.AbstractContextManager[object]
+            strategy = made = contextlib.nullcontext()
             if name is not None:
-                strategy = kt.strategy(name, **options)
-        return strategy
+                strategy = made = kt.strategy(name, **options)
+        return made
 
     if setup.has_servers and tf_config.required().role == "ps":
         # It serves, and never runs the script.

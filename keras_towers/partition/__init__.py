@@ -113,6 +113,10 @@ with a program.
   Computes what is not divided as one device does, and shares the result.
 ``layout_pass``
   Lays out the trace of the one-device step over towers, in one pass.
+``estimated_work``
+  How much an operation computes, estimated from the sizes of its tensors.
+``readings``
+  Whether random numbers are of examples, if only their number says so.
 ``entry``
   Lays out a traced graph: given layouts of its inputs, whole results.
 ``kernels``
@@ -129,12 +133,12 @@ with a program.
   The step of one of several processes that exchange nothing within a step.
 ``mesh``
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
-``estimated_work``
-  How much an operation computes, estimated from the sizes of its tensors.
 ``tensor_sizes``
   How large the tensors of a program are, for an assumed batch.
 ``lifetimes``
   What a tower has in memory at each time of a step.
+``segments``
+  How a step is divided into segments that are computed again.
 ``rematerialization``
   What a step computes again instead of keeping it.
 ``schedule``

@@ -43,6 +43,10 @@ from keras_towers.partition.reasons import (
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
 
+# Of how many operations in a sequence rows are computed, rather than sliced.
+# Each takes a few frames of Python.
+_DEEPEST = 64
+
 
 class CannotGather(Exception):
     """An operation without a rule takes a list that cannot be gathered."""
@@ -60,9 +64,13 @@ class LayoutOptions:
             size of one unit's rows for which the rows are gathered and the sum
             is computed once; None: rows are never gathered for this.
         lists: whether lists of rows may be divided.
+        undivided: types of operations that are computed once, because a rule
+            has a mistake.
         micro_batches: whether towers have several micro-batches.
         gather_bytes: the budget for gathers of variables in shards, as in
             ``Gathers``.
+        draws_rows: whether random numbers are rows if as many are drawn as the
+            batch has by its static shape, or a multiple.
         examples: the number of examples to assume where it matters for the
             cost, but not for the result.
         over_columns: whether it is over the columns of a tower, of which each
@@ -76,8 +84,10 @@ class LayoutOptions:
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True
+    undivided: frozenset[str] = frozenset()
     micro_batches: bool = False
     gather_bytes: int = 2**29
+    draws_rows: bool = False
     examples: int = 64
     over_columns: bool = False
 
@@ -123,6 +133,7 @@ class Converter:
         self._gathers = Gathers(options.gather_bytes)
         self._rows: dict[Hashable, Tensor] = {}
         self._parts: dict[Hashable, Tensor] = {}
+        self._depth = 0
 
     def assemble(self, value: Value) -> Tensor:
         """Return the whole value, adding an exchange if it is needed."""
@@ -301,8 +312,20 @@ class Converter:
             if may_scatter and layout.of_variables and layout.blocks == 1:
                 self._rows[key] = self.scatter(value, layout)
             else:
-                self._rows[key] = self._slice_own_rows(value, layout)
+                self._rows[key] = self._rows_of_whole(value, layout)
         return self._rows[key]
+
+    def _rows_of_whole(self, value: Value, layout: Sharded) -> Tensor:
+        """Return each tower's rows of a value of which there is a whole."""
+        if value.rows_from is not None and self._depth < _DEEPEST:
+            self._depth += 1
+            try:
+                return value.rows_from(layout)
+            except NotDivided:
+                pass
+            finally:
+                self._depth -= 1
+        return self._slice_own_rows(value, layout)
 
     def scatter(self, value: Value, layout: Sharded) -> Tensor:
         """Add up a partial sum; return each tower's rows of the result.
@@ -420,12 +443,15 @@ class Converter:
         """Return a value as a function sees it that captures it."""
         if not value.is_replicated:
             return dataclasses.replace(value, whole_from=None)
+        # Rows are computed outside of the function.
+        own = functools.partial(self.shard, value)
         return dataclasses.replace(
             value,
             layout=REPLICATED,
             local=None,
             whole=self.replicate(value),
             whole_from=None,
+            rows_from=own if value.rows_from is not None else None,
         )
 
     def gather_on_towers(self, value: Value, rows: Sharded) -> Tensor:

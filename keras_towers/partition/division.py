@@ -30,7 +30,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Attributes, Tensor
-from keras_towers.partition.reasons import require
+from keras_towers.partition.reasons import require, unless_none
 from keras_towers.partition.sizes import (
     UNKNOWN,
     Dimension,
@@ -179,13 +179,44 @@ def divide(node: Node, inputs: Values, factors: Factors) -> Values:
     Raises:
         NotDivided: no axis can be divided, and the operation is not linear.
     """
-    units, converter = node.units, node.converter
     require(not any(isinstance(value.layout, ListOf) for value in inputs))
     labels_of_inputs = factors.labels(inputs)
-    chosen = _choose_axis(units, inputs, labels_of_inputs, factors)
+    chosen = _choose_axis(node.units, inputs, labels_of_inputs, factors)
     if chosen is None:
         return _apply_linearly(node, inputs, factors)
-    label, layout = chosen
+    return _divide_along(node, inputs, factors, *chosen)
+
+
+def rows_along(
+    node: Node, inputs: Values, factors: Factors, index: int, layout: Sharded
+) -> Tensor:
+    """Return the rows of an output, divided along their axis.
+
+    Args:
+        node: the operation.
+        inputs: its inputs, which are replicated.
+        factors: its axes.
+        index: the index of the output.
+        layout: the layout of the rows.
+
+    Raises:
+        NotDivided: the operation cannot be divided along this axis.
+    """
+    label = unless_none(factors.outputs[index])[layout.axis]
+    require(not isinstance(label, NewAxis) and factors.may_divide(label))
+    return _divide_along(node, inputs, factors, label, layout)[index].own
+
+
+def _divide_along(
+    node: Node,
+    inputs: Values,
+    factors: Factors,
+    label: Hashable,
+    layout: Sharded,
+) -> Values:
+    """Divide an operation along an axis, given the layout of its rows."""
+    units, converter = node.units, node.converter
+    labels_of_inputs = factors.labels(inputs)
     operands: list[Tensor] = []
     for index, value in enumerate(inputs):
         labels = labels_of_inputs[index]

@@ -18,6 +18,8 @@ _READS = """
     ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp
     VariableShape
 """
+# Types of loops, which return the handles that they take.
+LOOPS = ("While", "StatelessWhile")
 # Operations that either fail or do nothing.
 _CHECKS = ("Assert", "CheckNumericsV2")
 _BY_REFERENCE = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from keras_towers.partition.conversions import (
     LayoutOptions,
 )
 from keras_towers.partition.effects import is_variable
-from keras_towers.partition.layout_pass import lay_out_graph
+from keras_towers.partition.layout_pass import Mistake, lay_out_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
@@ -46,6 +47,7 @@ from keras_towers.partition.program import (
     delay_operations,
     prune,
 )
+from keras_towers.partition.readings import cost_of, may_draw_rows
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
 from keras_towers.partition.rules.mesh_columns import is_over_columns
 from keras_towers.partition.rules.ragged import splits_value
@@ -103,16 +105,23 @@ def partition_graph(
     scope = Scope(converter, marks)
     values = given.values()
     given.add_copies(values, scope)
+    args = graph, layouts, wanted, gradients, updates, of_columns
+    again = functools.partial(partition_graph, *args)
+    replace = functools.partial(dataclasses.replace, options)
     try:
         by_name = lay_out_graph(scope, graph, values)
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        undivided = dataclasses.replace(options, lists=False)
-        return partition_graph(
-            graph, layouts, wanted, gradients, updates, of_columns, undivided
-        )
+        return again(replace(lists=False))
+    except Mistake as mistake:
+        undivided = mistake.after(options.undivided)
+        return again(replace(undivided=undivided))
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
-    return _program(scope, inputs, results, by_name)
+    program = _program(scope, inputs, results, by_name)
+    if options.draws_rows or not may_draw_rows(program, given.units):
+        return program
+    other = again(replace(draws_rows=True))
+    return min(program, other, key=cost_of)
 
 
 class _GraphInputs:

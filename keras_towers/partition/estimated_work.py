@@ -7,6 +7,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers.partition.effects import LOOPS, called_graphs
+
+# Of an axis, or of a loop, whose length the trace does not know.
+ASSUMED_LENGTH = 64
 PRODUCTS = ("MatMul", "BatchMatMul", "Einsum", "Conv", "DepthwiseConv")
 
 
@@ -35,3 +40,57 @@ def estimated_work(
             batch /= length or 1
         work /= math.sqrt(batch)
     return work
+
+
+def work_of(operation: tf.Operation) -> float:
+    """Return how much a traced operation computes; at least 1.
+
+    It includes what the functions that it calls compute: all branches, and all
+    rounds of a loop.
+    """
+    graphs = [graph for graph in called_graphs(operation) if graph is not None]
+    if graphs:
+        inside = [o for graph in graphs for o in graph.get_operations()]
+        return max(1, _rounds_of(operation) * sum(map(work_of, inside)))
+    made = sum(map(_entries, operation.outputs))
+    if not made or not operation.inputs:
+        return 1
+    inputs, shape = map(_entries, operation.inputs), operation.outputs[0].shape
+    return max(1, estimated_work(operation.type, list(inputs), made, shape))
+
+
+def _entries(tensor: tf.Tensor) -> int:
+    """Return how many entries a tensor has, if it has an assumed length."""
+    if tensor.shape.rank is None:
+        return 1
+    return math.prod(
+        ASSUMED_LENGTH if size is None else size for size in tensor.shape
+    )
+
+
+def _rounds_of(operation: tf.Operation) -> int:
+    """Return how many rounds a loop has, as far as a limit is known; or 1."""
+    if operation.type not in LOOPS:
+        return 1
+    name = operation.get_attr("cond").name
+    condition = compat.graph_of_function(operation.graph, name)
+    if condition is None:
+        return ASSUMED_LENGTH
+    given = {
+        inside.name: outside
+        for inside, outside in zip(
+            condition.inputs, operation.inputs, strict=True
+        )
+    }
+    limits = []
+    for compared in condition.get_operations():
+        if compared.type == "Less":
+            limit = compared.inputs[1]
+            limit = given.get(limit.name, limit)
+            if limit.op.type in LOOPS:
+                # The backward pass has as many rounds as the forward pass.
+                limits.append(_rounds_of(limit.op))
+            else:
+                limits.append(tf.get_static_value(limit))
+    known = [int(number) for number in limits if number is not None]
+    return min(known, default=ASSUMED_LENGTH)

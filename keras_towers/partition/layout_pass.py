@@ -10,14 +10,17 @@ never changes a result.
 from __future__ import annotations
 
 import contextlib
+import functools
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.division import divide
-from keras_towers.partition.effects import called_graphs
+from keras_towers.partition.conversions import CannotGather
+from keras_towers.partition.division import divide, rows_along
+from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.folding import constant, folded
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -36,6 +39,7 @@ from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.paired_variances import PairedVariances
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
+    MISTAKE,
     NO_RULE,
     SHAPE,
     NotDivided,
@@ -43,10 +47,9 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES
+from keras_towers.partition.registry import AXES, NOTES, ROWS, RULES, SHAPES
 from keras_towers.partition.sizes import UNKNOWN, Size
 from keras_towers.partition.undivided import (
-    LOOPS,
     compute_once,
     uses_handles,
     wholes_of,
@@ -99,8 +102,55 @@ def lay_out_function(scope: Scope, graph: Any, inputs: Values) -> Values:
     return [values[tensor.name] for tensor in graph.outputs]
 
 
+class Mistake(Exception):
+    """A rule has failed, rather than said why it does not apply.
+
+    Args:
+        operation: the traced operation.
+    """
+
+    def __init__(self, operation: tf.Operation):
+        super().__init__(operation.type)
+        self.operation = operation
+
+    def after(self, undivided: frozenset[str]) -> frozenset[str]:
+        """Warn of it; return what is to be computed once in another attempt.
+
+        Args:
+            undivided: the types that were computed once in this one.
+        """
+        cause = asserted(self.__cause__)
+        name, type_ = self.operation.name, self.operation.type
+        if type_ in undivided:
+            raise cause
+        warnings.warn(
+            f"keras_towers failed to divide {name} over towers, so each "
+            f"{type_} is computed once: {type(cause).__name__}: {cause}. "
+            "Please report this.",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+        return undivided | {type_}
+
+
 def lay_out_node(node: Node, inputs: list[Value]) -> Values:
-    """Lay out an operation; return the values of its outputs."""
+    """Lay out an operation; return the values of its outputs.
+
+    Raises:
+        NotDivided: in a function, it cannot be divided.
+        Mistake: anything else went wrong.
+    """
+    try:
+        return _lay_out_node(node, inputs)
+    except (CannotGather, Mistake):
+        raise
+    except Exception as error:
+        if isinstance(error, NotDivided) and not node.builder.can_exchange:
+            raise
+        raise Mistake(node.operation) from error
+
+
+def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
     marks, name = node.scope.marks, node.operation.name
     if node.type == "Const":
         (whole,) = node.copy((), is_repeated=True)
@@ -117,25 +167,62 @@ def lay_out_node(node: Node, inputs: list[Value]) -> Values:
     node.variables.resources.reads_from = reads_from
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
-    folds = folded(node, [value.known for value in inputs])
+    is_known = node.type not in node.options.undivided
+    known = [value.known for value in inputs]
+    folds = folded(node, known) if is_known else None
     is_whole = False
     try:
+        require(is_known, MISTAKE)
         outputs = _divided(node, inputs)
     except NotDivided as refused:
         node.reason = str(refused).format(node.type)
         outputs = _known_values(node, folds or ())
         is_whole = not outputs
         outputs = outputs or _undivided(node, inputs)
+    if is_known and all(v.is_replicated for v in (*inputs, *outputs)):
+        _note_rows(node, inputs, outputs)
     for output in outputs:
         if output.is_partial:
             output.local = node.converter.once_per_tower(output.own)
-    for note in NOTES.get(node.type, ()):
+    for note in NOTES.get(node.type, ()) if is_known else ():
         with contextlib.suppress(NotDivided):
             note(node, inputs, outputs)
     _complete(node, inputs, outputs, folds)
     if is_whole and node.builder.can_exchange:
         _hand_back(node, inputs, outputs)
     return outputs
+
+
+def _note_rows(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note how towers compute rows of replicated outputs.
+
+    What is made from sizes, such as zeros, has rows only where it meets rows:
+    a number, such as of the units of a layer, may equal the static number of
+    examples. So does what is computed from it.
+    """
+    follows = any(value.rows_from is not None for value in inputs)
+    if node.type not in ROWS and not (follows and node.type in AXES):
+        return
+    for index, output in enumerate(outputs):
+        rows_from = functools.partial(_rows_of_output, node, inputs, index)
+        output.rows_from = rows_from
+
+
+def _rows_of_output(
+    node: Node, inputs: Values, index: int, layout: Sharded
+) -> Tensor:
+    """Return each tower's rows of an output whose inputs are replicated.
+
+    Raises:
+        NotDivided: they can only be sliced from the whole.
+    """
+    if node.type in ROWS:
+        with contextlib.suppress(NotDivided):
+            return ROWS[node.type](node, layout, *inputs)[index].own
+    require(node.type in AXES)
+    require(all(value.shape is not None for value in inputs))
+    factors = AXES[node.type](node, *inputs)
+    return rows_along(node, inputs, factors, index, layout)
 
 
 def _hand_back(node: Node, inputs: Values, outputs: Values) -> None:
@@ -369,7 +456,8 @@ def _has_rows_and_shards(inputs: Values) -> bool:
 def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     """Derive the global shapes of outputs with unknown sizes."""
     unknown = [None] * node.num_outputs
-    if all(shape.is_fully_defined() for shape in node.shapes):
+    is_known = node.type not in node.options.undivided
+    if not is_known or all(s.is_fully_defined() for s in node.shapes):
         return unknown
     with contextlib.suppress(NotDivided):
         if node.type in SHAPES:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -344,6 +344,9 @@ class Value:
             no entry is known.
         whole_from: for a partial sum, how to compute the whole if it is not the
             sum of the local values.
+        rows_from: for a replicated value, returns each tower's rows, given
+            their layout, or raises ``NotDivided``; None: they are sliced from
+            the whole.
         elements: for a list, the facts that hold for all its elements.
         meaning: for integers, the rows that they refer to, or their limit.
         variance: for a mean, the variance, if it was computed with it.
@@ -355,6 +358,7 @@ class Value:
     shape: Shape | None = None
     known: np.ndarray | None = None
     whole_from: WholeFrom | None = None
+    rows_from: Callable[[Sharded], Tensor] | None = None
     elements: Elements | None = None
     meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
     variance: Value | None = None

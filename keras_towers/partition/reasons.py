@@ -13,6 +13,7 @@ NO_RULE = "no rule for {}"
 ALL_ROWS = "{} needs all rows"
 NUMBERS = "{} needs numbers that are known only when the step runs"
 SHAPE = "{} has a shape that is known only when the step runs"
+MISTAKE = "the rule for {} has a mistake"
 EXCHANGE = "{} needs an exchange inside of a function"
 
 

@@ -18,6 +18,10 @@ FunctionT = TypeVar("FunctionT", bound=Callable)
 
 RULES: dict[str, list[Rule]] = {}
 AXES: dict[str, Axes] = {}
+# Operations of replicated inputs whose rows towers can compute by themselves:
+# functions that take a node, the layout of the rows, and the values of its
+# inputs, and return those of its outputs.
+ROWS: dict[str, Rule] = {}
 # Functions that return the global shape of all outputs.
 SHAPES: dict[str, Callable[..., Shape]] = {}
 # Functions that note facts about the entries of the outputs.
@@ -32,6 +36,11 @@ def rule(*types: str) -> Callable[[FunctionT], FunctionT]:
 def axes(*types: str) -> Callable[[FunctionT], FunctionT]:
     """Register a function that names the shared axes of operations."""
     return _set_in(AXES, types)
+
+
+def rows_of(*types: str) -> Callable[[FunctionT], FunctionT]:
+    """Register a function that computes the rows of a tower, and no others."""
+    return _set_in(ROWS, types)
 
 
 def shape_of(*types: str) -> Callable[[FunctionT], FunctionT]:

@@ -7,7 +7,7 @@ some, and computes the rest again, just before it is used, from what it keeps:
   products, such as those of matrices and convolutions, are kept;
 * **segments**: parts of the forward pass between places where little is alive,
   as in Chen et al. (arXiv 1604.06174). Of a segment only what others use is
-  kept, and all else is computed again.
+  kept, and all else is computed again. Users may say what is a segment.
 
 Nothing is exchanged again: the results of exchanges are kept, such as the
 statistics of a batch, or gathered again anyway, such as weights in shards. What
@@ -35,6 +35,7 @@ from keras_towers.partition.program import (
     Schedule,
     Tensor,
 )
+from keras_towers.partition.segments import Division, Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # Segments have these parts of what the backward pass uses.
@@ -55,6 +56,7 @@ def rematerialize(
     limit: float = 0,
     most_work: float = math.inf,
     parts: int = 1,
+    segments: Segments | None = None,
 ) -> tuple[Program, Schedule, list[Operation]]:
     """Compute as little again as is needed to stay below a limit.
 
@@ -65,6 +67,7 @@ def rematerialize(
             few, the one that needs least is chosen.
         most_work: the part of the work that may be computed again.
         parts: the number of micro-batches of a tower.
+        segments: what is computed again in any case; None: nothing.
 
     Returns:
         The program, what it computes again and saves, and the operations at
@@ -73,17 +76,11 @@ def rematerialize(
     before = Lifetimes(program, sizes, parts).most_bytes()
     best = Schedule(before)
     begins: list[Operation] = []
-    for _ in range(_MOST_PEAKS):
-        if best.bytes <= limit:
-            break
-        peak = _Peak(program, sizes, parts)
-        plans = [*peak.plans(limit, most_work - best.work)]
-        plans = [p for p in plans if best.work + p.work <= most_work]
-        plan = _chosen(plans, limit, best.bytes)
-        if plan is None:
-            break
+
+    def use(plan: _Plan) -> None:
+        nonlocal program, best
         plan.copies.use()
-        begins += plan.copies.begins
+        begins.extend(plan.copies.begins)
         program = dataclasses.replace(
             program, operations=plan.copies.operations
         )
@@ -93,6 +90,23 @@ def rematerialize(
             work=best.work + plan.work,
             saved=before - plan.bytes,
         )
+
+    if segments is not None:
+        # Of segments inside of others, as many as need least memory.
+        peak = _Peak(program, sizes, parts)
+        plan = _chosen([*peak.plans_of(segments)], 0, math.inf)
+        assert plan is not None, "segments that are none"
+        use(plan)
+    for _ in range(_MOST_PEAKS):
+        if best.bytes <= limit:
+            break
+        peak = _Peak(program, sizes, parts)
+        plans = [*peak.plans(limit, most_work - best.work)]
+        plans = [p for p in plans if best.work + p.work <= most_work]
+        plan = _chosen(plans, limit, best.bytes)
+        if plan is None:
+            break
+        use(plan)
     return program, best, begins
 
 
@@ -124,7 +138,7 @@ class _Plan:
     work: float
 
 
-def _chosen(plans: Sequence[_Plan], limit: float, most: int) -> _Plan | None:
+def _chosen(plans: Sequence[_Plan], limit: float, most: float) -> _Plan | None:
     """Return the plan with least work, or else the one that needs least.
 
     Args:
@@ -197,10 +211,10 @@ class _Peak:
             most_work: the part of the work that may be computed again.
         """
         end = self.peak + 1
-        yield self._plan([end], keeps_products=True)
+        yield self._plan(self._divided([end], keeps_products=True))
         for number in _SEGMENTS:
             bounds = self._bounds(self._held[end] / number)
-            plan = self._plan(bounds, keeps_products=False)
+            plan = self._plan(self._divided(bounds))
             yield plan
             if limit < plan.bytes and plan.work <= most_work:
                 continue
@@ -208,7 +222,11 @@ class _Peak:
             for part in _PARTS:
                 count = round(part * (len(bounds) - 1))
                 if 0 < count < len(bounds) - 1:
-                    yield self._plan([*bounds[:count], end], False)
+                    yield self._plan(self._divided([*bounds[:count], end]))
+
+    def plans_of(self, segments: Segments) -> Iterator[_Plan]:
+        """Yield plans with given segments."""
+        yield from map(self._plan, segments.divisions(self.events))
 
     def _bounds(self, size: float) -> list[int]:
         """Return the ends of segments of which the backward pass uses so much.
@@ -235,9 +253,24 @@ class _Peak:
             bounds.append(start)
         return bounds
 
-    def _plan(self, bounds: Sequence[int], keeps_products: bool) -> _Plan:
-        """Return a plan in which all but the last segment is computed again."""
-        copies = _Copies(self, bounds, keeps_products)
+    def _divided(
+        self, bounds: Sequence[int], keeps_products: bool = False
+    ) -> Division:
+        """Return segments with given ends, before the peak.
+
+        Unless all results of products are kept, all of the last segment is.
+        """
+        last = len(bounds) - (0 if keeps_products else 1)
+
+        def segment_of(position: int) -> int | None:
+            segment = bisect.bisect_right(bounds, position)
+            return segment if segment < last else None
+
+        return Division(segment_of, self.peak.__lt__, keeps_products)
+
+    def _plan(self, division: Division) -> _Plan:
+        """Return a plan in which segments are computed again."""
+        copies = _Copies(self, division)
         with copies.in_use():
             program = dataclasses.replace(
                 self._program, operations=copies.operations
@@ -254,11 +287,6 @@ class _Peak:
     def position_of(self, tensor: Tensor) -> int | None:
         """Return the position of the operation that makes a tensor."""
         return self._positions.get(id(tensor.operation))
-
-    def is_after_peak(self, tensor: Tensor) -> bool:
-        """Whether a tensor is made after the peak."""
-        position = self.position_of(tensor)
-        return position is not None and position > self.peak
 
     def gathered_near(self, tensor: Tensor, level: int) -> Tensor:
         """Return a tensor, or the same weight if it is gathered again later.
@@ -304,9 +332,7 @@ class _Copies:
 
     Args:
         peak: the peak that they lower.
-        bounds: the ends of segments.
-        keeps_products: whether the results of products are kept; otherwise all
-            of the last segment is.
+        division: what is computed again, and where.
 
     Attributes:
         operations: all operations of the program, in order.
@@ -314,14 +340,11 @@ class _Copies:
         begins: the first copy of each segment.
     """
 
-    def __init__(
-        self, peak: _Peak, bounds: Sequence[int], keeps_products: bool
-    ):
-        self._peak = peak
-        self._bounds, self._keeps_products = bounds, keeps_products
+    def __init__(self, peak: _Peak, division: Division):
+        self._peak, self._division = peak, division
         self.originals: list[Operation] = []
         self.begins: list[Operation] = []
-        self._begun: set[int] = set()
+        self._begun: set[int | None] = set()
         self._copied: dict[Tensor, Tensor] = {}
         # The inputs of those that use copies.
         self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
@@ -331,11 +354,11 @@ class _Copies:
         for position, event in enumerate(peak.events):
             if not isinstance(event, Operation):
                 continue
-            if position > peak.peak and event.phase is Phase.TOWERS:
+            if event.phase is Phase.TOWERS and division.is_late(position):
                 own = [
                     tensor.operation
                     for tensor in event.inputs
-                    if tensor.operation and peak.is_after_peak(tensor)
+                    if tensor.operation and self._is_late(tensor)
                 ]
                 entered = own or entered
                 self._use_copies(event, entered)
@@ -363,14 +386,13 @@ class _Copies:
         """Add the copies that an operation uses."""
         needed: dict[int, Operation] = {}
         for tensor in user.inputs:
-            position = self._peak.position_of(tensor)
-            if position is not None and not self._is_kept(position):
-                segment = self._segment_of(position)
+            segment = self._segment_of(tensor)
+            if segment is not None:
                 needed |= self._needed_for(tensor, segment)
         first = len(self.operations)
         for position in sorted(needed):
             self._copy(needed[position], user.level, entered)
-        segments = {self._segment_of(position) for position in needed}
+        segments = {self._division.segment_of(n) for n in needed}
         if not segments <= self._begun:
             self._begun |= segments
             self.begins.append(self.operations[first])
@@ -378,14 +400,13 @@ class _Copies:
         if inputs != [*user.inputs]:
             self._inputs.append((user, inputs))
 
-    def _is_kept(self, position: int) -> bool:
-        if position > self._peak.peak:
-            return True
-        last = self._segment_of(position) == len(self._bounds) - 1
-        return last and not self._keeps_products
+    def _is_late(self, tensor: Tensor) -> bool:
+        position = self._peak.position_of(tensor)
+        return position is not None and self._division.is_late(position)
 
-    def _segment_of(self, position: int) -> int:
-        return bisect.bisect_right(self._bounds, position)
+    def _segment_of(self, tensor: Tensor) -> int | None:
+        position = self._peak.position_of(tensor)
+        return None if position is None else self._division.segment_of(position)
 
     def _needed_for(self, tensor: Tensor, segment: int) -> dict[int, Operation]:
         """Return what has to run again in a segment to make a tensor."""
@@ -400,10 +421,9 @@ class _Copies:
                 or position is None
                 or position in found
                 or needed in self._copied
-                or position > self._peak.peak
-                or self._segment_of(position) != segment
+                or self._division.segment_of(position) != segment
                 or not self._peak.may_run_again(operation)
-                or (self._keeps_products and is_product(operation))
+                or (self._division.keeps_products and is_product(operation))
             ):
                 continue
             found[position] = operation

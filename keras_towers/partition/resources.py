@@ -262,6 +262,10 @@ class VariableContents:
         common = self.resources.common_handle(handle)
         rows = self.resources.rows.get(common)
         if rows is not None:
+            _, shape = type_of_content(common)
+            if shape.rank is not None:
+                # The trace may not know the sizes of what is assigned.
+                content.shape = sizes_of(shape)
             local = self.resources.copies[common]
             return local, self._converter.shard(content, rows)
         if handle.on_towers:

@@ -39,6 +39,7 @@ from keras_towers.partition.program import (
     level_after,
 )
 from keras_towers.partition.rematerialization import rematerialize
+from keras_towers.partition.segments import Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part of what a step needs at most that may be in flight besides, and that
@@ -75,6 +76,7 @@ def schedule(
     parts: int = 1,
     remat: RematLimits = KEEP_ALL,
     xla: bool = False,
+    segments: Segments | None = None,
 ) -> Program:
     """Decide when a program computes what.
 
@@ -86,6 +88,7 @@ def schedule(
         parts: the number of micro-batches of a tower.
         remat: what may be computed again.
         xla: whether XLA compiles it.
+        segments: what is computed again in any case; None: nothing.
     """
     sizes = TensorSizes(program, towers, rows)
     # Gradients of several micro-batches are added up first.
@@ -93,7 +96,7 @@ def schedule(
     if begins:
         program = divide_levels(program, begins)
     program, found, again = rematerialize(
-        program, sizes, remat.limit, remat.most_work, parts
+        program, sizes, remat.limit, remat.most_work, parts, segments
     )
     if not xla:
         keep_order(program, sizes, parts)
@@ -147,7 +150,7 @@ def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
     """
     first = {id(operation) for operation in begins}
     exchanges: list[Exchange] = []
-    levels = _Levels()
+    levels = _Levels(program)
     least = reached = 0
     for event in events_of(program):
         if isinstance(event, Exchange):
@@ -180,14 +183,22 @@ def _is_check(operation: Operation) -> bool:
 class _Levels:
     """The levels of operations, which use resources in the order given."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program):
+        inputs = program.inputs
+        # A variable, and its copies on towers, are one resource.
+        self._same: dict[Tensor, Tensor] = {
+            copy: inputs.of_graph[index]
+            for index, copy in inputs.copies.items()
+        }
         self._used: dict[Tensor | None, tuple[int, Phase]] = {}
 
     def place(self, operation: Operation, least: int) -> None:
         """Place an operation on the earliest level that is possible."""
         phase = operation.phase
         used: list[Tensor | None] = [
-            t for t in operation.inputs if t.dtype == tf.resource
+            self._same.get(t, t)
+            for t in operation.inputs
+            if t.dtype == tf.resource
         ]
         if operation.has_effect and not used:
             used = [None]

@@ -163,7 +163,7 @@ class TensorSizes:
         if rank is None:
             known = (self._shapes.get(t, ()) for t in inputs)
             return max(known, key=math.prod, default=())
-        sizes = list(tensor.shape)
+        sizes: list[Any] = list(tensor.shape)
         if None not in sizes:
             return sizes
         like = [self._shapes[t] for t in inputs if t in self._shapes]

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.effects import (
+    LOOPS,
     Effect,
     called_graphs,
     effect_of,
@@ -25,9 +26,6 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.resources import type_of_content
-
-# Types of loops, which return the handles that they take.
-LOOPS = ("While", "StatelessWhile")
 
 
 def compute_once(node: Node, inputs: Values) -> Values:

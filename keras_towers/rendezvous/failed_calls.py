@@ -294,7 +294,7 @@ class JointCalls:
             until: when to give up, by ``time.monotonic``.
         """
         act()
-        store.give(key, ranks.rank, ranks.size, True)
+        store.give(key, ranks.rank, ranks.size, None)
         hold_s = settings.POLL_S
         while store.get(key, hold_s) is None:
             if time.monotonic() > until or watch.gone_ranks():

@@ -125,7 +125,8 @@ class LocalStore(Store):
             missing.pop(rank, None)
             if not missing:
                 del self._gatherings[key]
-                self.put(key, [gathering.parts[r] for r in range(size)])
+                parts = (gathering.parts[r] for r in range(size))
+                self.put(key, [part for part in parts if part is not None])
             some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
             return Missing(list(some), len(missing))
 

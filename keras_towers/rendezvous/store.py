@@ -97,7 +97,9 @@ class Store(ABC):
             key: the key of the list.
             rank: this rank.
             size: the number of ranks.
-            value: the part; given again, it replaces the one before.
+            value: the part; given again, it replaces the one before. None
+                is left out of the list: what all ranks read is then as short
+                for many ranks as for few.
         """
 
     def wait(

@@ -197,7 +197,7 @@ class _Connection(asyncio.Protocol):
         self._server.connections.add(self)
         self._limit(settings.REQUEST_S)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
         self._stop_waiting()
 

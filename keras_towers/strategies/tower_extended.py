@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -112,7 +112,7 @@ class TowerExtended(compat.MirroredExtended):
             return value
 
         def of_rank_0() -> tf.Tensor:
-            first = value() if callable(value) else value
+            first: Any = value() if callable(value) else value
             first = tf.convert_to_tensor(first, kwargs.get("dtype"))
             if first.dtype == tf.string:  # Which cannot be sent.
                 return first

@@ -14,7 +14,7 @@ from keras_towers.bench.cell_process import differences
 from keras_towers.bench.models import Workload
 from keras_towers.bench.rows import Times, fit
 from keras_towers.bench.runner import Setting
-from keras_towers.rendezvous.store import FileStore
+from keras_towers.rendezvous.file_store import FileStore
 
 SETTING = Setting("cpu", 8, 7, 60)
 

@@ -24,5 +24,6 @@ def test_the_store_serves_simulated_ranks(tmp_path, size):
     # Many, on a machine that does much else, may take longer than ranks wait.
     assert not found["requests that failed"] or size > 100
     # A connection of each rank, and one of each helper that beats just now.
-    assert size < found["files that the store has open"] < 2 * size + 20
+    files = found["files that the store has open while ranks train"]
+    assert size < files < 1.2 * size + 20
     assert f"| {size:,} |" in done.stdout

@@ -1,12 +1,13 @@
 """Why operations are computed once, and what a mistake in a rule does."""
 
+import warnings
+
 import pytest
 import tensorflow as tf
 
 from keras_towers.partition import folding, partition_graph, registry
 from keras_towers.partition.layouts import Sharded, Value
-from keras_towers.partition.nodes import Node
-from tests.partition.kit import sharded, trace
+from tests.partition.kit import check_on_towers, sharded, trace
 
 # What is computed once in these, and why.
 _REASONS = {
@@ -40,24 +41,43 @@ def test_what_is_computed_once_has_a_reason(type_):
     assert found[type_] == reason
 
 
-def test_rows_that_are_missing_are_a_mistake():
-    """Not a reason to compute an operation once."""
-    unit = object()
+def _without_rows(node, *inputs):
+    return Value(Sharded(0, object())).as_rows()
 
-    def without_rows(node: Node, value: Value):
-        return Value(Sharded(0, unit)).as_rows()
 
+def _with_mistake(node, *inputs):
+    return {}["missing"]
+
+
+_MISTAKES = {
+    "a rule": (registry.RULES, "Sin", [_without_rows]),
+    "another error": (registry.RULES, "Sin", [_with_mistake]),
+    "a rule of a loop": (registry.RULES, "StatelessWhile", [_with_mistake]),
+    "axes": (registry.AXES, "Tanh", _with_mistake),
+    "a note": (registry.NOTES, "Tanh", [_with_mistake]),
+    "a shape": (registry.SHAPES, "Range", _with_mistake),
+    "a fold": (folding._FOLDS, "Neg", _with_mistake),
+}
+
+
+def _with_many_operations(x):
+    """In a loop, too, where operations cannot be computed once."""
+    y = tf.while_loop(
+        lambda k, _: k < 3, lambda k, y: (k + 1, tf.sin(y)), (0, tf.tanh(x))
+    )[1]
+    z = y * tf.cast(tf.range(-tf.shape(x)[0], 0)[0], y.dtype)
+    return tf.reduce_sum(tf.sin(z), 0), z
+
+
+@pytest.mark.parametrize("name", _MISTAKES)
+def test_a_mistake_fails_tests_but_no_step(name):
+    """What has it is computed once, with the results of one device."""
+    where, type_, mistake = _MISTAKES[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.RULES, "Sin", [without_rows])
-        with pytest.raises(AssertionError):
-            lay_out(tf.sin)
-
-
-def test_a_mistake_in_a_fold_is_none_of_the_step():
-    def with_mistake(node, *arrays):
-        return {}["missing"]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(folding._FOLDS, "Neg", with_mistake)
-        with pytest.raises(KeyError):
-            lay_out(lambda x: x * tf.cast(-tf.shape(x)[0], x.dtype))
+        patch.setitem(where, type_, mistake)
+        with pytest.raises(RuntimeWarning, match="report this"):
+            lay_out(_with_many_operations)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            check_on_towers(_with_many_operations, sharded(-1, 3))
+    assert {type(each.message) for each in said} == {RuntimeWarning}

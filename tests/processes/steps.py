@@ -7,14 +7,15 @@ import unittest.mock
 import keras
 import tensorflow as tf
 
-from keras_towers.conformance import case_models as m
+from keras_towers.conformance import case_models as m, cases as conformance
 from keras_towers.conformance.cases import Case
+from keras_towers.partition import schedule
 from keras_towers.partition.registry import AXES
 from tests.fit.calls import test_building as building
 from tests.fit.step import test_auto_micro_batches as auto, written
 from tests.fit.step.acts import Stepping
 from tests.kit import untuned
-from tests.kit.compare import assert_all_close
+from tests.kit.compare import assert_all_close, assert_finite
 from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.partition.cases import CASES
@@ -39,6 +40,28 @@ def state_that_a_step_writes_whatever_runs_in_between():
         return history.history, logs, model.state()
 
     assert_exact(written.made(), act)
+
+
+@check
+def gradients_exchanged_while_the_backward_pass_goes_on():
+    cases = conformance.CASES
+    ways = [
+        ("uneven", {}),
+        ("loss-scale-overflow", {"updates": "sharded"}),
+        ("gan", {"updates": "sharded"}),
+        ("embedding-clipped", {"weights": "sharded", "gather_bytes": 2000}),
+        ("sync-batch-norm", {"updates": "sharded", "remat": True}),
+    ]
+    few = {"_EXCHANGED": 64, "_MOST_EXCHANGES": 1000}
+    with unittest.mock.patch.multiple(schedule, **few):
+        for name, options in ways:
+            assert_one_device(cases[name], **options)
+        # Hooks keep what they left out of each gradient.
+        for compression in ("fp16-feedback", "power-sgd"):
+            model = compiled()()
+            with Strategy(compression=compression):
+                fit(model)
+            assert_finite(model)
 
 
 def scaled():

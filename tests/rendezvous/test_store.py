@@ -207,7 +207,10 @@ def test_the_list_of_what_all_ranks_give_is_there_when_all_have(server):
     assert client.give("list", 1, size, "again").some == [0]
     assert client.give("list", 0, size, None).number == 0
     others = [{"rank": rank} for rank in range(2, size)]
-    assert client.get("list") == [None, "again", *others]
+    assert client.get("list") == ["again", *others]
+    # Nothing is as short for many ranks.
+    assert [client.give("all", r, 2, None).number for r in range(2)] == [1, 0]
+    assert client.get("all") == []
 
 
 def test_only_values_are_served(server, tmp_path, monkeypatch):

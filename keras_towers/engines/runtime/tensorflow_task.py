@@ -148,8 +148,9 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
             some = silent[: settings.MAX_RANKS_NAMED]
             missing = Missing(some, len(silent))
         else:
-            missing = store.give(_STARTED, cluster.rank, cluster.size, True)
-            if store.get(_STARTED, min(timeout_s, settings.HOLD_S)):
+            missing = store.give(_STARTED, cluster.rank, cluster.size, None)
+            hold_s = min(timeout_s, settings.HOLD_S)
+            if store.get(_STARTED, hold_s) is not None:
                 missing = Missing([], 0)
         # Known only where they have met before.
         gone = watch.gone_ranks()

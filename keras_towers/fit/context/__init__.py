@@ -4,6 +4,8 @@
   A dictionary for keys without a usable ``==``, such as Keras variables.
 ``patches``
   Temporary patches of classes, modules and single objects.
+``remat_scopes``
+  What users let be computed again: ``keras.RematScope``, ``keras.remat``.
 ``thread_state``
   What each thread is doing: the step that it traces or runs, its blocks.
 ``without_collection``

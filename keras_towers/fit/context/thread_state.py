@@ -14,6 +14,8 @@ from keras_towers.fit.components import ApplyCall
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from keras_towers.fit.context.remat_scopes import RematScopes
+
 T = TypeVar("T")
 
 
@@ -54,6 +56,7 @@ class ActiveStep:
         total: the number of towers that run separate steps; 1 if they divide
             one step.
         device: the tower's device; "": TensorFlow's default.
+        remat: notes what is to be computed again; None: TensorFlow does that.
     """
 
     training: bool
@@ -63,6 +66,7 @@ class ActiveStep:
     index: int = 0
     total: int = 1
     device: str = ""
+    remat: RematScopes | None = None
 
     @property
     def takes_updates(self) -> bool:

@@ -183,7 +183,9 @@ class MemoryCheck:
         assert program.schedule is not None
         needs = dataclasses.replace(held, step=program.schedule.bytes)
         total = held.held + program.schedule.bytes
-        if program.schedule.again and config.options.remat is None:
+        without = total + program.schedule.saved
+        has_asked = config.options.remat is not None or without <= room
+        if program.schedule.again and not has_asked:
             _say_again(settings, program.schedule, limit)
         if config.options.micro_batches == "auto" or total <= room:
             # What runs out of memory is tried again, in smaller parts.

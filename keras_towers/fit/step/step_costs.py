@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
 from keras_towers.fit.step.code_lines import cause_of, line_of
-from keras_towers.partition.estimated_work import estimated_work
+from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.lifetimes import held_tensors
@@ -38,8 +38,6 @@ _ANNOUNCED = 0.02
 # How many lines that follow from one are named.
 _NAMED = 4
 _LENGTH = symbol("length")
-# Of a batch, or of an axis, whose length is not fixed.
-_ASSUMED_LENGTH = 64
 _UNKNOWN_BYTES = "bytes that depend on the data"
 
 
@@ -374,6 +372,12 @@ def _once(program: Program) -> dict[str, ComputedOnce]:
     """Return what is computed once, by the line of code that is the cause."""
     once: dict[str, ComputedOnce] = {}
     undivided = {id(o): why for o, why in program.computed_once.items()}
+    if not undivided:
+        return once
+    # Several operations may stand for a traced one, which counts once.
+    work = {o.source: 0.0 for o in program.operations if o.source is not None}
+    work = {source: work_of(source) for source in work}
+    counted: set[tf.Operation] = set()
     causes: dict[Tensor, str] = {}
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
@@ -392,39 +396,16 @@ def _once(program: Program) -> dict[str, ComputedOnce]:
         is_other = not cause.endswith(line) and line not in found.following
         if is_forward and is_other:
             found.following.append(line)
-        found.share += _work(source)
+        if source not in counted:
+            found.share += work[source]
+            counted.add(source)
         tensors = (*source.inputs, *source.outputs)
         if not all(t.shape.is_fully_defined() for t in tensors):
             found.grows = True
-    if not once:
-        return once
-    total = sum(
-        _work(operation)
-        for graph in program.graphs
-        for operation in graph.get_operations()
-        if operation.inputs
-    )
+    total = sum(work.values())
     for found in once.values():
         found.share /= total
     return {line: found for line, found in once.items() if found.share}
-
-
-def _work(operation: tf.Operation) -> float:
-    """Return how much a traced operation computes, estimated; at least 1."""
-    made = sum(map(_entries, operation.outputs))
-    if not made:
-        return 1
-    inputs, shape = map(_entries, operation.inputs), operation.outputs[0].shape
-    return max(1, estimated_work(operation.type, list(inputs), made, shape))
-
-
-def _entries(tensor: tf.Tensor) -> int:
-    """Return how many entries a tensor has, if it has an assumed length."""
-    if tensor.shape.rank is None:
-        return 1
-    return math.prod(
-        _ASSUMED_LENGTH if size is None else size for size in tensor.shape
-    )
 
 
 def _count(number: int, noun: str) -> str:

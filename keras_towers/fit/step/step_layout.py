@@ -153,6 +153,7 @@ def scheduled(
     settings = layout.settings
     places, examples = settings.places, settings.examples or _ASSUMED_BATCH
     towers = places.ranks.batch.size * config.num_towers * places.parts
+    has_segments = settings.trains and config.options.remat is not False
     program = schedule(
         layout.program,
         towers,
@@ -160,6 +161,7 @@ def scheduled(
         places.parts,
         remat if settings.trains else KEEP_ALL,
         settings.xla,
+        layout.traced.segments if has_segments else None,
     )
     step_reports.record_costs(
         config, settings.kind, settings.model, program, places

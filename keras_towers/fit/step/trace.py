@@ -16,6 +16,7 @@ from keras_towers._types import Step, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, ApplyCall
 from keras_towers.fit.context import thread_state
+from keras_towers.fit.context.remat_scopes import RematScopes
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.weights.copies import (
     copy_on_tower,
@@ -25,6 +26,7 @@ from keras_towers.fit.weights.copies import (
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import MeshLayout
+from keras_towers.partition.segments import Segments
 from keras_towers.reduction import scaled
 from keras_towers.reduction.gradients import Gradient
 
@@ -56,6 +58,7 @@ class Trace:
         in_updates: the operations of updates, by name: where they run if they
             are computed once; "": on the first tower.
         is_whole: whether it has the updates; if not, gradients are results.
+        segments: what users let be computed again; None: nothing.
     """
 
     graph: tf.Graph
@@ -65,6 +68,7 @@ class Trace:
     layouts: Mapping[str, Sequence[MeshLayout]]
     in_updates: Mapping[str, str]
     is_whole: bool
+    segments: Segments | None = None
 
     @property
     def results(self) -> list[tf.Tensor]:
@@ -255,6 +259,7 @@ def trace(
     # Of gradients that are results: how many operations come before.
     begun: dict[str, int] = {}
     is_whole = update is not None and not update.pushes
+    remat = RematScopes()
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
     def run(*tensors: tf.Tensor) -> Structure:
@@ -289,6 +294,7 @@ def trace(
             apply=note,
             graph=graph,
             own_statistics=own_statistics,
+            remat=remat,
         )
         with thread_state.tracing(tracing), compat.trace_context(xla):
             return step(data)
@@ -308,7 +314,14 @@ def trace(
     captures = [outside for outside, _ in graph.captures]
     output = graph.structured_outputs
     return Trace(
-        graph, captures, updates, output, layouts, in_updates, is_whole
+        graph,
+        captures,
+        updates,
+        output,
+        layouts,
+        in_updates,
+        is_whole,
+        remat.segments_of(graph),
     )
 
 
@@ -330,6 +343,8 @@ def _handed_over(
         factor = update.config.gradient_factor
         call = dataclasses.replace(call, grads=scaled(call.grads, factor))
         layouts = list(map(update.gradient_layout, call.grads, call.variables))
+        shaped = map(_with_shape, call.grads, call.variables, layouts)
+        call = dataclasses.replace(call, grads=list(shaped))
     handed = [g for g, own in zip(call.grads, layouts, strict=True) if own]
     components = [t for gradient in handed for t in components_of(gradient)]
     of_components = [
@@ -348,6 +363,21 @@ def _handed_over(
     ]
     call = dataclasses.replace(call, grads=grads)
     return returned[0].op.name, call, of_components
+
+
+def _with_shape(
+    gradient: Gradient | None, weight: Variable, layout: MeshLayout | None
+) -> Gradient | None:
+    """Return a gradient with the shape of its weight, if that is divided.
+
+    The trace may not know it, such as of a layer whose input has no width.
+    """
+    is_divided = layout is not None and layout.divides
+    if not is_divided or not isinstance(gradient, tf.Tensor):
+        return gradient
+    if gradient.shape.is_fully_defined():
+        return gradient
+    return tf.ensure_shape(gradient, weight.shape)
 
 
 def _with_dense_shape(

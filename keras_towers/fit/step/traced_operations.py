@@ -75,6 +75,9 @@ class TracedOperations:
             if inside.dtype.is_numpy_compatible
         }
         self._notes = _describe_updates(traced, model)
+        if traced.segments is not None:
+            paths = traced.segments.paths
+            self._notes |= {k: repr(v).encode() for k, v in paths.items()}
         self._add(traced.graph, _name_inputs(traced, model), traced.results)
         results = self._content[id(traced.graph)]
         # Ranks exchange what operations return in the order of these.

@@ -14,7 +14,13 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, static
 from keras_towers.partition.conversions import Converter
-from keras_towers.partition.layouts import Shape, Value, Values, local_shape
+from keras_towers.partition.layouts import (
+    Shape,
+    Sharded,
+    Value,
+    Values,
+    local_shape,
+)
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
@@ -23,7 +29,7 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.registry import rule, shape_of
+from keras_towers.partition.registry import rows_of, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 _DRAWS = """
@@ -48,8 +54,17 @@ _RESERVED = 256
 
 
 @rule(*_DRAWS.split())
-def _draw(
+def _draw(node: Node, target: Value, *inputs: Value) -> Values:
+    layout = node.units.find_row_axis(
+        node.requested_shape(target), by_number=node.options.draws_rows
+    )
+    return _draw_rows(node, layout, target, *inputs)
+
+
+@rows_of(*_DRAWS.split())
+def _draw_rows(
     node: Node,
+    layout: Sharded,
     target: Value,
     key: Value,
     counter: Value,
@@ -58,8 +73,7 @@ def _draw(
 ) -> Values:
     builder, units, converter = node.builder, node.units, node.converter
     sizes = node.requested_shape(target)
-    layout = units.find_row_axis(sizes)
-    require(not layout.axis)
+    require(not layout.axis and layout.blocks == 1)
     require(UNKNOWN not in sizes, SHAPE)
     require(
         algorithm.number in _PHILOX,

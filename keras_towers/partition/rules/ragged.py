@@ -402,7 +402,7 @@ def _longest(node: Node, lengths: Sequence[Tensor]) -> list[Dimension]:
     # Without rows, none is the longest.
     most = [builder.op("Maximum", [each, 0], ()) for each in most]
     own = builder.size_vector(most, SIZE_DTYPE)
-    shared = node.converter.reduce_over_towers("Max", own, own.shape)
+    shared = node.converter.reduce_over_towers("Max", own, list(own.shape))
     whole = asserted(shared.whole)
     return [
         node.units.new_size(builder.vector_entry(whole, index))

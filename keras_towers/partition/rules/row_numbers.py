@@ -146,7 +146,8 @@ def _range(node: Node, inputs: Values, outputs: Values) -> None:
     """Note a range over all rows of a unit, or every n-th of them."""
     builder, units = node.builder, node.units
     first, last, step = (value.number for value in inputs)
-    rows = units.find_rows(0, last)
+    # If it is a coincidence, these are the numbers of rows all the same.
+    rows = units.find_rows(0, last, by_number=True)
     if first != 0 or rows is None or not isinstance(step, int) or step < 1:
         return
     dtype = node.output_dtype(0)

@@ -23,7 +23,13 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, asserted, require
-from keras_towers.partition.registry import axes, notes, rule, shape_of
+from keras_towers.partition.registry import (
+    axes,
+    notes,
+    rows_of,
+    rule,
+    shape_of,
+)
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
 from keras_towers.partition.units import Units
 
@@ -75,24 +81,39 @@ def _shape_of_target(node: Node, target: Value, *rest: Value) -> Shape:
 @rule("BroadcastTo")
 def _broadcast(node: Node, value: Value, target: Value) -> Values:
     sizes = node.requested_shape(target)
-    offset = len(sizes) - len(value.sizes)
-    if value.sharded is not None:
-        layout = value.sharded.at_axis(value.sharded.axis + offset)
-        # An axis with a single row may be broadcast to any size.
-        require(sizes[layout.axis] == layout.size)
-    else:
+    if value.sharded is None:
         layout = node.units.find_row_axis(sizes)
-        axis = layout.axis - offset
-        if axis >= 0 and value.sizes[axis] != 1:
-            own = layout.at_axis(axis)
-            value = Value(own, node.converter.shard(value, own))
+        return _broadcast_rows(node, layout, value, target)
+    offset = len(sizes) - len(value.sizes)
+    layout = value.sharded.at_axis(value.sharded.axis + offset)
+    # An axis with a single row may be broadcast to any size.
+    require(sizes[layout.axis] == layout.size)
+    return node.run_with_shape([value, target], 1, sizes, layout)
+
+
+@rows_of("BroadcastTo")
+def _broadcast_rows(
+    node: Node, layout: Sharded, value: Value, target: Value
+) -> Values:
+    sizes = node.requested_shape(target)
+    axis = layout.axis - len(sizes) + len(value.sizes)
+    if axis >= 0 and value.sizes[axis] != 1:
+        own = layout.at_axis(axis)
+        value = Value(own, node.converter.shard(value, own))
     return node.run_with_shape([value, target], 1, sizes, layout)
 
 
 @rule("Fill")
 def _fill(node: Node, target: Value, value: Value) -> Values:
+    layout = node.units.find_row_axis(node.requested_shape(target))
+    return _fill_rows(node, layout, target, value)
+
+
+@rows_of("Fill")
+def _fill_rows(
+    node: Node, layout: Sharded, target: Value, value: Value
+) -> Values:
     sizes = node.requested_shape(target)
-    layout = node.units.find_row_axis(sizes)
     return node.run_with_shape([target, value], 0, sizes, layout)
 
 
@@ -129,6 +150,17 @@ def _reshape(node: Node, value: Value, target: Value) -> Values:
     before, _ = value.as_rows()
     layout = _rows_after(node.units, before, value.sizes, sizes)
     return node.run_with_shape([value, target], 1, sizes, layout)
+
+
+@rows_of("Reshape")
+def _reshape_rows(
+    node: Node, layout: Sharded, value: Value, target: Value
+) -> Values:
+    """Reshape the rows that become these."""
+    sizes = _reshape_shape(node, value, target)
+    before = _rows_after(node.units, layout, sizes, value.sizes)
+    rows = Value(before, node.converter.shard(value, before))
+    return node.run_with_shape([rows, target], 1, sizes, layout)
 
 
 def _rows_after(
@@ -169,24 +201,32 @@ def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
         is_kept = known[axis] == 1
         labels.append(axis if is_kept else None)
         tiled.append(axis if is_kept else NewAxis(size * known[axis]))
-    return Factors([labels, None], [tiled], linear=[[0]])
+    # A partial sum is added up before it is larger.
+    return Factors([labels, None], [tiled])
 
 
 @rule("Tile")
 def _tile(node: Node, value: Value, times: Value) -> Values:
     """Tile a replicated value to rows."""
-    converter = node.converter
     require(value.sharded is None)
     (sizes,) = _tile_axes(node, value, times).shapes([value, times])
     for axis, size in enumerate(asserted(sizes)):
         layout = node.units.find_rows(axis, size)
-        # Another axis may have a multiple of the number of examples by chance.
-        if layout is None or value.sizes[axis] != 1:
-            continue
-        shape = converter.local_target(times, times.entries, layout)
-        operands = [converter.replicate(value), shape]
-        return node.run_on_towers(operands, layout, shapes=[sizes])
+        if layout is not None and value.sizes[axis] == 1:
+            return _tile_rows(node, layout, value, times)
     raise NotDivided
+
+
+@rows_of("Tile")
+def _tile_rows(
+    node: Node, layout: Sharded, value: Value, times: Value
+) -> Values:
+    require(value.sizes[layout.axis] == 1)
+    converter = node.converter
+    shapes = _tile_axes(node, value, times).shapes([value, times])
+    shape = converter.local_target(times, times.entries, layout)
+    operands = [converter.replicate(value), shape]
+    return node.run_on_towers(operands, layout, shapes=shapes)
 
 
 @shape_of("ConcatV2")
@@ -325,13 +365,15 @@ def _concat_axes(node: Node, *values: Value) -> Factors:
 def _concat(node: Node, *values: Value) -> Values:
     """Concatenate rows of several tensors to blocks of rows."""
     *parts, axis = values
-    layouts, operands = zip(*[part.as_rows() for part in parts], strict=True)
-    first, shape = layouts[0], list(parts[0].sizes)
-    require(known_axes(axis, len(shape)) == [first.axis])
+    layouts = [part.sharded for part in parts if part.sharded is not None]
     like = {dataclasses.replace(layout, blocks=1) for layout in layouts}
     require(len(like) == 1)
+    (one,), shape = like, list(parts[0].sizes)
+    require(known_axes(axis, len(shape)) == [one.axis])
+    layouts = [part.sharded or one for part in parts]
+    operands = map(node.converter.shard, parts, layouts)
     blocks = sum(layout.blocks for layout in layouts)
-    joined = dataclasses.replace(first, blocks=blocks)
+    joined = dataclasses.replace(one, blocks=blocks)
     shape[joined.axis] = joined.size
     inputs = [*operands, node.converter.replicate(axis)]
     return node.run_on_towers(inputs, joined, shapes=[shape])

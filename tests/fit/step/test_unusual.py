@@ -4,6 +4,7 @@ import functools
 import types
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -185,3 +186,54 @@ def test_values_captured_at_call_time_are_refused():
         kt.TowerStrategy(2),
     ):
         trained(model)
+
+
+_WIDE = np.random.default_rng(0).normal(size=(13, 1200)).astype("float32")
+_CHOSEN = np.arange(1200) % 2 == 0
+# The trace does not know how many entries of each example are left.
+WITHOUT_WIDTH = {
+    "a mask": lambda x: tf.boolean_mask(x, _CHOSEN, axis=1),
+    "places": lambda x: tf.gather(x, tf.where(_CHOSEN)[:, 0], axis=1),
+    "a function of Python": lambda x: tf.reshape(
+        tf.numpy_function(lambda x: x[:, _CHOSEN], [x], x.dtype),
+        [tf.shape(x)[0], -1],
+    ),
+}
+
+
+class WithoutWidth(keras.Model):
+    """Its first layer has a kernel that the trace knows better than its input.
+
+    Args:
+        choose: leaves some entries of each example.
+    """
+
+    def __init__(self, choose):
+        super().__init__()
+        self.choose, self.wide, self.last = choose, Dense(64), Dense(3)
+
+    def call(self, x):
+        return self.last(self.wide(self.choose(x)))
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        kernel = self.wide.kernel
+        # What is assigned has no static shape, either.
+        rows = tf.boolean_mask(tf.concat([kernel, kernel], 0), _CHOSEN)
+        kernel.assign(rows[tf.newaxis][0] * 0.9)
+        return logs
+
+
+@pytest.mark.parametrize("option", ["updates", "weights"])
+@pytest.mark.parametrize("name", sample_of(WITHOUT_WIDTH, 3))
+def test_a_divided_layer_whose_input_has_no_static_width(name, option):
+    def make():
+        keras.utils.set_random_seed(1)
+        model = WithoutWidth(WITHOUT_WIDTH[name])
+        model(_WIDE[:2])
+        model.compile(m.momentum(), m.cross_entropy())
+        return model
+
+    fit_wide = functools.partial(trained, x=_WIDE)
+    strategy = kt.TowerStrategy(3, **{option: "sharded"})
+    assert_exact(make, fit_wide, strategy, tolerance=1e-4)

@@ -1,0 +1,67 @@
+"""Whether random numbers are of examples, if only their number says so.
+
+As many as a batch has may be drawn for its examples, as those from which a
+generator makes images, or by coincidence for a weight that is as long. A layout
+in which they are not rows is right for both. If towers need the whole of some
+numbers, the other reading is tried as well, and the cheaper program wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from keras_towers.partition.effects import is_draw
+from keras_towers.partition.estimated_work import ASSUMED_LENGTH, work_of
+from keras_towers.partition.layouts import sizes_of
+from keras_towers.partition.program import Exchange, Program, depends_on_batch
+from keras_towers.partition.reasons import NotDivided
+from keras_towers.partition.units import Units
+
+# How many multiplications take as long as the exchange of a byte, about.
+_WORK_PER_BYTE = 10
+
+
+def may_draw_rows(program: Program, units: Units) -> bool:
+    """Whether a program draws whole numbers that may be those of examples."""
+    size = units.of_batch.size
+    if not isinstance(size, int) or size < 2:
+        return False
+    for source in _undivided(program):
+        if is_draw(source.type):
+            try:
+                units.find_row_axis(
+                    sizes_of(source.outputs[0].shape), by_number=True
+                )
+            except NotDivided:
+                continue
+            return True
+    return False
+
+
+def cost_of(program: Program) -> float:
+    """Return what a program costs that more towers do not make cheaper."""
+    work = sum(map(work_of, _undivided(program)))
+    return work + _WORK_PER_BYTE * sum(map(_bytes, program.exchanges))
+
+
+def _undivided(program: Program) -> Iterable[tf.Operation]:
+    """Return the traced operations that are computed as one device does."""
+    found = {
+        id(operation.source): operation.source
+        for operation in program.operations
+        if operation.source is not None
+        and not (operation.on_towers and depends_on_batch(operation.outputs))
+    }
+    return found.values()
+
+
+def _bytes(exchange: Exchange) -> int:
+    """Return about how many bytes an exchange moves."""
+    sizes = exchange.sizes
+    if sizes is None:
+        sizes = exchange.given.shape if exchange.given.shape.rank else ()
+    lengths = (s if isinstance(s, int) else ASSUMED_LENGTH for s in sizes)
+    return math.prod(lengths, start=exchange.given.dtype.size)

@@ -1,0 +1,140 @@
+"""Batches as long as an axis of the model, or a fraction of it.
+
+A static batch size is a number like any other. So none may say that an axis has
+examples: towers divide and exchange what they do for another batch.
+"""
+
+import random
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.kit.compare import assert_same_model
+from tests.kit.sampling import SEED, sample_of
+
+pytestmark = pytest.mark.alternate
+
+L, ops = keras.layers, keras.ops
+
+
+class Sampled(L.Layer):
+    """As of a variational autoencoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        return x + keras.random.normal(ops.shape(x), seed=self.seeds)
+
+
+class Adversarial(keras.Model):
+    """A discriminator that is trained with a generator, from noise only."""
+
+    def __init__(self, units):
+        super().__init__()
+        hidden = [keras.Input((units,)), L.Dense(4 * units, "relu")]
+        self.made = keras.Sequential([*hidden, L.Dense(units)])
+        self.judged = keras.Sequential([*hidden, L.Dense(1)])
+        self.seeds, self.units = keras.random.SeedGenerator(1), units
+
+    def call(self, x):
+        return self.judged(x) + 0 * ops.sum(self.made(x), -1, keepdims=True)
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        number = tf.shape(x)[0]
+        noise = keras.random.normal([number, self.units], seed=self.seeds)
+        both = tf.concat([self.made(noise), x], 0)
+        labels = tf.concat([tf.ones([number, 1]), tf.zeros([number, 1])], 0)
+        return ops.mean((labels - self.judged(both)) ** 2)
+
+
+def _attention(units, length):
+    given = keras.Input((length, units))
+    x = given + L.Embedding(length, units)(ops.arange(length))
+    attends = L.MultiHeadAttention(2, units // 2, dropout=0.1, seed=1)
+    x = L.LayerNormalization()(x + attends(x, x, use_causal_mask=True))
+    return keras.Model(given, L.GlobalAveragePooling1D()(x))
+
+
+def _stack(*layers):
+    return lambda units, length: keras.Sequential(
+        [keras.Input((length, units)), *(make(units) for make in layers)]
+    )
+
+
+# Of the number of units and of the length of a text.
+MODELS = {
+    "dense": lambda units, length: keras.Sequential(
+        [keras.Input((units,)), L.Dense(units, "relu"), L.Dropout(0.2, seed=1)]
+    ),
+    "lstm": _stack(L.LSTM),
+    "gru": _stack(
+        lambda units: L.GRU(units, dropout=0.1, recurrent_dropout=0.1, seed=1)
+    ),
+    "both ways": _stack(lambda units: L.Bidirectional(L.LSTM(units // 2))),
+    "stacked cells": _stack(
+        lambda units: L.RNN([L.LSTMCell(units), L.GRUCell(units)])
+    ),
+    "images": lambda units, length: keras.Sequential(
+        [
+            keras.Input((length, 4, 4, 2)),
+            L.ConvLSTM2D(units // 4, 3),
+            L.Flatten(),
+            L.Dense(units),
+        ]
+    ),
+    "autoencoder": lambda units, length: keras.Sequential(
+        [
+            keras.Input((length, units)),
+            L.LSTM(units),
+            Sampled(),
+            L.RepeatVector(length),
+            L.LSTM(units, return_sequences=True),
+            L.GlobalAveragePooling1D(),
+        ]
+    ),
+    "attention": _attention,
+    "adversarial": lambda units, length: Adversarial(units),
+}
+
+
+def _trained(name, examples, units, length, towers=None):
+    """A model after a step; how towers exchange and what they compute once."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    model = MODELS[name](units, length)
+    drawn, shape = np.random.default_rng(0), (units,)
+    if name == "images":
+        shape = (length, 4, 4, 2)
+    elif name not in ("dense", "adversarial"):
+        shape = (length, units)
+    x = drawn.normal(size=(examples, *shape)).astype("float32")
+    y = drawn.normal(size=(examples, units)).astype("float32")
+    model(x[:2])
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+    if towers is None:
+        model.fit(x, y, batch_size=examples, verbose=0)
+        return model, []
+    with kt.TowerStrategy(towers) as strategy:
+        model.fit(x, y, batch_size=examples, verbose=0)
+    lines = strategy.describe().splitlines()
+    return model, [re.sub(".*: ", "", s) for s in lines if "training of" in s]
+
+
+@pytest.mark.parametrize("name", sample_of(MODELS, 4))
+def test_a_batch_as_long_as_an_axis(name):
+    # Fewer zeros would be a constant, and of more units rows are gathered.
+    draw, units = random.Random(f"{name} {SEED}"), 32
+    examples = draw.choice([units, units // 2])
+    length = draw.choice([examples, 4])
+    found, lines = _trained(name, examples, units, length, towers=2)
+    assert_same_model(found, _trained(name, examples, units, length)[0])
+    # Another batch, of which no other axis is a multiple.
+    _, others = _trained(name, examples + 1, units, length, towers=2)
+    assert lines == others
+    assert len(lines) == 1, lines

@@ -1,0 +1,51 @@
+"""Cases whose gradients are exchanged while the backward pass goes on."""
+
+import functools
+import itertools
+
+import pytest
+
+import keras_towers as kt
+from keras_towers.conformance.cases import CASES, HARDEST
+from keras_towers.partition import schedule
+from tests.exactness.contract import assert_contract
+from tests.kit.sampling import sample_of
+
+WAYS = {
+    "towers": kt.TowerStrategy,
+    "each": functools.partial(kt.TowerStrategy, updates="each"),
+    "in shares": functools.partial(kt.TowerStrategy, updates="sharded"),
+    "in shares, collective": functools.partial(
+        kt.TowerStrategy, updates="sharded", mode="collective"
+    ),
+    "in shards": functools.partial(
+        kt.TowerStrategy, weights="sharded", gather_bytes=2000
+    ),
+    "computed again": functools.partial(
+        kt.TowerStrategy, updates="sharded", remat=True
+    ),
+    "served": kt.ParameterServerTowerStrategy,
+}
+# Those that compile functions of their own take much longer.
+_XLA = ("towers",)
+_FIRST = [(name, "in shares") for name in HARDEST]
+_REST = [c for c in itertools.product(CASES, WAYS) if c not in _FIRST]
+
+
+@pytest.fixture(autouse=True)
+def few_bytes(monkeypatch):
+    """Lets exchanges be of few bytes, as if models were large."""
+    monkeypatch.setattr(schedule, "_EXCHANGED", 64)
+    monkeypatch.setattr(schedule, "_MOST_EXCHANGES", 1000)
+
+
+@pytest.mark.parametrize("name, way", [*_FIRST, *sample_of(_REST, 40)])
+def test_case(name, way, small_shards):
+    assert_contract(name, WAYS[way](2), xla=way in _XLA)
+
+
+def test_gradients_are_exchanged_level_by_level():
+    strategy = kt.TowerStrategy(2, updates="sharded")
+    assert_contract("uneven", strategy, xla=False)
+    rounds = strategy.describe().partition(" in ")[2]
+    assert "rounds" in rounds
