@@ -149,9 +149,11 @@ custom_gradient_module = _tf("ops.custom_gradient")
 _recompute_grad = _tf("ops.custom_gradient:recompute_grad")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
-# TensorFlow: the modules whose functions write its files.
+# What writes files of TensorFlow.
 saved_model = _tf("saved_model.save")
 checkpoint_management = _tf("checkpoint.checkpoint_management")
+TrackableSaver = _tf("checkpoint.checkpoint:TrackableSaver")
+Trackable = _tf("trackable.base:Trackable")
 func_graph_from_py_func = _tf("framework.func_graph:func_graph_from_py_func")
 FuncGraph = _tf("framework.func_graph:FuncGraph")
 AutomaticControlDependencies = _tf(
@@ -414,11 +416,6 @@ def awaits_restore(layer: keras.Layer) -> bool:
     return not layer.built and bool(
         getattr(layer, "_deferred_dependencies", None)
     )
-
-
-def parts_of_checkpoint(checkpoint: tf.train.Checkpoint) -> list[Any]:
-    """Return what a checkpoint was made of."""
-    return [*checkpoint._trackable_children().values()]
 
 
 def batches_all_parts(dataset: tf.data.Dataset) -> bool:

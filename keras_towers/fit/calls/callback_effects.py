@@ -182,8 +182,6 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._adoption = adoption
         # The code that runs: "Mine.on_epoch_end".
         self._running = ""
-        # The ranks that were about to do the same as this one.
-        self._together: list[int] = []
         # What a callback has read of a variable of which each rank has rows.
         self._read: tf.Tensor | None = None
         # The variables that callbacks have written, and the last writer's name.
@@ -279,27 +277,30 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if event in self._events:
             self._transport.note_wait(event)
             # Callbacks of other ranks may make calls that this rank does not.
-            while not self._share_effects():
+            while any(self._share_effects()):
                 pass
             activity.mark_over()
 
-    def meet(self, what: str, call: KerasCall | None) -> list[int]:
-        """Share effects before a call; return the ranks that make it.
+    def meet(self, what: str, call: KerasCall | None) -> list[str]:
+        """Share effects before an action; return what each rank does.
 
         Args:
-            what: describes it, equally on all ranks.
-            call: the call; None: of no method that a strategy runs.
+            what: the action, the same text on all ranks that do the same.
+            call: the call of Keras's method that it is; None: it is none.
+
+        Returns:
+            The action of each rank; empty: its callbacks are done.
 
         Raises:
-            TowerError: only some ranks make it, and cannot do so alone.
+            TowerError: only some ranks make the call, and cannot do so alone.
         """
-        what += f" in {self._running}" if self._running else ""
         why = ""
-        if call is not None and self._adoption is not None:
-            why = why_not_alone(call, self.model, self._adoption)
+        if call is not None:
+            what += f" in {self._running}" if self._running else ""
+            if self._adoption is not None:
+                why = why_not_alone(call, self.model, self._adoption)
         with activity.within(f"the beginning of {what}", waits=True):
-            self._share_effects(what, why)
-        return self._together
+            return self._share_effects(what, why)
 
     def _access(self, access: Action, value: object) -> tf.Tensor | None:
         """Read or write a variable of which each rank has rows."""
@@ -314,7 +315,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         needs_all: str = "",
         access: Action | None = None,
         value: object = None,
-    ) -> bool:
+    ) -> list[str]:
         """Share the values that callbacks wrote, and their requests to stop.
 
         Values wait until all ranks are about to do the same.
@@ -328,22 +329,17 @@ class SyncedCallbacks(keras.callbacks.Callback):
             value: what it writes.
 
         Returns:
-            Whether all ranks are about to do the same.
+            What each rank is about to do.
         """
         while True:
             is_same = self._share_requests(action)
-            self._together = [*range(self._transport.size)]
             if is_same and access is None:
-                return True
+                return [action] * self._transport.size
             told = action, needs_all, access and tuple(access)
             ranks = rank_checks.gather(
                 self._transport, told, "ends an event of callbacks"
             )
-            self._together = [
-                rank
-                for rank, (other, _, _) in enumerate(ranks)
-                if other == action
-            ]
+            actions = [other for other, _, _ in ranks]
             accesses = [
                 None if each is None else Action(*each) for _, _, each in ranks
             ]
@@ -352,15 +348,15 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 joint = self._adoption.update.variables.access
                 self._read = joint.take_part(accesses, value)
                 if access is not None:
-                    return is_same
+                    return actions
                 continue
             for reason in filter(None, (reason for _, reason, _ in ranks)):
                 calls = {
                     f"rank {rank}": f"calls {other}" if other else "does not"
-                    for rank, (other, _, _) in enumerate(ranks)
+                    for rank, other in enumerate(actions)
                 }
                 raise TowerError(f"{describe_each(calls)}, but {reason}.")
-            return False
+            return actions
 
     def _share_requests(self, action: str) -> bool:
         """Share requests to stop; return whether all ranks do the same."""

@@ -1,12 +1,13 @@
 """Saving each file once, although every rank runs the whole script.
 
 Ranks that write one file at a time would spoil it. So the first rank that saves
-to a path writes it, whether by a function of Keras or of TensorFlow. The others
-wait until it has written the same path, and give it their parts of the weights
-meanwhile. A path of one rank is that rank's. How ranks find out depends on
-where they are: in a callback, in which all ranks meet; with weights in parts,
-where they serve rank 0's reads; or else by the job's store, for which rank 0,
-which may be alone, waits for nobody.
+to a path writes it, by a function of Keras or of TensorFlow. The others wait
+until then, and give it their parts of the weights meanwhile. A path of one rank
+is that rank's.
+
+How ranks find out what the others save depends on where they are: they meet in
+a callback, and where each has a part of the weights; elsewhere, rank 0, which
+may be alone, waits for nobody, and tells the job's store what it saves.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import copy
 import hashlib
 import inspect
+import itertools
+import json
+import math
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -28,13 +34,12 @@ from keras_towers import compat, settings
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
-from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights.joint_access import access_of
-from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
+from keras_towers.rendezvous import activity, failed_calls, watch
 from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.rendezvous.store import Store, store_of_job, wait_for
+from keras_towers.rendezvous.store import Store, store_of_job
 from keras_towers.system import absolute
 
 # All functions that write a model, as owner and name: those of Keras, and those
@@ -58,38 +63,36 @@ _REMEDY = (
 )
 
 _on_every_rank: ThreadLocal[bool] = ThreadLocal()
-# Whether another rank writes the files of what this thread does.
+# Whether another rank has written the files of what this thread does.
 _elsewhere: ThreadLocal[bool] = ThreadLocal()
 
 
 class _Ranks(Protocol):
-    """The ranks of a job, where one of them has saved."""
+    """How the ranks of a job find out which of them writes a path."""
 
     @property
     def rank(self) -> int:
         """The rank of this process."""
         ...
 
-    def writer(self, path: str) -> int:
-        """Return the rank that writes a path which this rank saves."""
-        ...
-
-    def end_save(self, path: str, failure: str) -> str:
-        """Tell, as the writer, how a save has ended; or else wait for that.
-
-        Args:
-            path: what is saved.
-            failure: why it could not be; empty: it could.
+    def turn(self, path: str) -> str | None:
+        """Wait until this rank can write a path, or another one has.
 
         Returns:
-            The failure of the writer.
+            None: this rank writes it; else why the other one could not; empty:
+            it could.
         """
         ...
 
+    def end(self, path: str, failure: str) -> None:
+        """Tell the others that this rank has written a path.
 
-# The key under which rank 0 says how many calls it has begun; and all of them.
-_LEFT, _AFTER_ALL = "left-saves", 2**62
-_T = TypeVar("_T")
+        Args:
+            path: the path.
+            failure: why it could not be written; empty: it could.
+        """
+        ...
+
 
 # Those of this process's job, if it has a store.
 _job: _RanksOfStore | None = None
@@ -110,17 +113,7 @@ def save_on_every_rank() -> Iterator[None]:
         yield
 
 
-def leave(in_loop: bool) -> None:
-    """Note that this rank makes a call, and saves nothing before it any more.
-
-    Args:
-        in_loop: whether such calls follow one another.
-    """
-    if _job is not None:
-        _job.leave(in_loop)
-
-
-def let_rank_0_write(rank: int) -> None:
+def let_one_rank_write(rank: int) -> None:
     """Let one rank of a job write what several save, from now on.
 
     Args:
@@ -132,10 +125,20 @@ def let_rank_0_write(rank: int) -> None:
         _job = _RanksOfStore(rank, store)
 
 
+def go_on(in_loop: bool) -> None:
+    """Note that this rank begins a call, before which it saves no more.
+
+    Args:
+        in_loop: whether such calls follow one another.
+    """
+    if _job is not None:
+        _job.go_on(in_loop)
+
+
 def _save(
     original: Callable[..., object], *args: object, **kwargs: object
 ) -> object:
-    """Save like a function of Keras, but once for all ranks."""
+    """Save like a function of Keras or TensorFlow, but once for all ranks."""
     try:
         bound = inspect.signature(original).bind(*args, **kwargs)
         given = bound.arguments
@@ -143,67 +146,59 @@ def _save(
     except (TypeError, StopIteration):
         # The function reports the wrong arguments.
         return original(*args, **kwargs)
-    first = next(iter(bound.arguments.values()))
-    joint = None
-    for model in _models_of(first):
-        _refuse_apart(model)
-        joint = joint or access_of(model)
-    ranks: _Ranks | None = joint or _job
+    saved = next(iter(given.values()))
+    parts = _parts_of(saved)
+    for part in parts:
+        if isinstance(part, keras.Model):
+            _refuse_apart(part)
+    if isinstance(saved, tf.train.Checkpoint):
+        given["options"] = _at_once(given.get("options"))
+    ranks: _Ranks | None = _job
+    joint = access_of(*parts)
+    if joint is not None:
+        ranks = _RanksThatMeet(joint.rank, joint.meet)
     # In a nested call of these functions, the outer call decides. Objects that
     # are no paths are local to each rank.
     is_path = isinstance(where, str | os.PathLike)
     if _on_every_rank.get() or ranks is None or not is_path:
-        return original(*args, **kwargs)
+        return original(*bound.args, **bound.kwargs)
     path = os.path.normpath(absolute(where))
     call = tower_call.current()
     if call is not None and call.config.transport.size > 1:
-        ranks = _RanksInCallback(call)
+        meet = call.meet
+        ranks = _RanksThatMeet(ranks.rank, lambda does: meet(does, None))
     with save_on_every_rank(), thread_state.keeping_parts.holding(True):
-        writer = ranks.writer(path)
-        if writer == ranks.rank:
+        failure = ranks.turn(path)
+        if failure is None:
             failure = "it was interrupted"
             try:
-                result, failure = original(*args, **kwargs), ""
+                result, failure = original(*bound.args, **bound.kwargs), ""
                 return result
             except Exception as error:
                 failure = shorten(error)
                 raise
             finally:
-                ranks.end_save(path, failure)
-        failure = ranks.end_save(path, "")
+                if failure:
+                    failure = (
+                        f"rank {ranks.rank} could not save {path}: {failure}"
+                    )
+                ranks.end(path, failure)
         if failure:
-            raise TowerError(f"rank {writer} could not save {path}: {failure}")
-        return _written_elsewhere(first, given)
+            raise TowerError(failure)
+        if not isinstance(saved, tf.train.Checkpoint):
+            return None
+        # It numbers and counts its files on every rank.
+        with _elsewhere.holding(True):
+            return original(*bound.args, **bound.kwargs)
 
 
-def _models_of(saved: object) -> list[keras.Model]:
-    """Return the models that are saved as a part of something, or as it."""
-    parts = [saved]
-    if isinstance(saved, tf.train.Checkpoint):
-        parts = compat.parts_of_checkpoint(saved)
-    return [part for part in parts if isinstance(part, keras.Model)]
-
-
-def _written_elsewhere(saved: object, given: Mapping[str, Any]) -> object:
-    """Do and return what a function does but write, as another rank does."""
-    if not isinstance(saved, tf.train.Checkpoint):
-        return None
-    prefix = os.fspath(given["file_prefix"])
-    options = given.get("options")
-    callbacks = getattr(options, "experimental_write_callbacks", None) or ()
-    with _elsewhere.holding(True):
-        for callback in callbacks:
-            # Those of TensorFlow count and number checkpoints.
-            if callback.__module__.startswith("tensorflow."):
-                callback(prefix)
-    return prefix
-
-
-def _unless_elsewhere(
-    original: Callable[..., object], *args: object, **kwargs: object
-) -> object:
-    """Write or delete a file, if not another rank does."""
-    return None if _elsewhere.get() else original(*args, **kwargs)
+def _parts_of(saved: Any) -> list[object]:
+    """Return what is saved: a model, or all parts of a thing of TensorFlow."""
+    if isinstance(saved, compat.Trackable) and not isinstance(
+        saved, keras.Model
+    ):
+        return tf.train.TrackableView(saved).descendants()
+    return [saved]
 
 
 def _refuse_apart(model: keras.Model) -> None:
@@ -217,140 +212,197 @@ def _refuse_apart(model: keras.Model) -> None:
         )
 
 
+def _at_once(options: Any) -> Any:
+    """Return options of a checkpoint that let no other thread write it.
+
+    Its ranks would get there at different times, and not find out who writes.
+    """
+    is_later = getattr(options, "experimental_enable_async_checkpoint", False)
+    if _job is None or not is_later:
+        return options
+    options = copy.copy(options)
+    options.experimental_enable_async_checkpoint = False
+    return options
+
+
+def _save_numbered(
+    original: Callable[..., object],
+    checkpoint: tf.train.Checkpoint,
+    file_prefix: object,
+    options: Any = None,
+) -> object:
+    """Save like ``tf.train.Checkpoint.save``, in this thread."""
+    return original(checkpoint, file_prefix, _at_once(options))
+
+
+def _write_values(
+    original: Callable[..., object],
+    saver: object,
+    file_prefix: object,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Write the values of a checkpoint, if no other rank has."""
+    if _elsewhere.get():
+        return file_prefix
+    return original(saver, file_prefix, *args, **kwargs)
+
+
+def _manage(
+    original: Callable[..., object], *args: object, **kwargs: object
+) -> object:
+    """Write or delete a file of checkpoints, if no other rank does."""
+    return None if _elsewhere.get() else original(*args, **kwargs)
+
+
 _CHECKPOINTS = compat.checkpoint_management
 PATCHES: tuple[patches.Patch, ...] = (
     *((owner, name, _save) for owner, name in _WRITERS),
-    (_CHECKPOINTS, "update_checkpoint_state_internal", _unless_elsewhere),
-    (_CHECKPOINTS, "_delete_file_if_exists", _unless_elsewhere),
+    (tf.train.Checkpoint, "save", _save_numbered),
+    (compat.TrackableSaver, "save", _write_values),
+    (_CHECKPOINTS, "update_checkpoint_state_internal", _manage),
+    (_CHECKPOINTS, "_delete_file_if_exists", _manage),
 )
 """Replaces the writers of Keras and TensorFlow."""
 
 
-class _RanksInCallback:
-    """Ranks that save in a callback of a call, where they can meet."""
+class _RanksThatMeet:
+    """Ranks that tell one another what they do.
 
-    def __init__(self, call: TowerCall):
-        self._call = call
-        self._size: int = call.config.transport.size
-        self.rank: int = call.config.transport.rank
-        # Those that save the same.
-        self._ranks: Sequence[int] = ()
+    Args:
+        rank: the rank of this process.
+        meet: tells what this rank does; returns what each of them does.
+    """
 
-    def writer(self, path: str) -> int:
-        self._ranks = self._call.meet(f"save {path}", None)
-        return self._ranks[0]
+    def __init__(self, rank: int, meet: Callable[[str], list[str]]):
+        self.rank = rank
+        self._meet = meet
 
-    def end_save(self, path: str, failure: str) -> str:
-        if len(self._ranks) == 1:
-            return failure
-        # Meanwhile the other ranks take part in the reads of the first.
-        ends, saved = f"save {path} to its end", f"have saved {path}"
-        while self._ranks[0] not in self._call.meet(ends, None):
-            pass
-        if len(self._ranks) < self._size:
-            # The others do something else, so that these only compare.
-            done = f"could not save {path}" if failure else saved
-            ranks = self._call.meet(done, None)
-            return "" if self._ranks[0] in ranks else "its error says why"
-        transport = self._call.config.transport
-        return rank_checks.gather(transport, failure, "ends a save")[0]
+    def turn(self, path: str) -> str | None:
+        saves, saved = f"saves {path}", f"has saved {path}: "
+        while True:
+            done = self._meet(saves)
+            for each in done:
+                if each.startswith(saved):
+                    return each.removeprefix(saved)
+            if done.index(saves) == self.rank:
+                return None
+
+    def end(self, path: str, failure: str) -> None:
+        self._meet(f"has saved {path}: {failure}")
 
 
 class _RanksOfStore:
-    """Ranks that learn from the store what rank 0 has saved."""
+    """Ranks that learn from the store what rank 0 has saved.
+
+    Between two calls, rank 0 lists there what it saves, and at last that it
+    goes on. Only then can another rank have a path of its own.
+    """
 
     def __init__(self, rank: int, store: Store):
         self.rank = rank
         self._store = store
-        # How often each path was saved since the last call of all ranks.
-        self._counts: collections.Counter[tuple[str, int]] = (
-            collections.Counter()
-        )
+        self._begin()
         if rank == 0:
-            atexit.register(self._leave, _AFTER_ALL)
+            atexit.register(self._go_on_at_exit)
 
-    def leave(self, in_loop: bool) -> None:
-        """Tell, as rank 0, that it makes the next call and saves no more.
+    def _begin(self) -> None:
+        self._number = failed_calls.calls.number
+        # How often this rank has saved each path since the last call.
+        self._turns: collections.Counter[str] = collections.Counter()
+        # The list of rank 0: paths, each with why it could not save it.
+        self._listed: dict[int, list[str]] = {}
+        self._index = itertools.count()
 
-        Args:
-            in_loop: whether calls follow one another, with saves rarely.
+    def go_on(self, in_loop: bool) -> None:
+        """Tell, as rank 0, that it saves no more before its next call.
+
+        In a loop of short calls it does so only if it has saved.
         """
-        number = failed_calls.calls.number
-        saved = any(at == number - 1 for _, at in self._counts)
-        if self.rank == 0 and (saved or not in_loop):
-            self._leave(number)
+        if self.rank == 0 and (self._turns or not in_loop):
+            self.end("", "")
+        self._begin()
 
-    def _leave(self, number: int) -> None:
-        # The store may be gone.
-        with contextlib.suppress(OSError):
-            self._store.put(_LEFT, number)
+    def _go_on_at_exit(self) -> None:
+        # Python sets it before it ends with an error.
+        if getattr(sys, "last_value", None) is None:
+            # The store may be gone.
+            with contextlib.suppress(OSError):
+                self.go_on(in_loop=False)
 
-    def writer(self, path: str) -> int:
-        position = path, failed_calls.calls.number
-        self._counts[position] += 1
+    def turn(self, path: str) -> str | None:
+        if self._number != failed_calls.calls.number:
+            self._begin()
+        self._turns[path] += 1
         if self.rank == 0:
-            return 0
-        key, number = self._key(path), failed_calls.calls.number
+            return None
+        earlier = self._turns[path] - 1
+        for index in itertools.count():
+            if index not in self._listed:
+                listed = self._wait(path, 0, self._key_of_list(index))
+                if listed is None:
+                    break
+                self._listed[index] = listed
+            saved, failure = self._listed[index]
+            if not saved:
+                break
+            if saved == path and not earlier:
+                return failure
+            earlier -= saved == path
+        try:
+            writer = self._store.setdefault(
+                f"writer-{self._key_of(path)}", self.rank
+            )
+        except OSError:
+            # The store was beside rank 0, and has ended with it.
+            return None
+        if writer == self.rank:
+            return None
+        failure = self._wait(path, writer, self._key_of(path))
+        if failure is None:
+            return f"rank {writer} has not saved {path}"
+        return failure
 
-        def read() -> int | None:
-            if self._store.get(key) is not None:
-                return 0
-            if (self._store.get(_LEFT) or 0) <= number:
-                return None
-            # Rank 0 may have done so just before it left.
-            return 0 if self._store.get(key) is not None else -1
+    def end(self, path: str, failure: str) -> None:
+        if self.rank == 0:
+            key = self._key_of_list(next(self._index))
+            self._store.put(key, [path, failure])
+            return
+        with contextlib.suppress(OSError):
+            self._store.put(self._key_of(path), failure)
 
-        if self._wait(path, read, ended=-1) == 0:
-            return 0
-        return int(self._store.setdefault(f"writer-{key}", self.rank))
+    def _key_of_list(self, index: int) -> str:
+        return f"saves-{self._number}-{index}"
 
-    def end_save(self, path: str, failure: str) -> str:
-        key = self._key(path)
-        writer = self._store.get(f"writer-{key}") or 0
-        if self.rank == writer:
-            self._store.put(key, failure)
-            return failure
-        return self._wait(path, lambda: self._store.get(key), ended="it ended")
-
-    def _key(self, path: str) -> str:
-        position = path, failed_calls.calls.number
-        named = "\n".join(map(str, (*position, self._counts[position])))
+    def _key_of(self, path: str) -> str:
+        named = f"{path}\n{self._turns[path]}"
         digest = hashlib.sha256(named.encode(errors="surrogateescape"))
-        return f"saved-{digest.hexdigest()[:16]}"
+        return f"saves-{self._number}-{digest.hexdigest()[:16]}"
 
-    def _wait(self, path: str, read: Callable[[], _T | None], ended: _T) -> _T:
-        """Wait for another rank; return ``ended`` if it saves no more."""
+    def _wait(self, path: str, writer: int, key: str) -> Any:
+        """Wait for what a rank tells; return None if it does not come to it."""
         limit_s = seconds(
             settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
         )
-        has_ended = threading.Event()
-
-        def look() -> _T | None:
-            if has_ended.is_set():
-                return ended
-            try:
-                return read()
-            except OSError:
-                # The store was beside rank 0, and has ended with it.
-                return ended
-
-        waits = f"waits for rank 0 to save {path}"
+        given_up = threading.Event()
+        waits = f"waits for rank {writer} to save {path}"
         try:
             with (
                 activity.within(f"a save of {path}", waits=True),
                 activity.doing(f"{waits} ({_REMEDY})"),
                 activity.exchanges.running(activity.SAVE, is_counted=False),
             ):
-                return watch.wait_for_ranks(
-                    lambda: wait_for(look, limit_s or None)
+                told = watch.wait_for_ranks(
+                    lambda: self._store.wait(key, limit_s or math.inf, given_up)
                 )
+                return json.loads(told)
         except TimeoutError:
             raise TowerError(
                 f"rank {self.rank} has waited {limit_s} s: it {waits}. "
                 f"{_REMEDY}"
             ) from None
-        except (watch.RanksEnded, TowerError):
+        except (watch.RanksEnded, TowerError, OSError):
             # It has ended, or waits in something else for this rank.
-            return ended
+            return None
         finally:
-            has_ended.set()
+            given_up.set()

@@ -107,8 +107,7 @@ class TowerRunner(Runner):
             if outer is not tower_call.current():
                 refuse_in_thread(keras_call, outer)
                 return self._start_alone(keras_call)
-            callers = outer.meet(what, keras_call)
-            if len(callers) < outer.config.transport.size:
+            if len(set(outer.meet(what, keras_call))) > 1:
                 return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
@@ -330,7 +329,7 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     if joint:
         try:
             first = calls.begin(transport)
-            saving.leave(in_loop=kind.endswith("_on_batch"))
+            saving.go_on(in_loop=kind.endswith("_on_batch"))
         except watch.RanksEnded as error:
             raise call_agreement.not_called(config, kind, str(error)) from None
         if first is not None:
