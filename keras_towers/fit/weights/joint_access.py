@@ -53,6 +53,14 @@ class Action(NamedTuple):
     path: str
     digest: str = ""
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether all ranks that access a variable then do it together.
+
+        Each saves what it likes.
+        """
+        return self.kind in ("reads", "writes")
+
     def __str__(self) -> str:
         return f"{self.kind} variable {self.path!r}"
 
@@ -179,8 +187,8 @@ class JointAccess:
         if meeting is not None:
             return meeting(access, value)
         accesses = self._gather(str(access), access)
-        others = [each for each in accesses if each is not None]
-        if any(each.place != access.place for each in others):
+        places = {each.place for each in accesses if each and each.is_joint}
+        if len(places) > 1:
             raise TowerError(
                 f"the ranks have different variables {access.path!r}: build "
                 "and compile the same models, in the same order, on every rank."
@@ -254,7 +262,7 @@ class JointAccess:
             different = {
                 action
                 for action, accessed in ranks
-                if accessed is not None and Action(*accessed).place
+                if accessed is not None and Action(*accessed).is_joint
             }
             waiting = {action for action, accessed in ranks if accessed is None}
             if len(different) > 1 or len(waiting) > 1:
