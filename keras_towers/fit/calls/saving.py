@@ -48,7 +48,6 @@ _WRITERS: tuple[tuple[object, str], ...] = (
     (keras.Model, "save"),
     (keras.Model, "save_weights"),
     (keras.Model, "export"),
-    (keras.export.ExportArchive, "write_out"),
     (keras.saving, "save_model"),
     (keras.saving, "save_weights"),
     (keras.models, "save_model"),
