@@ -152,12 +152,13 @@ def ranks_that_save_other_paths_do_not_wait_for_ever():
     mine = compiled(s.model)
     with shards():
         s.fit(mine)
-        if s.RANK:
-            mine.save(FOLDER / "shards-of-1.keras")
         s.fit(mine)
         mine.save(FOLDER / f"shards-of-{s.RANK}.keras")
+        if s.RANK:
+            mine.save(FOLDER / "shards-only-of-1.keras")
     s.assert_same_model(mine, alone)
-    assert_saved(FOLDER / f"shards-of-{s.RANK}.keras", mine.get_weights())
+    for name in (f"shards-of-{s.RANK}", "shards-only-of-1"):
+        assert_saved(FOLDER / f"{name}.keras", mine.get_weights())
 
 
 def restored(prefix):
@@ -275,7 +276,7 @@ def a_script_whose_other_ranks_save_to_temporary_paths_runs_unchanged():
     remove_temporary(path)
     loaded = load(folder / "model.keras")
     assert_all_close(loaded.get_weights(), mine.get_weights(), 0)
-    with strategy.scope():
+    with strategy:
         s.fit(loaded)
     checkpoint = tf.train.Checkpoint(model=loaded)
     kept = writable(folder / "kept")
@@ -286,7 +287,7 @@ def a_script_whose_other_ranks_save_to_temporary_paths_runs_unchanged():
     latest = tf.train.latest_checkpoint(str(folder / "kept"))
     assert latest == str(folder / "kept" / "ckpt-1")
     checkpoint.restore(latest)
-    with strategy.scope():
+    with strategy:
         s.fit(loaded)
     if s.RANK == 0:
         for _ in range(3):
@@ -308,8 +309,8 @@ def a_save_that_fails_fails_on_all_ranks_and_training_goes_on():
                 it.save(path)
             seen.append(str(error.value))
             # Of TensorFlow: what is no folder has no files.
-            kinds = tf.errors.FailedPreconditionError, kt.TowerError
-            with pytest.raises(kinds, match="Not a directory"):
+            kinds = tf.errors.OpError, kt.TowerError
+            with pytest.raises(kinds, match="Not a directory|could not save"):
                 tf.train.Checkpoint(model=it).write(path / "checkpoint")
 
         mine, alone = compiled(make), compiled(s.eager)

@@ -16,6 +16,7 @@ import atexit
 import collections
 import contextlib
 import copy
+import functools
 import hashlib
 import inspect
 import itertools
@@ -60,6 +61,9 @@ _REMEDY = (
     "One rank writes what several save. Save the same path on every rank, or "
     "put saves of other ranks into `with kt.save_on_every_rank():`."
 )
+
+# What ranks that meet tell of a path.
+_SAVES, _SAVED = "saves ", "has saved "
 
 _on_every_rank: ThreadLocal[bool] = ThreadLocal()
 # Whether another rank has written the files of what this thread does.
@@ -152,6 +156,7 @@ def _save(
             _refuse_apart(part)
     if isinstance(saved, tf.train.Checkpoint):
         given["options"] = _at_once(given.get("options"))
+    write = functools.partial(original, *bound.args, **bound.kwargs)
     ranks: _Ranks | None = _job
     joint = access_of(*parts)
     if joint is not None:
@@ -160,7 +165,7 @@ def _save(
     # are no paths are local to each rank.
     is_path = isinstance(where, str | os.PathLike)
     if _on_every_rank.get() or ranks is None or not is_path:
-        return original(*bound.args, **bound.kwargs)
+        return write()
     path = os.path.normpath(absolute(where))
     call = tower_call.current()
     if call is not None and call.config.transport.size > 1:
@@ -169,26 +174,29 @@ def _save(
     with save_on_every_rank(), thread_state.keeping_parts.holding(True):
         failure = ranks.turn(path)
         if failure is None:
-            failure = "it was interrupted"
-            try:
-                result, failure = original(*bound.args, **bound.kwargs), ""
-                return result
-            except Exception as error:
-                failure = shorten(error)
-                raise
-            finally:
-                if failure:
-                    failure = (
-                        f"rank {ranks.rank} could not save {path}: {failure}"
-                    )
-                ranks.end(path, failure)
+            return _write(ranks, path, write)
         if failure:
             raise TowerError(failure)
         if not isinstance(saved, tf.train.Checkpoint):
             return None
         # It numbers and counts its files on every rank.
         with _elsewhere.holding(True):
-            return original(*bound.args, **bound.kwargs)
+            return write()
+
+
+def _write(ranks: _Ranks, path: str, write: Callable[[], object]) -> object:
+    """Write a path, and tell the other ranks how that has ended."""
+    failure = "it was interrupted"
+    try:
+        result, failure = write(), ""
+        return result
+    except Exception as error:
+        failure = shorten(error)
+        raise
+    finally:
+        if failure:
+            failure = f"rank {ranks.rank} could not save {path}: {failure}"
+        ranks.end(path, failure)
 
 
 def _parts_of(saved: Any) -> list[object]:
@@ -278,17 +286,19 @@ class _RanksThatMeet:
         self._meet = meet
 
     def turn(self, path: str) -> str | None:
-        saves, saved = f"saves {path}", f"has saved {path}: "
+        saved = f"{_SAVED}{path}: "
         while True:
-            done = self._meet(saves)
-            for each in done:
-                if each.startswith(saved):
-                    return each.removeprefix(saved)
-            if done.index(saves) == self.rank:
+            all_do = self._meet(_SAVES + path)
+            for does in all_do:
+                if does.startswith(saved):
+                    return does.removeprefix(saved)
+            # One after another, since another path may be the first one's next.
+            saving = (does.startswith(_SAVES) for does in all_do)
+            if [*saving].index(True) == self.rank:
                 return None
 
     def end(self, path: str, failure: str) -> None:
-        self._meet(f"has saved {path}: {failure}")
+        self._meet(f"{_SAVED}{path}: {failure}")
 
 
 class _RanksOfStore:
@@ -306,6 +316,7 @@ class _RanksOfStore:
             atexit.register(self._go_on_at_exit)
 
     def _begin(self) -> None:
+        """Begin to count, after a call of all ranks."""
         self._number = failed_calls.calls.number
         # How often this rank has saved each path since the last call.
         self._turns: collections.Counter[str] = collections.Counter()
@@ -318,9 +329,10 @@ class _RanksOfStore:
 
         In a loop of short calls it does so only if it has saved.
         """
+        if self._number != failed_calls.calls.number:
+            self._begin()
         if self.rank == 0 and (self._turns or not in_loop):
             self.end("", "")
-        self._begin()
 
     def _go_on_at_exit(self) -> None:
         # Python sets it before it ends with an error.

@@ -328,8 +328,8 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     joint, first = transport.size > 1, None
     if joint:
         try:
-            first = calls.begin(transport)
             saving.go_on(in_loop=kind.endswith("_on_batch"))
+            first = calls.begin(transport)
         except watch.RanksEnded as error:
             raise call_agreement.not_called(config, kind, str(error)) from None
         if first is not None:

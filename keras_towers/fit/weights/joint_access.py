@@ -53,14 +53,6 @@ class Action(NamedTuple):
     path: str
     digest: str = ""
 
-    @property
-    def is_joint(self) -> bool:
-        """Whether all ranks that access a variable then do it together.
-
-        Each saves what it likes.
-        """
-        return self.kind in ("reads", "writes")
-
     def __str__(self) -> str:
         return f"{self.kind} variable {self.path!r}"
 
@@ -187,7 +179,7 @@ class JointAccess:
         if meeting is not None:
             return meeting(access, value)
         accesses = self._gather(str(access), access)
-        places = {each.place for each in accesses if each and each.is_joint}
+        places = {each.place for each in accesses if each and each.place}
         if len(places) > 1:
             raise TowerError(
                 f"the ranks have different variables {access.path!r}: build "
@@ -262,7 +254,7 @@ class JointAccess:
             different = {
                 action
                 for action, accessed in ranks
-                if accessed is not None and Action(*accessed).is_joint
+                if accessed is not None and Action(*accessed).place
             }
             waiting = {action for action, accessed in ranks if accessed is None}
             if len(different) > 1 or len(waiting) > 1:
