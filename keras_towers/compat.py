@@ -149,6 +149,11 @@ custom_gradient_module = _tf("ops.custom_gradient")
 _recompute_grad = _tf("ops.custom_gradient:recompute_grad")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
+# What writes files of TensorFlow.
+saved_model = _tf("saved_model.save")
+checkpoint_management = _tf("checkpoint.checkpoint_management")
+TrackableSaver = _tf("checkpoint.checkpoint:TrackableSaver")
+Trackable = _tf("trackable.base:Trackable")
 func_graph_from_py_func = _tf("framework.func_graph:func_graph_from_py_func")
 FuncGraph = _tf("framework.func_graph:FuncGraph")
 AutomaticControlDependencies = _tf(

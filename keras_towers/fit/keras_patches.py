@@ -6,11 +6,12 @@ strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
 the six methods of a model, the one that resolves its ``jit_compile="auto"``,
 the two that give a variable its first value, the function by which Keras
-stores a distribution, the functions that write a model (``calls/saving.py``),
-and the filter of tracebacks. ``compat.py`` exempts this package from
-AutoGraph for good. ``tf.random.shuffle`` and the ``random`` module of Keras's
-``PyDataset`` adapter are patched while ``fit`` creates its data on several
-ranks with different seeds (``fit/data/shuffle_order.py``).
+stores a distribution, the functions that write models and checkpoints, also
+those of TensorFlow (``calls/saving.py``), and the filter of tracebacks.
+``compat.py`` exempts this package from AutoGraph for good.
+``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
+are patched while ``fit`` creates its data on several ranks with different seeds
+(``fit/data/shuffle_order.py``).
 
 Two of ``_PATCHES`` see all that Python makes meanwhile, as they cannot be bound
 to what a strategy has taken over. ``from_func_graph``: an attribute of a

@@ -243,13 +243,13 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 
 
 def _save_once() -> None:
-    """Let only rank 0 write the files that several ranks save."""
+    """Let one rank write the files that several ranks save."""
     from keras_towers.fit.calls import saving
     from keras_towers.rendezvous import tf_config
 
     member = tf_config.this_member()
     if member is not None and member.size != 1:
-        saving.let_rank_0_write(member.rank)
+        saving.let_one_rank_write(member.rank)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

@@ -64,7 +64,7 @@ class UpdateCounts:
 updates = UpdateCounts()
 
 
-SAVE = "a save of rank 0"
+SAVE = "a save of another rank"
 """What a rank waits for that is no exchange, wherever the others are."""
 
 

@@ -378,7 +378,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         if isinstance(self._config.job, SingleProcess):
             _warn_if_in_job(type(self).__name__)
         if self._config.transport.size > 1:
-            saving.let_rank_0_write(self._config.transport.rank)
+            saving.let_one_rank_write(self._config.transport.rank)
         with keras_patches.installed(), super().scope():
             yield self
 

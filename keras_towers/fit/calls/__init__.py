@@ -9,7 +9,7 @@
 ``model_building``
   Building of a model before its first step, as on one device.
 ``saving``
-  Saving each file once, by rank 0, although every rank runs the whole script.
+  Saving each file once, although every rank runs the whole script.
 ``tower_runner``
   Runs Keras's methods with synchronous steps on all towers.
 ``tower_call``

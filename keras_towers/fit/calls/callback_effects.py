@@ -277,24 +277,28 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if event in self._events:
             self._transport.note_wait(event)
             # Callbacks of other ranks may make calls that this rank does not.
-            while not self._share_effects():
+            while any(self._share_effects()):
                 pass
             activity.mark_over()
 
-    def meet(self, what: str, call: KerasCall | None) -> bool:
-        """Share effects before a call; return whether all ranks make it.
+    def meet(self, what: str, call: KerasCall | None) -> list[str]:
+        """Share effects before an action; return what each rank does.
 
         Args:
-            what: describes it, equally on all ranks.
-            call: the call; None: of no method that a strategy runs.
+            what: the action, the same text on all ranks that do the same.
+            call: the call of Keras's method that it is; None: it is none.
+
+        Returns:
+            The action of each rank; empty: its callbacks are done.
 
         Raises:
-            TowerError: only some ranks make it, and cannot do so alone.
+            TowerError: only some ranks make the call, and cannot do so alone.
         """
-        what += f" in {self._running}" if self._running else ""
         why = ""
-        if call is not None and self._adoption is not None:
-            why = why_not_alone(call, self.model, self._adoption)
+        if call is not None:
+            what += f" in {self._running}" if self._running else ""
+            if self._adoption is not None:
+                why = why_not_alone(call, self.model, self._adoption)
         with activity.within(f"the beginning of {what}", waits=True):
             return self._share_effects(what, why)
 
@@ -311,7 +315,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         needs_all: str = "",
         access: Action | None = None,
         value: object = None,
-    ) -> bool:
+    ) -> list[str]:
         """Share the values that callbacks wrote, and their requests to stop.
 
         Values wait until all ranks are about to do the same.
@@ -325,16 +329,17 @@ class SyncedCallbacks(keras.callbacks.Callback):
             value: what it writes.
 
         Returns:
-            Whether all ranks are about to do the same.
+            What each rank is about to do.
         """
         while True:
             is_same = self._share_requests(action)
             if is_same and access is None:
-                return True
+                return [action] * self._transport.size
             told = action, needs_all, access and tuple(access)
             ranks = rank_checks.gather(
                 self._transport, told, "ends an event of callbacks"
             )
+            actions = [other for other, _, _ in ranks]
             accesses = [
                 None if each is None else Action(*each) for _, _, each in ranks
             ]
@@ -343,15 +348,15 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 joint = self._adoption.update.variables.access
                 self._read = joint.take_part(accesses, value)
                 if access is not None:
-                    return is_same
+                    return actions
                 continue
             for reason in filter(None, (reason for _, reason, _ in ranks)):
                 calls = {
                     f"rank {rank}": f"calls {other}" if other else "does not"
-                    for rank, (other, _, _) in enumerate(ranks)
+                    for rank, other in enumerate(actions)
                 }
                 raise TowerError(f"{describe_each(calls)}, but {reason}.")
-            return False
+            return actions
 
     def _share_requests(self, action: str) -> bool:
         """Share requests to stop; return whether all ranks do the same."""

@@ -1,77 +1,98 @@
-"""Saving each file once, by rank 0, although every rank runs the whole script.
+"""Saving each file once, although every rank runs the whole script.
 
-Ranks that write one file at a time would spoil it. Rank 0 writes what it saves,
-with others or alone. The other ranks wait until it has written the same path,
-and give it their parts of the weights meanwhile. How they wait depends on where
-they are: in a callback, in which all ranks meet; with weights in parts, where
-they serve rank 0's reads; or else by the job's store, for which rank 0, which
-may be alone, waits for nobody.
+Ranks that write one file at a time would spoil it. So the first rank that saves
+to a path writes it, by a function of Keras or of TensorFlow. The others wait
+until then, and give it their parts of the weights meanwhile. A path of one rank
+is that rank's.
+
+How ranks find out what the others save depends on where they are: they meet in
+a callback, and where each has a part of the weights; elsewhere, rank 0, which
+may be alone, waits for nobody, and tells the job's store what it saves.
 """
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
+import copy
+import functools
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
+import tensorflow as tf
 
-from keras_towers import settings
+from keras_towers import compat, settings
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
-from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights.joint_access import access_of
-from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
+from keras_towers.rendezvous import activity, failed_calls, watch
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Store, store_of_job
 from keras_towers.system import absolute
 
-# All functions of Keras that write a model, as owner and name.
+# All functions that write a model, as owner and name: those of Keras, and those
+# through which TensorFlow's checkpoints, their managers and SavedModels go.
 _WRITERS: tuple[tuple[object, str], ...] = (
     (keras.Model, "save"),
     (keras.Model, "save_weights"),
     (keras.Model, "export"),
-    (keras.export.ExportArchive, "write_out"),
     (keras.saving, "save_model"),
     (keras.saving, "save_weights"),
     (keras.models, "save_model"),
+    (tf.train.Checkpoint, "_write"),
+    (compat.saved_model, "save_and_return_nodes"),
 )
+# What these functions call the path.
+_PATHS = ("filepath", "file_prefix", "export_dir")
 _REMEDY = (
-    "Only rank 0 writes what Keras saves. Save the same path on every rank, or "
-    "on rank 0 alone, or put saves of other ranks into "
-    "`with kt.save_on_every_rank():`."
+    "One rank writes what several save. Save the same path on every rank, or "
+    "put saves of other ranks into `with kt.save_on_every_rank():`."
 )
 
+# What ranks that meet tell of a path.
+_SAVES, _SAVED = "saves ", "has saved "
+
 _on_every_rank: ThreadLocal[bool] = ThreadLocal()
+# Whether another rank has written the files of what this thread does.
+_elsewhere: ThreadLocal[bool] = ThreadLocal()
 
 
 class _Ranks(Protocol):
-    """The ranks of a job, where one of them has saved."""
+    """How the ranks of a job find out which of them writes a path."""
 
     @property
     def rank(self) -> int:
         """The rank of this process."""
         ...
 
-    def end_save(self, path: str, failure: str) -> str:
-        """Tell, as rank 0, how a save has ended; or else wait for that.
-
-        Args:
-            path: what rank 0 saves.
-            failure: why it could not; empty: it could.
+    def turn(self, path: str) -> str | None:
+        """Wait until this rank can write a path, or another one has.
 
         Returns:
-            The failure of rank 0.
+            None: this rank writes it; else why the other one could not; empty:
+            it could.
+        """
+        ...
+
+    def end(self, path: str, failure: str) -> None:
+        """Tell the others that this rank has written a path.
+
+        Args:
+            path: the path.
+            failure: why it could not be written; empty: it could.
         """
         ...
 
@@ -84,8 +105,8 @@ _job: _RanksOfStore | None = None
 def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
-    Without this block, only rank 0 of a job writes the files that Keras saves,
-    and the other ranks wait until rank 0 has written the same path.
+    Without this block, only the first rank of a job that saves to a path writes
+    it, by a function of Keras or TensorFlow, and the others wait until then.
 
     Example:
         >>> with kt.save_on_every_rank():
@@ -95,8 +116,8 @@ def save_on_every_rank() -> Iterator[None]:
         yield
 
 
-def let_rank_0_write(rank: int) -> None:
-    """Let only rank 0 of a job write what Keras saves, from now on.
+def let_one_rank_write(rank: int) -> None:
+    """Let one rank of a job write what several save, from now on.
 
     Args:
         rank: the rank of this process.
@@ -107,53 +128,84 @@ def let_rank_0_write(rank: int) -> None:
         _job = _RanksOfStore(rank, store)
 
 
+def go_on(in_loop: bool) -> None:
+    """Note that this rank begins a call, before which it saves no more.
+
+    Args:
+        in_loop: whether such calls follow one another.
+    """
+    if _job is not None:
+        _job.go_on(in_loop)
+
+
 def _save(
     original: Callable[..., object], *args: object, **kwargs: object
 ) -> object:
-    """Save like a function of Keras, but once for all ranks."""
+    """Save like a function of Keras or TensorFlow, but once for all ranks."""
     try:
         bound = inspect.signature(original).bind(*args, **kwargs)
-        where = bound.arguments["filepath"]
-    except (TypeError, KeyError):
-        # Keras reports the wrong arguments.
+        given = bound.arguments
+        where = next(given[name] for name in _PATHS if name in given)
+    except (TypeError, StopIteration):
+        # The function reports the wrong arguments.
         return original(*args, **kwargs)
-    first = next(iter(bound.arguments.values()))
-    joint = None
-    if isinstance(first, keras.Model):
-        _refuse_apart(first)
-        joint = access_of(first)
-    ranks: _Ranks | None = joint or _job
+    saved = next(iter(given.values()))
+    parts = _parts_of(saved)
+    for part in parts:
+        if isinstance(part, keras.Model):
+            _refuse_apart(part)
+    if isinstance(saved, tf.train.Checkpoint):
+        given["options"] = _at_once(given.get("options"))
+    write = functools.partial(original, *bound.args, **bound.kwargs)
+    ranks: _Ranks | None = _job
+    joint = access_of(*parts)
+    if joint is not None:
+        ranks = _RanksThatMeet(joint.rank, joint.meet)
     # In a nested call of these functions, the outer call decides. Objects that
     # are no paths are local to each rank.
     is_path = isinstance(where, str | os.PathLike)
     if _on_every_rank.get() or ranks is None or not is_path:
-        return original(*args, **kwargs)
+        return write()
     path = os.path.normpath(absolute(where))
     call = tower_call.current()
+    if call is not None and call.config.transport.size > 1:
+        meet = call.meet
+        ranks = _RanksThatMeet(ranks.rank, lambda does: meet(does, None))
     with save_on_every_rank(), thread_state.keeping_parts.holding(True):
-        if call is not None and call.config.transport.size > 1:
-            ranks = _RanksInCallback(call)
-            if not call.meet(f"save {path}", None):
-                if ranks.rank == 0:
-                    return original(*args, **kwargs)
-                raise TowerError(
-                    f"rank {ranks.rank} saves {path} in a callback, and rank 0 "
-                    f"does not. {_REMEDY}"
-                )
-        if ranks.rank == 0:
-            failure = "it was interrupted"
-            try:
-                result, failure = original(*args, **kwargs), ""
-                return result
-            except Exception as error:
-                failure = shorten(error)
-                raise
-            finally:
-                ranks.end_save(path, failure)
-        failure = ranks.end_save(path, "")
+        failure = ranks.turn(path)
+        if failure is None:
+            return _write(ranks, path, write)
         if failure:
-            raise TowerError(f"rank 0 could not save {path}: {failure}")
-        return None
+            raise TowerError(failure)
+        if not isinstance(saved, tf.train.Checkpoint):
+            return None
+        # It numbers and counts its files on every rank.
+        with _elsewhere.holding(True):
+            return write()
+
+
+def _write(ranks: _Ranks, path: str, write: Callable[[], object]) -> object:
+    """Write a path, and tell the other ranks how that has ended."""
+    failure = "it was interrupted"
+    try:
+        result, failure = write(), ""
+        return result
+    except Exception as error:
+        failure = shorten(error)
+        raise
+    finally:
+        if failure:
+            failure = f"rank {ranks.rank} could not save {path}: {failure}"
+        ranks.end(path, failure)
+
+
+def _parts_of(saved: Any) -> list[object]:
+    """Return what is saved: a model, or all parts of a thing of TensorFlow."""
+    if isinstance(saved, compat.Trackable) and not isinstance(
+        saved, keras.Model
+    ):
+        return tf.train.TrackableView(saved).descendants()
+    return [saved]
 
 
 def _refuse_apart(model: keras.Model) -> None:
@@ -167,66 +219,201 @@ def _refuse_apart(model: keras.Model) -> None:
         )
 
 
-PATCHES: tuple[patches.Patch, ...] = tuple(
-    (owner, name, _save) for owner, name in _WRITERS
+def _at_once(options: Any) -> Any:
+    """Return options of a checkpoint that let no other thread write it.
+
+    Its ranks would get there at different times, and not find out who writes.
+    """
+    is_later = getattr(options, "experimental_enable_async_checkpoint", False)
+    if _job is None or not is_later:
+        return options
+    options = copy.copy(options)
+    options.experimental_enable_async_checkpoint = False
+    return options
+
+
+def _save_numbered(
+    original: Callable[..., object],
+    checkpoint: tf.train.Checkpoint,
+    file_prefix: object,
+    options: Any = None,
+) -> object:
+    """Save like ``tf.train.Checkpoint.save``, in this thread."""
+    return original(checkpoint, file_prefix, _at_once(options))
+
+
+def _write_values(
+    original: Callable[..., object],
+    saver: object,
+    file_prefix: object,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Write the values of a checkpoint, if no other rank has."""
+    if _elsewhere.get():
+        return file_prefix
+    return original(saver, file_prefix, *args, **kwargs)
+
+
+def _manage(
+    original: Callable[..., object], *args: object, **kwargs: object
+) -> object:
+    """Write or delete a file of checkpoints, if no other rank does."""
+    return None if _elsewhere.get() else original(*args, **kwargs)
+
+
+_CHECKPOINTS = compat.checkpoint_management
+PATCHES: tuple[patches.Patch, ...] = (
+    *((owner, name, _save) for owner, name in _WRITERS),
+    (tf.train.Checkpoint, "save", _save_numbered),
+    (compat.TrackableSaver, "save", _write_values),
+    (_CHECKPOINTS, "update_checkpoint_state_internal", _manage),
+    (_CHECKPOINTS, "_delete_file_if_exists", _manage),
 )
-"""Replaces Keras's writers."""
+"""Replaces the writers of Keras and TensorFlow."""
 
 
-class _RanksInCallback:
-    """Ranks that all save in a callback of a call, where they can meet."""
+class _RanksThatMeet:
+    """Ranks that tell one another what they do.
 
-    def __init__(self, call: TowerCall):
-        self._call = call
-        self.rank: int = call.config.transport.rank
+    Args:
+        rank: the rank of this process.
+        meet: tells what this rank does; returns what each of them does.
+    """
 
-    def end_save(self, path: str, failure: str) -> str:
-        # Meanwhile ranks other than 0 take part in its reads.
-        while not self._call.meet(f"save {path} to its end", None):
-            pass
-        transport = self._call.config.transport
-        return rank_checks.gather(transport, failure, "ends a save")[0]
+    def __init__(self, rank: int, meet: Callable[[str], list[str]]):
+        self.rank = rank
+        self._meet = meet
+
+    def turn(self, path: str) -> str | None:
+        saved = f"{_SAVED}{path}: "
+        while True:
+            all_do = self._meet(_SAVES + path)
+            for does in all_do:
+                if does.startswith(saved):
+                    return does.removeprefix(saved)
+            # One after another, since another path may be the first one's next.
+            saving = (does.startswith(_SAVES) for does in all_do)
+            if [*saving].index(True) == self.rank:
+                return None
+
+    def end(self, path: str, failure: str) -> None:
+        self._meet(f"{_SAVED}{path}: {failure}")
 
 
 class _RanksOfStore:
-    """Ranks that learn from the store what rank 0 has saved."""
+    """Ranks that learn from the store what rank 0 has saved.
+
+    Between two calls, rank 0 lists there what it saves, and at last that it
+    goes on. Only then can another rank have a path of its own.
+    """
 
     def __init__(self, rank: int, store: Store):
         self.rank = rank
         self._store = store
-        # How often each path was saved since the last call of all ranks.
-        self._counts: collections.Counter[tuple[str, int]] = (
-            collections.Counter()
-        )
+        self._begin()
+        if rank == 0:
+            atexit.register(self._go_on_at_exit)
 
-    def end_save(self, path: str, failure: str) -> str:
-        position = path, failed_calls.calls.number
-        self._counts[position] += 1
-        named = "\n".join(map(str, (*position, self._counts[position])))
-        digest = hashlib.sha256(named.encode(errors="surrogateescape"))
-        key = f"saved-{digest.hexdigest()[:16]}"
+    def _begin(self) -> None:
+        """Begin to count, after a call of all ranks."""
+        self._number = failed_calls.calls.number
+        # How often this rank has saved each path since the last call.
+        self._turns: collections.Counter[str] = collections.Counter()
+        # The list of rank 0: paths, each with why it could not save it.
+        self._listed: dict[int, list[str]] = {}
+        self._index = itertools.count()
+
+    def go_on(self, in_loop: bool) -> None:
+        """Tell, as rank 0, that it saves no more before its next call.
+
+        In a loop of short calls it does so only if it has saved.
+        """
+        if self._number != failed_calls.calls.number:
+            self._begin()
+        if self.rank == 0 and (self._turns or not in_loop):
+            self.end("", "")
+
+    def _go_on_at_exit(self) -> None:
+        # Python sets it before it ends with an error.
+        if getattr(sys, "last_value", None) is None:
+            # The store may be gone.
+            with contextlib.suppress(OSError):
+                self.go_on(in_loop=False)
+
+    def turn(self, path: str) -> str | None:
+        if self._number != failed_calls.calls.number:
+            self._begin()
+        self._turns[path] += 1
         if self.rank == 0:
-            self._store.put(key, failure)
-            return failure
+            return None
+        earlier = self._turns[path] - 1
+        for index in itertools.count():
+            if index not in self._listed:
+                listed = self._wait(path, 0, self._key_of_list(index))
+                if listed is None:
+                    break
+                self._listed[index] = listed
+            saved, failure = self._listed[index]
+            if not saved:
+                break
+            if saved == path and not earlier:
+                return failure
+            earlier -= saved == path
+        try:
+            writer = self._store.setdefault(
+                f"writer-{self._key_of(path)}", self.rank
+            )
+        except OSError:
+            # The store was beside rank 0, and has ended with it.
+            return None
+        if writer == self.rank:
+            return None
+        failure = self._wait(path, writer, self._key_of(path))
+        if failure is None:
+            return f"rank {writer} has not saved {path}"
+        return failure
+
+    def end(self, path: str, failure: str) -> None:
+        if self.rank == 0:
+            key = self._key_of_list(next(self._index))
+            self._store.put(key, [path, failure])
+            return
+        with contextlib.suppress(OSError):
+            self._store.put(self._key_of(path), failure)
+
+    def _key_of_list(self, index: int) -> str:
+        return f"saves-{self._number}-{index}"
+
+    def _key_of(self, path: str) -> str:
+        named = f"{path}\n{self._turns[path]}"
+        digest = hashlib.sha256(named.encode(errors="surrogateescape"))
+        return f"saves-{self._number}-{digest.hexdigest()[:16]}"
+
+    def _wait(self, path: str, writer: int, key: str) -> Any:
+        """Wait for what a rank tells; return None if it does not come to it."""
         limit_s = seconds(
             settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
         )
         given_up = threading.Event()
-        waits = f"waits for rank 0 to save {path}"
+        waits = f"waits for rank {writer} to save {path}"
         try:
             with (
                 activity.within(f"a save of {path}", waits=True),
                 activity.doing(f"{waits} ({_REMEDY})"),
                 activity.exchanges.running(activity.SAVE, is_counted=False),
             ):
-                saved = watch.wait_for_ranks(
+                told = watch.wait_for_ranks(
                     lambda: self._store.wait(key, limit_s or math.inf, given_up)
                 )
-                return str(json.loads(saved))
-        except (TimeoutError, watch.RanksEnded) as error:
-            why = f"{error}, and rank {self.rank} {waits}"
-            if isinstance(error, TimeoutError):
-                why = f"rank {self.rank} has waited {limit_s} s: it {waits}"
-            raise TowerError(f"{why}. {_REMEDY}") from None
+                return json.loads(told)
+        except TimeoutError:
+            raise TowerError(
+                f"rank {self.rank} has waited {limit_s} s: it {waits}. "
+                f"{_REMEDY}"
+            ) from None
+        except (watch.RanksEnded, TowerError, OSError):
+            # It has ended, or waits in something else for this rank.
+            return None
         finally:
             given_up.set()

@@ -178,10 +178,12 @@ class TowerCall:
         self.refused: TowerError | None = None
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
-        # Shares the effects of code of the user before what this does, and
-        # returns whether all ranks do that.
-        self.meet: Callable[[str, KerasCall | None], bool]
-        self.meet = lambda what, call: True
+        # Shares the effects of code of the user before what it does, and
+        # returns what each rank does.
+        self.meet: Callable[[str, KerasCall | None], list[str]]
+        self.meet = lambda what, call: self.config.transport.gather_objects(
+            what
+        )
         # The block in which code of the data runs, given where.
         self.within_data: Within = lambda where: contextlib.nullcontext()
         self._iterators: list[TowerEpochIterator] = []

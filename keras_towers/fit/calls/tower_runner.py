@@ -16,6 +16,7 @@ from keras_towers.fit.calls import (
     callback_effects,
     callback_roles,
     model_building,
+    saving,
     tower_call,
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
@@ -106,7 +107,7 @@ class TowerRunner(Runner):
             if outer is not tower_call.current():
                 refuse_in_thread(keras_call, outer)
                 return self._start_alone(keras_call)
-            if not outer.meet(what, keras_call):
+            if len(set(outer.meet(what, keras_call))) > 1:
                 return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
@@ -327,6 +328,7 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     joint, first = transport.size > 1, None
     if joint:
         try:
+            saving.go_on(in_loop=kind.endswith("_on_batch"))
             first = calls.begin(transport)
         except watch.RanksEnded as error:
             raise call_agreement.not_called(config, kind, str(error)) from None

@@ -4,8 +4,8 @@ A read needs the rows of all ranks, and a write changes those of all. So all
 ranks take part in each, and compare in the same round what they do: a variable
 goes by its place in the model, never by the order in which a rank met it. If
 only some ranks read or write, the others serve them where they wait: at the end
-of an event of callbacks (``SyncedCallbacks``), of a save, of the strategy's
-block, and of the script.
+of an event of callbacks (``SyncedCallbacks``), at a save, at the end of the
+strategy's block, and of the script.
 """
 
 from __future__ import annotations
@@ -35,30 +35,26 @@ from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, next_key
 
-_SAVED = "has saved"
-
 
 class Action(NamedTuple):
-    """What a rank is about to do with a variable, or has done with a file.
+    """What a rank is about to do with a variable.
 
     Attributes:
         kind: ``"writes"``; ``"reads"``; ``"saves"``, which reads a variable
-            that stays in parts after the block, too; ``"has saved"``, a file.
-        place: the place of the variable; empty: of a file.
-        path: its name, for messages; or the path of the file.
+            that stays in parts after the block, too; or something else that a
+            rank does, and that needs no variable.
+        place: the place of the variable; empty: there is none.
+        path: its name, for messages.
         digest: that of the value that it writes.
-        failure: why it could not save the file; empty: it could.
     """
 
     kind: str
     place: str
     path: str
     digest: str = ""
-    failure: str = ""
 
     def __str__(self) -> str:
-        what = f"variable {self.path!r}" if self.place else self.path
-        return f"{self.kind} {what}"
+        return f"{self.kind} variable {self.path!r}"
 
 
 Meeting = Callable[[Action, Any], tf.Tensor | None]
@@ -183,8 +179,8 @@ class JointAccess:
         if meeting is not None:
             return meeting(access, value)
         accesses = self._gather(str(access), access)
-        others = [each for each in accesses if each is not None]
-        if any(each.place != access.place for each in others):
+        places = {each.place for each in accesses if each and each.place}
+        if len(places) > 1:
             raise TowerError(
                 f"the ranks have different variables {access.path!r}: build "
                 "and compile the same models, in the same order, on every rank."
@@ -201,30 +197,25 @@ class JointAccess:
         while any(accesses := self._gather(where, None, gather)):
             self.take_part(accesses)
 
-    def end_save(self, path: str, failure: str) -> str:
-        """Tell, as rank 0, how a save has ended; or else serve it until then.
+    def meet(self, does: str) -> list[str]:
+        """Return what each rank does that saves a file. Collective.
 
-        Rank 0 may have saved alone: the others serve it wherever they are.
+        The others serve it wherever they are, and do nothing, as an empty text
+        says. This rank serves those that read or write.
 
         Args:
-            path: what rank 0 saves.
-            failure: why it could not; empty: it could.
-
-        Returns:
-            The failure of rank 0.
+            does: what this rank does.
         """
-        if self.rank == 0:
-            self._meet(Action(_SAVED, "", path, failure=failure), None)
-            return failure
-        waits = (
-            f"waits for rank 0 to save {path} (for a save of its own it needs "
-            "`with kt.save_on_every_rank():`)"
-        )
+        if failed_calls.calls.runs_in_another_thread():
+            raise NoValueError(
+                f"rank {self.rank} {does} in a thread of your own while a call "
+                "runs, but each rank has a part of the weights. Save at the "
+                "end of the call."
+            )
         while True:
-            accesses = self._gather(waits, None)
-            done = accesses[0]
-            if done is not None and done.kind == _SAVED and done.path == path:
-                return done.failure
+            accesses = self._gather(does, Action(does, "", ""))
+            if not any(access and access.place for access in accesses):
+                return [access.kind if access else "" for access in accesses]
             self.take_part(accesses)
 
     def _gather(
@@ -261,7 +252,9 @@ class JointAccess:
             ended = self._transport.ended_ranks() or "another rank has ended"
         else:
             different = {
-                action for action, accessed in ranks if accessed is not None
+                action
+                for action, accessed in ranks
+                if accessed is not None and Action(*accessed).place
             }
             waiting = {action for action, accessed in ranks if accessed is None}
             if len(different) > 1 or len(waiting) > 1:
@@ -295,7 +288,7 @@ class JointAccess:
         result, mine = None, accesses[self.rank]
         ranks_of: dict[tuple[str, str], list[int]] = {}
         for rank, access in enumerate(accesses):
-            if access is not None and access.kind != _SAVED:
+            if access is not None and access.place:
                 ranks_of.setdefault(access[:2], []).append(rank)
         for (kind, place), ranks in ranks_of.items():
             access = accesses[ranks[0]]
@@ -362,14 +355,24 @@ def _serve_at_exit(access: JointAccess) -> None:
                 )
 
 
-def access_of(model: keras.Model) -> JointAccess | None:
-    """Return what reads and writes a model of which each rank has rows."""
-    if not known.any():
-        return None
-    state = model_state.collect(model)
-    for variable in (*state.weights, *state.optimizer_variables):
-        if is_over_ranks(variable) and variable._value.is_in_parts:
-            return variable._value.access
+def access_of(*saved: object) -> JointAccess | None:
+    """Return what reads and writes what each rank has rows of.
+
+    Args:
+        *saved: models, variables, and what has none.
+
+    Returns:
+        None: each rank has the whole of all.
+    """
+    for part in saved if known.any() else ():
+        variables: list[Any] = [part]
+        if isinstance(part, keras.Model):
+            state = model_state.collect(part)
+            variables = [*state.weights, *state.optimizer_variables]
+        for variable in variables:
+            value = getattr(variable, "_value", variable)
+            if is_over_ranks(value) and value.is_in_parts:
+                return value.access
     return None
 
 

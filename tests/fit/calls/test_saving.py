@@ -36,12 +36,8 @@ class Ranks:
             ended = [pool.submit(act, rank) for rank in range(len(acts))]
             return [one.exception(60) for one in ended]
 
-    @property
-    def rank(self):
-        return self._local.here.rank
-
-    def end_save(self, path, failure):
-        return self._local.here.end_save(path, failure)
+    def __getattr__(self, name):
+        return getattr(self._local.here, name)
 
 
 @pytest.fixture
@@ -122,7 +118,53 @@ def test_every_rank_writes_where_that_is_asked_for(ranks, save):
         assert (rank, BUFFER) in save.written
 
 
-def test_a_save_that_rank_0_never_makes_ends(ranks, save, monkeypatch):
+def test_a_path_that_rank_0_does_not_save_is_that_of_another(ranks, save):
+    def first():
+        save("of-0")
+        threading.Event().wait(0.5)
+        assert save.written == [(0, "of-0")]
+        ranks.go_on(in_loop=True)
+
+    def other():
+        save("of-both")
+        assert (
+            len({rank for rank, path in save.written if path == "of-both"}) == 1
+        )
+        save(f"of-{ranks.rank}")
+        # Both have passed rank 0's call.
+        ranks.go_on(in_loop=True)
+
+    assert ranks.run(first, other, other) == [None] * 3
+    paths = ["of-0", "of-1", "of-2", "of-both"]
+    assert sorted(path for _, path in save.written) == paths
+    assert {(1, "of-1"), (2, "of-2")} < {*save.written}
+
+
+def test_a_failure_reaches_the_ranks_that_wait(ranks, save):
+    def fail(filepath):
+        if filepath == "of-both" or not ranks.rank:
+            raise OSError("disk full")
+        save.written.append(filepath)
+
+    def first():
+        with pytest.raises(OSError, match="disk full"):
+            saving._save(fail, "all")
+        ranks.go_on(in_loop=False)
+
+    def other():
+        with pytest.raises(kt.TowerError, match=r"rank 0 .*all: .*disk full"):
+            saving._save(fail, "all")
+        saving._save(fail, f"of-{ranks.rank}")
+        saving._save(fail, "of-both")
+
+    ended = ranks.run(first, other, other)
+    assert ended[0] is None
+    assert sorted(save.written) == ["of-1", "of-2"]
+    told = sorted(map(type, ended[1:]), key=str)
+    assert told == [OSError, kt.TowerError]
+
+
+def test_a_rank_does_not_wait_for_ever(ranks, save, monkeypatch):
     monkeypatch.setenv(settings.ENV_STALL_SHUTDOWN, "1")
     _, error, _ = ranks.run(lambda: None, lambda: save("mine"), lambda: None)
     assert isinstance(error, kt.TowerError)

@@ -150,12 +150,20 @@ def test_who_waits_for_the_others_at_the_end_of_the_script(
     assert bool(served) == waits
 
 
-def test_a_failure_reaches_those_who_wait():
+def test_ranks_tell_what_they_save_and_serve_meanwhile():
     def work(rank):
-        why = "the disk is full" if rank.rank == 0 else ""
-        return rank.access.end_save("a.keras", why)
+        told = []
+        if rank.rank == 0:
+            rank.variables["first"].numpy()
+        if rank.rank == 2:
+            rank.access.serve("is at the end")
+        else:
+            told = rank.access.meet(f"saves {rank.rank}")
+            rank.access.serve("is at the end")
+        return told
 
-    assert of_ranks(work) == ["the disk is full"] * 2
+    told = ["saves 0", "saves 1", ""]
+    assert of_ranks(work, 3) == [told, told, []]
 
 
 def test_what_is_left_in_parts_becomes_ordinary_when_it_is_read():
