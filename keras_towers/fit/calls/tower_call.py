@@ -341,7 +341,7 @@ class TowerCall:
         with tf.init_scope():
             call_agreement.broadcast(transport, [variable._value])
             if update.layouts.divide_new(variable):
-                update.layouts.name_created(variable)
+                update.variables.name(variable)
                 update.place(variable)
 
     def iterator(self, **kwargs: object) -> TowerEpochIterator:
