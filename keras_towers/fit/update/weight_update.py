@@ -49,7 +49,6 @@ from keras_towers.fit.weights.tower_variables import (
     ON_EACH,
     ONCE,
     TowerVariables,
-    Where,
 )
 from keras_towers.fit.weights.without_memory import (
     deferring_constants,
@@ -157,27 +156,26 @@ class WeightUpdate:
 
     def place(self, variable: keras.Variable) -> bool:
         """Place a weight as the update requires; return whether it moved."""
+        variables = self.variables
         # A placement may count what it is asked for.
-        if self.variables.where(variable).is_final:
+        if variables.home_of(variable).is_final:
             return False
-        return self.variables.place(variable, self._where(variable))
-
-    def _where(self, variable: keras.Variable) -> Where:
-        """Return where towers are to have a weight."""
         if self._device_for is not None and variable.trainable:
-            return Where(device=self._chosen_device(variable))
+            return variables.place(
+                variable, device=self._chosen_device(variable)
+            )
         layout = self._layout_of(variable)
         divides = self.layouts.divides_weights and layout.divides
-        if divides and self.variables.may_divide(variable):
-            return Where(layout)
-        return ON_EACH if self.variables.mirrors else ONCE
+        if not divides or not variables.may_divide(variable):
+            layout = ON_EACH if variables.mirrors else ONCE
+        return variables.place(variable, layout)
 
     def _layout_of(self, variable: Any) -> MeshLayout:
         """Return how towers have a weight's slots and its gradient.
 
         And the weight, if they divide weights, too.
         """
-        now = self.variables.where(variable).layout
+        now = self.variables.home_of(variable).layout
         layout = now if now.divides else self.layouts.of(variable)
         if layout.rows is not None or not self.updates_each:
             return layout
@@ -217,23 +215,22 @@ class WeightUpdate:
                 self._place_slot(slot, weight)
         # Weights that a step creates are not placed yet.
         weights = trained_by(optimizer) if self._each else []
-        where = ON_EACH if self.updates_each else ONCE
+        layout = ON_EACH if self.updates_each else ONCE
         for variable in (*weights, *optimizer.variables):
-            self.variables.place(variable, where)
+            self.variables.place(variable, layout)
 
     def _place_slot(self, slot: keras.Variable, weight: Any) -> None:
         """Move a slot to its weight, or divide it if each entry has one."""
-        device = self.variables.where(weight).device
+        variables, layout = self.variables, self._layout_of(weight)
+        device = variables.home_of(weight).device
+        has_entries = tuple(slot.shape) == tuple(weight.shape)
+        if layout.divides and has_entries and is_deferred(slot):
+            variables.name_slot(slot, weight)
         if device:
-            self.variables.place(slot, Where(device=device))
-        layout = self._layout_of(weight)
-        if not layout.divides or tuple(slot.shape) != tuple(weight.shape):
-            return
-        if is_deferred(slot):
-            self.variables.name_slot(slot, weight)
-        if self.variables.may_divide(slot):
-            back_to = self.variables.original_device(weight)
-            self.variables.place(slot, Where(layout), back_to)
+            variables.place(slot, device=device)
+        elif layout.divides and has_entries and variables.may_divide(slot):
+            back_to = variables.original_device(weight)
+            variables.place(slot, layout, back_to=back_to)
 
     def note_own_step(self, step: ComparedStep) -> None:
         """Note a step of training that this rank takes by itself."""

@@ -15,7 +15,7 @@
 ``shards``
   Variables in shards: every tower has its own rows of one axis.
 ``tower_variables``
-  Variables on devices: moved, mirrored on towers, and put back.
+  Where each variable is: once, mirrored, in shards or moved; and put back.
 ``without_memory``
   Variables without memory: until it is needed, or where no step ever runs.
 ``checkpoint``

@@ -133,7 +133,7 @@ class Adoption:
             self.note_created(variable)
         if self.in_block:
             # It is to be put back, whatever model has it.
-            self.update.variables.home_of(variable)
+            self.update.variables.register(variable)
 
     def note_created(self, variable: Variable) -> None:
         """Note a variable that replicas of all ranks may use."""

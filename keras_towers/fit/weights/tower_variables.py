@@ -1,4 +1,4 @@
-"""Variables on devices: moved, mirrored on towers, and put back."""
+"""Where each variable is: once, mirrored, in shards or moved; and put back."""
 
 from __future__ import annotations
 
@@ -45,30 +45,13 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 _SUM = tf.VariableAggregation.SUM
 
 
-def mirrored(
-    config: TowerConfig, primary: tf.Variable
-) -> TowerMirroredVariable:
-    """Combine copies of a variable, which is its own copy on its device."""
-    return TowerMirroredVariable(
-        config.strategy,
-        [copy_to_device(primary, device) for device in config.devices],
-        tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
 def copy_to_device(variable: tf.Variable, device: str) -> tf.Variable:
     """Return a variable if it is on a device, else a copy on the device."""
     if same_device(variable.device, device):
         return variable
-    copy = _copy(variable, variable.read_value(), device)
-    copy._unique_id = variable._unique_id
-    return copy
-
-
-def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
-    """Create a plain variable like another one."""
+    value = variable.read_value()
     with compat.single_device_mode(), tf.device(device):
-        return tf.Variable(
+        copy: Any = tf.Variable(
             value,
             dtype=variable.dtype,
             shape=variable.shape,
@@ -76,6 +59,8 @@ def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
             # Optimizers may have rules that depend on names.
             name=variable.name.split(":")[0],
         )
+    copy._unique_id = variable._unique_id
+    return copy
 
 
 def unbind(
@@ -163,27 +148,8 @@ class TowerHandles:
         return self.handles[row][column]
 
 
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """Where towers have a variable.
-
-    Attributes:
-        layout: whether it is there once, each tower has a copy, or each has its
-            part.
-        device: the only device that has it; empty: those of the layout.
-    """
-
-    layout: MeshLayout = MeshLayout()
-    device: str = ""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether it stays there until the model is released."""
-        return self.layout.divides or bool(self.device)
-
-
-ONCE = Where()
-ON_EACH = Where(MeshLayout(MIRRORED))
+ONCE: MeshLayout = MeshLayout()
+ON_EACH: MeshLayout = MeshLayout(MIRRORED)
 
 
 @dataclasses.dataclass(eq=False)
@@ -191,9 +157,11 @@ class Home:
     """Where a variable of Keras is, and where it was before.
 
     Attributes:
-        where: where towers have it.
-        original: the ``tf.Variable`` that has its value again in the end, to
-            which users may hold references; None: the one that it has.
+        layout: whether towers have it once, each has a copy, or each has its
+            part.
+        device: the only device that has it; empty: those of the layout.
+        original: the ``tf.Variable`` that has the value again in the end, to
+            which users may hold references; None: the one that has it now.
         back_to: the device that the value goes back to.
         of_replicas: the copies that replicas have of it where towers have it
             once; None: it was not created with any.
@@ -201,11 +169,17 @@ class Home:
             they have not.
     """
 
-    where: Where = ONCE
+    layout: MeshLayout = ONCE
+    device: str = ""
     original: tf.Variable | None = None
     back_to: str = ""
     of_replicas: Any = None
     name: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the variable stays there until it is restored."""
+        return self.layout.divides or bool(self.device)
 
 
 class TowerVariables:
@@ -226,20 +200,19 @@ class TowerVariables:
         self.access: JointAccess = JointAccess(config.shards)
         self._homes: IdentityDict[keras.Variable, Home] = IdentityDict()
 
-    def home_of(self, variable: keras.Variable) -> Home:
-        """Return where a variable is, which is kept until it is restored."""
-        return self._homes.setdefault(variable, Home())
+    def home_of(self, variable: Any) -> Home:
+        """Return where a variable is."""
+        return self._homes.get(variable) or Home()
 
-    def where(self, variable: Any) -> Where:
-        """Return where towers have a variable."""
-        home = self._homes.get(variable)
-        return ONCE if home is None else home.where
+    def register(self, variable: keras.Variable) -> Home:
+        """Return where a variable is, which ``restore_all`` then puts back."""
+        return self._homes.setdefault(variable, Home())
 
     def hold_once(self, variable: keras.Variable) -> bool:
         """Keep a single copy of a variable; return whether it had more."""
         # Another block may have left it in shards.
         value = current_value(variable)
-        if not is_copied(value) or self.where(variable) != ONCE:
+        if not is_copied(value) or self.home_of(variable).layout != ONCE:
             return False
         if value.distribute_strategy is not self._config.strategy:
             raise TowerError(
@@ -247,7 +220,7 @@ class TowerVariables:
                 "strategy. Build the model outside of any scope, or inside "
                 "this one's."
             )
-        home = self.home_of(variable)
+        home = self.register(variable)
         is_new = home.of_replicas is None
         home.of_replicas = value
         variable._value = unbind(value, self.has_parts)
@@ -263,20 +236,25 @@ class TowerVariables:
                 variable._value = value
 
     def place(
-        self, variable: keras.Variable, where: Where, back_to: str = ""
+        self,
+        variable: keras.Variable,
+        layout: MeshLayout = ONCE,
+        device: str = "",
+        back_to: str = "",
     ) -> bool:
         """Place a variable; return whether it moved.
 
         Args:
             variable: the variable.
-            where: where towers are to have it.
+            layout: as in ``Home``.
+            device: likewise.
             back_to: the device to restore it to; empty: its own.
         """
-        moved, now = self.hold_once(variable), self.where(variable)
-        if now.is_final or where in (ONCE, now):
+        moved, home = self.hold_once(variable), self.register(variable)
+        is_there = not device and layout in (ONCE, home.layout)
+        if is_there or home.is_final:
             return moved
-        home = self.home_of(variable)
-        if now == ON_EACH:
+        if home.layout == ON_EACH:
             # Until ranks had agreed on its value.
             self.restore(variable)
             self._homes[variable] = home
@@ -286,23 +264,22 @@ class TowerVariables:
             with tf.init_scope(), compat.single_device_mode():
                 original = tf.Variable(original)
         # Recorded first, so that a Ctrl-C in between is undone too.
-        home.original, home.where = original, where
-        home.back_to = back_to or original.device
-        if where.device:
-            variable._value = copy_to_device(original, where.device)
-        elif where.layout.divides:
-            self._divide(variable, original, where.layout, home.name)
+        home.original, home.back_to = original, back_to or original.device
+        home.layout, home.device = layout, device
+        if device:
+            variable._value = copy_to_device(original, device)
+        elif layout.divides:
+            self._divide(variable, original, home)
         else:
-            variable._value = mirrored(self._config, original)
+            # The original is the copy of its device.
+            variable._value = TowerMirroredVariable(
+                self._config.strategy,
+                [copy_to_device(original, d) for d in self._config.devices],
+                tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
         return True
 
-    def _divide(
-        self,
-        variable: keras.Variable,
-        value: Any,
-        layout: MeshLayout,
-        name: str,
-    ) -> None:
+    def _divide(self, variable: keras.Variable, value: Any, home: Home) -> None:
         """Divide a variable, and free the value that it had."""
         with tf.init_scope(), tf.device(compat.HOST):
             was_deferred = is_deferred(variable)
@@ -313,13 +290,17 @@ class TowerVariables:
         access = self.access if self.access.size > 1 else None
         if access is not None:
             access.serve_at_exit()
+        mesh = self._config.mesh
+        on_host = devices.all_on_host(itertools.chain(*mesh))
         divided = ShardedVariable(
             value,
             part,
-            layout,
-            self._mesh_of(layout),
+            home.layout,
+            mesh[:1] if isinstance(home.layout.towers, Replicated) else mesh,
+            # Towers share the memory of the host.
+            mesh[0][0] if on_host and not self.mirrors else "",
             access,
-            name,
+            home.name,
             variable.path,
         )
         divided._unique_id = value._unique_id  # Optimizers look up slots by it.
@@ -334,25 +315,15 @@ class TowerVariables:
             if tf.executing_eagerly():
                 return_freed_memory()
 
-    def _mesh_of(self, layout: MeshLayout) -> Sequence[Sequence[str]]:
-        """Return the devices of the shards of a variable."""
-        mesh = self._config.mesh
-        if devices.all_on_host(itertools.chain(*mesh)) and not self.mirrors:
-            # They share the memory of the host.
-            mesh = [[mesh[0][0] for _ in row] for row in mesh]
-        return mesh[:1] if isinstance(layout.towers, Replicated) else mesh
-
     def original_device(self, variable: Variable) -> str:
         """Return the device that a variable of Keras is restored to."""
-        home = self._homes.get(variable)
-        if home is not None and home.original is not None:
-            return home.back_to
-        return str(copy_on_tower(native(variable), 0).device)
+        now: str = copy_on_tower(native(variable), 0).device
+        return self.home_of(variable).back_to or now
 
     @property
     def _mirrored(self) -> Sequence[keras.Variable]:
         """Those of which every tower has a copy."""
-        return [v for v, h in self._homes.items() if h.where == ON_EACH]
+        return [v for v, h in self._homes.items() if h.layout == ON_EACH]
 
     def copy_first(self) -> None:
         """Copy what the first tower has of mirrored variables to the others."""
@@ -393,7 +364,7 @@ class TowerVariables:
                 handles[index] = TowerHandles(value.layout, value.handles)
             elif copies:
                 of_copies = [[handle] for handle in copies]
-                handles[index] = TowerHandles(MeshLayout(MIRRORED), of_copies)
+                handles[index] = TowerHandles(ON_EACH, of_copies)
         return handles
 
     def handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
@@ -417,13 +388,12 @@ class TowerVariables:
 
     def may_divide(self, variable: Any) -> bool:
         """Whether ranks have agreed on a variable, if each is to have rows."""
-        home = self._homes.get(variable)
-        return self.access.size == 1 or bool(home and home.name)
+        return self.access.size == 1 or bool(self.home_of(variable).name)
 
     def name_weights(self, weights: Sequence[keras.Variable]) -> None:
         """Name weights, whose values ranks have agreed on, by their order."""
         for index, weight in enumerate(weights):
-            home = self.home_of(weight)
+            home = self.register(weight)
             home.name = home.name or f"{self.access.known.agreements}.{index}"
 
     def name_slots(self, optimizers: Sequence[Any]) -> None:
@@ -434,9 +404,9 @@ class TowerVariables:
 
     def name_slot(self, slot: keras.Variable, weight: Any) -> None:
         """Name a slot whose value is the same on all ranks, by its weight."""
-        beside = self._homes.get(weight)
-        if beside is not None and beside.name and not self.home_of(slot).name:
-            self.name(slot, f" of {beside.name}")
+        beside = self.home_of(weight).name
+        if beside and not self.home_of(slot).name:
+            self.name(slot, f" of {beside}")
 
     def name(self, variable: keras.Variable, of: str = "") -> None:
         """Name a variable that all ranks create at this time, with one value.
@@ -449,7 +419,7 @@ class TowerVariables:
         name = f"{self.access.known.agreements}: {path}{of}"
         others = [home.name for home in self._homes.values()]
         number = sum(other.startswith(f"{name} (") for other in others)
-        self.home_of(variable).name = f"{name} ({number})"
+        self.register(variable).name = f"{name} ({number})"
 
     # ---- the end of a block --------------------------------------------------
 
@@ -463,28 +433,28 @@ class TowerVariables:
             asks_ranks: whether the other ranks take part. Otherwise what each
                 rank has rows of is lost.
         """
-        value, home = variable._value, self._homes.get(variable)
+        value, home = variable._value, self.home_of(variable)
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:
             variable._value = unbind(value, self.has_parts, asks_ranks)
-        if home is not None:
-            if home.original is not None:
-                self._put_back(variable, home, asks_ranks)
-            del self._homes[variable]
+        if home.original is not None:
+            self._put_back(variable, home, asks_ranks)
+        self._homes.pop(variable, None)
 
     def _put_back(
-        self, variable: keras.Variable, home: Home, asks_ranks: bool = True
+        self, variable: keras.Variable, home: Home, asks_ranks: bool
     ) -> None:
         """Give the original variable the new value, on its device."""
         value, named = variable._value, weakref.ref(variable)
-        original: Any = home.original
+        original, back_to = home.original, home.back_to
+        assert original is not None
 
         def restore(whole: tf.Tensor) -> tf.Variable:
             if isinstance(value, ShardedVariable):
                 self.access.known.forget([value.place])
             if original is not value:
                 overwrite(original, whole)
-            ordinary = copy_to_device(original, home.back_to)
+            ordinary = copy_to_device(original, back_to)
             owner = named()
             if owner is not None:
                 owner._value = ordinary
