@@ -2,6 +2,8 @@
 
 ``adoption``
   Placing models on towers and releasing them again.
+``agreement``
+  What ranks have to agree on of variables, and one rank's values for all.
 ``copies``
   The copies and parts of variables, for whoever reads and writes them.
 ``least_loaded``

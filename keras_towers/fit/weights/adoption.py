@@ -16,13 +16,12 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
-from keras_towers.fit import call_agreement
 from keras_towers.fit.components import (
     TowerConfig,
     strategy_of,
     words_for_another,
 )
-from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on, native
 from keras_towers.fit.weights.model_binding import (
     ModelStage,
@@ -302,9 +301,7 @@ class Adoption:
         """
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
-        return call_agreement.compare_variables(
-            peers, variables, sends, build_error
-        )
+        return agreement.compare_variables(peers, variables, sends, build_error)
 
     def agree_on_wholes(
         self,
@@ -427,7 +424,7 @@ class Adoption:
 
     def _broadcast(self, variables: Sequence[Variable]) -> None:
         values = [native(variable) for variable in variables]
-        call_agreement.broadcast(self._config.transport, values)
+        agreement.broadcast(self._config.transport, values)
 
     def held_bytes(self) -> dict[str, Mapping[str, int]]:
         """Return the bytes of all models' variables on each device, by kind.
