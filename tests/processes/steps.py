@@ -70,7 +70,7 @@ def scaled():
 
 
 @check
-def texts_are_divided_after_rank_0_has_looked_words_up():
+def texts_are_divided_and_ranks_look_words_up_in_their_own_tables():
     def act(model):
         history = model.fit(*case.data(), 16, 2, 0, shuffle=False)
         return history.history, model.predict(case.data()[0], 9, verbose=0)
@@ -83,6 +83,20 @@ def texts_are_divided_after_rank_0_has_looked_words_up():
         case = CASES[name]
         make = functools.partial(build_again, case)
         assert_exact(make, act, **options)
+
+
+@check
+def tables_that_differ_are_refused():
+    words = ["a", "b"] if RANK else ["b", "a"]
+    texts = keras.Input((), dtype="string")
+    counts = keras.layers.TextVectorization(
+        vocabulary=words, output_mode="count"
+    )(texts)
+    model = keras.Model(texts, counts)
+    given = tf.constant(["a", "b a", "a a", "b"])
+    table = "a table of 2 entries with the checksum"
+    with refused("different steps", table, "rank 1"), Strategy():
+        model.predict(given, verbose=0)
 
 
 def build_again(case):
