@@ -193,15 +193,6 @@ def _count_sparsely(
     return sparse_rows(node, splits.rows, operands)
 
 
-@rule("DenseCountSparseOutput")
-def _count_rows_sparsely(node: Node, numbers: Value, weights: Value) -> Values:
-    """Count in each row of a matrix how often it has each number."""
-    layout, own = numbers.as_rows()
-    require(numbers.rank == 2)
-    operands = [own, _local_weights(node, weights, layout)]
-    return sparse_rows(node, layout, operands)
-
-
 @rule("RaggedGather")
 def _gather_rows(node: Node, *inputs: Value) -> Values:
     """Gather ragged rows: a tower's own by their numbers, or any of all."""
