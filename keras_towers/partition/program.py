@@ -38,6 +38,7 @@ class Tensor:
         of_batch: on towers, whether it depends on rows of the batch, and so
             differs between the micro-batches of a tower.
         on_columns: whether every column of the mesh has its own value.
+        is_fixed: whether it is an input that never changes.
     """
 
     dtype: tf.DType
@@ -49,6 +50,7 @@ class Tensor:
     handle: Any = None
     of_batch: bool = True
     on_columns: bool = False
+    is_fixed: bool = False
 
 
 Attributes: TypeAlias = "Mapping[str, Any]"

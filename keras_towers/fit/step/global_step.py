@@ -193,7 +193,7 @@ class GlobalStep:
         ]
         operations = TracedOperations(traced, model)
         compared = ComparedStep(
-            [*exchanges, *variables],
+            [*exchanges, *variables, *traced.fixed_tables.values()],
             operations,
             constants_of(traced, operations),
             layout.divided.spec,

@@ -23,7 +23,7 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.layouts import FIXED, REPLICATED
 from keras_towers.partition.local_step import (
     LocalStep,
     to_local_step,
@@ -177,9 +177,15 @@ def _divide_trace(
     settings: StepSettings,
 ) -> Program:
     config, places = update.config, settings.places
+    are_several = places.ranks.step.size > 1
+    fixed = traced.fixed_tables if are_several else {}
     of_captures = [
-        on_towers[index].layout.towers if index in on_towers else REPLICATED
-        for index, _ in enumerate(traced.captures)
+        on_towers[index].layout.towers
+        if index in on_towers
+        else FIXED
+        if id(tensor) in fixed
+        else REPLICATED
+        for index, tensor in enumerate(traced.captures)
     ]
     first = len(divided.layouts)
     in_columns = {
@@ -196,7 +202,7 @@ def _divide_trace(
         traced.in_updates,
         places.columns,
         LayoutOptions(
-            ranks=places.ranks.step.size > 1,
+            ranks=are_several,
             replicate_shards=places.ranks.replicate_shards,
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
