@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import resource
+import time
 
 import keras
 import numpy as np
@@ -70,17 +71,32 @@ def gather(value):
     return Strategy()._config.job.gather_objects(value)
 
 
-def exchange_without_memory(over):
-    """Exchange more than rank 1 has memory for."""
-    rows, limits = tf.zeros([over.size * 2**23]), (resource.RLIMIT_DATA,)
-    before = resource.getrlimit(*limits)
+def exchange_without_memory(over, collective, *_):
+    """Exchange more than rank 1 has memory for, beside something small.
+
+    Rank 0 comes late to that, which rank 1 has begun when its memory ends.
+    """
+    rows = tf.zeros([over.size, 2**23])
+
+    def late(value):
+        time.sleep(2 * (RANK == 0))
+        return value
+
+    @tf.function(autograph=False)
+    def exchange():
+        small = tf.numpy_function(late, [tf.ones([3])], tf.float32, False)
+        small = tf.ensure_shape(small, [3])
+        small = over.all_reduce([small], f"small beside {collective}")
+        return small, getattr(over, collective)(rows, f"large {collective}")
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     if RANK == 1:
         most = system.resident_bytes("VmData") + 2**24
-        resource.setrlimit(*limits, (most, before[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
     try:
-        over.all_gather(rows, "large")
+        exchange()
     finally:
-        resource.setrlimit(*limits, before)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def assert_equal_on_ranks(value):
