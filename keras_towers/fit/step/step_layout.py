@@ -93,9 +93,7 @@ class StepSettings:
     examples: int | None = None
     rows: int | None = None
     failed: MemoryPlan | None = None
-    on_trace: Callable[[tf.Graph, StepLayout], None] = lambda graph, layout: (
-        None
-    )
+    on_trace: Callable[[tf.Graph, StepLayout], None] = lambda *_: None
 
     @property
     def trains(self) -> bool:
