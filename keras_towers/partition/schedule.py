@@ -77,6 +77,7 @@ def schedule(
     remat: RematLimits = KEEP_ALL,
     xla: bool = False,
     segments: Segments | None = None,
+    sharing: int = 1,
 ) -> Program:
     """Decide when a program computes what.
 
@@ -89,6 +90,7 @@ def schedule(
         remat: what may be computed again.
         xla: whether XLA compiles it.
         segments: what is computed again in any case; None: nothing.
+        sharing: the number of towers that share memory.
     """
     sizes = TensorSizes(program, towers, rows)
     # Gradients of several micro-batches are added up first.
@@ -103,7 +105,8 @@ def schedule(
     elif again and parts == 1:
         # XLA merges equal operations of a function.
         program = divide_levels(program, again)
-    found = dataclasses.replace(found, is_paced=bool(begins))
+    shared = Lifetimes(program, sizes, parts, sharing).most_bytes()
+    found = dataclasses.replace(found, shared=shared, is_paced=bool(begins))
     return dataclasses.replace(program, schedule=found)
 
 

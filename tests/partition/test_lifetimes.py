@@ -45,3 +45,21 @@ def test_what_is_used_later_lives_longer():
     # Two of them at the product, which takes the memory of one, as the second
     # ``exp`` has; then neither the batch nor the weight is.
     assert 2 * hidden <= most < 2 * hidden + weight
+
+
+def test_towers_that_share_memory_have_one_sum():
+    def step(x):
+        wide = tf.cumsum(x)
+        return tf.matmul(wide, wide, transpose_a=True)
+
+    traced = tf.function(step).get_concrete_function(tf.TensorSpec([None, 500]))
+    graph = traced.graph
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    sizes, total = TensorSizes(program, towers=2, rows=8), 500 * 500 * 4
+    alone = Lifetimes(program, sizes).most_bytes()
+    # What a tower has of the sum, and the sum.
+    assert 2 * total <= alone < 2 * total + 1000
+    # What both have, of which one becomes the sum.
+    rows = 8 * 500 * 4
+    shared = Lifetimes(program, sizes, sharing=2).most_bytes()
+    assert 2 * total <= shared <= 2 * (total + rows) + 1000
