@@ -195,7 +195,7 @@ def run(task: JsonObject, timeout_s: float) -> list[JsonObject]:
             timeout_s,
             environment({"CUDA_VISIBLE_DEVICES": ""}),
         )
-        if ended.code:
+        if ended.code != 0:
             print(ended.reason(timeout_s), file=sys.stderr)
         store = FileStore(Path(folder))
         found = [store.get(str(rank)) for rank in range(ranks)]
