@@ -109,7 +109,10 @@ class Lifetimes:
                 # Of a list, tensors are added or taken in a loop.
                 is_list = event.type in LOOPS and copy.dtype == tf.variant
                 if is_list or event.type in same_memory:
-                    self._add_same(self.rooted(source), copy)
+                    root = self._root[copy] = self.rooted(source)
+                if is_list:
+                    most = self._bytes.get(root, sizes.bytes_of(root))
+                    self._bytes[root] = max(most, sizes.bytes_of(copy))
         for index, event in enumerate(self.events):
             for tensor in dict.fromkeys(map(self.rooted, used_by(event))):
                 self.users.setdefault(tensor, []).append(index)
@@ -147,13 +150,6 @@ class Lifetimes:
                 for t in own
                 if t not in self.users and t not in self._results
             )
-
-    def _add_same(self, source: Tensor, copy: Tensor) -> None:
-        """Let a tensor have the memory of another one, which is as large."""
-        self._root[copy] = source
-        size = self._sizes.bytes_of(copy)
-        if size > self._bytes.get(source, self._sizes.bytes_of(source)):
-            self._bytes[source] = size
 
     def ending(self, index: int) -> list[Tensor]:
         """Return the tensors whose memory is free after an event."""
