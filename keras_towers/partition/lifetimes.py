@@ -100,19 +100,24 @@ class Lifetimes:
         self.reused: list[Tensor | None] = []
         self.live: list[int] = []
         same_memory = _SAME_MEMORY.split()
+        made: set[Tensor] = set()
         for event in self.events:
+            made.update(made_by(event))
             if isinstance(event, Exchange):
                 continue
             # Some have further inputs, such as a shape.
             pairs = zip(event.inputs, event.outputs, strict=False)
             for source, copy in pairs:
-                # Of a list, tensors are added or taken in a loop.
+                root = self.rooted(source)
+                # A loop changes a list, unless it begins with an empty one,
+                # which is repeated where it is used.
                 is_list = event.type in LOOPS and copy.dtype == tf.variant
-                if is_list or event.type in same_memory:
-                    root = self._root[copy] = self.rooted(source)
-                if is_list:
+                if is_list and root in made:
+                    self._root[copy] = root
                     most = self._bytes.get(root, sizes.bytes_of(root))
                     self._bytes[root] = max(most, sizes.bytes_of(copy))
+                elif event.type in same_memory:
+                    self._root[copy] = root
         for index, event in enumerate(self.events):
             for tensor in dict.fromkeys(map(self.rooted, used_by(event))):
                 self.users.setdefault(tensor, []).append(index)
