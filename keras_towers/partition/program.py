@@ -81,6 +81,17 @@ class Phase(enum.IntEnum):
     UPDATE = 3
 
 
+def is_pure(operation: Operation) -> bool:
+    """Whether an operation is a function of its inputs, and calls no other."""
+    definition = compat.op_definition(operation.type)
+    return not (
+        operation.has_effect
+        or operation.functions
+        or definition is None
+        or definition.is_stateful
+    )
+
+
 def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
     """Whether towers compute tensors from rows of the batch."""
     return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
@@ -470,14 +481,7 @@ def _may_wait(
     operation: Operation, level: int, uses: dict[Tensor, set[int]]
 ) -> bool:
     """Whether a delay of the operation keeps no additional inputs in memory."""
-    definition = compat.op_definition(operation.type)
-    if (
-        not operation.on_towers
-        or operation.has_effect
-        or operation.functions
-        or definition is None
-        or definition.is_stateful
-    ):
+    if not operation.on_towers or not is_pure(operation):
         return False
     return all(
         not tensor.on_towers

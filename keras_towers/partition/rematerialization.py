@@ -24,7 +24,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from keras_towers import compat
 from keras_towers.partition.estimated_work import PRODUCTS
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import (
@@ -34,6 +33,7 @@ from keras_towers.partition.program import (
     Program,
     Schedule,
     Tensor,
+    is_pure,
 )
 from keras_towers.partition.segments import Division, Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
@@ -310,16 +310,12 @@ class _Peak:
 
     def may_run_again(self, operation: Operation) -> bool:
         """Whether an operation gives the same once more, for its memory."""
-        definition = compat.op_definition(operation.type)
         if (
             not operation.on_towers
             or operation.phase is not Phase.TOWERS
             or operation.is_repeated
-            or operation.has_effect
-            or operation.functions
             or not operation.inputs
-            or definition is None
-            or definition.is_stateful
+            or not is_pure(operation)
         ):
             return False
         made = sum(map(self.sizes.bytes_of, operation.outputs))
