@@ -192,8 +192,9 @@ class Lifetimes:
         """Return the input whose memory becomes that of a result."""
         if isinstance(event, Exchange):
             # Towers are added up in the memory of one of them.
+            given = self.rooted(event.given)
             is_added = self._sharing > 1 and event.kind == "sum"
-            return event.given if is_added and event.given in ending else None
+            return given if is_added and given in ending else None
         if event.type not in ELEMENTWISE:
             return None
         (result, *_), sizes = event.outputs, self._sizes
