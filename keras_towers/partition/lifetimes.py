@@ -118,9 +118,12 @@ class Lifetimes:
                     self._bytes[root] = max(most, sizes.bytes_of(copy))
                 elif event.type in same_memory:
                     self._root[copy] = root
+        # What is repeated where it is used, and a size, have no memory.
+        made.update(program.inputs.of_graph)
         for index, event in enumerate(self.events):
             for tensor in dict.fromkeys(map(self.rooted, used_by(event))):
-                self.users.setdefault(tensor, []).append(index)
+                if tensor in made:
+                    self.users.setdefault(tensor, []).append(index)
         self._results = set(map(self.rooted, program.results))
         self._walk()
 
@@ -163,7 +166,8 @@ class Lifetimes:
             for tensor in dict.fromkeys(
                 map(self.rooted, used_by(self.events[index]))
             )
-            if self.users[tensor][-1] == index and tensor not in self._results
+            if self.users.get(tensor, [-1])[-1] == index
+            and tensor not in self._results
         ]
 
     def rooted(self, tensor: Tensor) -> Tensor:
