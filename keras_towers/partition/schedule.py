@@ -129,7 +129,9 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
     """
     users: dict[Tensor, list[Operation | Exchange]]
     users = collections.defaultdict(list)
-    for event in [*program.operations, *program.exchanges]:
+    events: list[Operation | Exchange]
+    events = [*program.operations, *program.exchanges]
+    for event in events:
         for tensor in dict.fromkeys(used_by(event)):
             users[tensor].append(event)
     results = set(program.results)
