@@ -46,8 +46,8 @@ _PARTS = 0.25, 0.5, 0.75
 _REDUCES = 16
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
-# Plans whose memory differs by less are chosen by their work.
-_ALIKE = 1.02
+ALIKE = 1.02
+"""Plans whose memory differs by less are chosen by their work."""
 
 
 def rematerialize(
@@ -146,8 +146,8 @@ def _chosen(plans: Sequence[_Plan], limit: float, most: float) -> _Plan | None:
         limit: the bytes that it should need at most.
         most: the bytes that are needed without a plan.
     """
-    plans = [plan for plan in plans if plan.bytes < most / _ALIKE]
-    least = min((plan.bytes for plan in plans), default=0) * _ALIKE
+    plans = [plan for plan in plans if plan.bytes < most / ALIKE]
+    least = min((plan.bytes for plan in plans), default=0) * ALIKE
     fits = [plan for plan in plans if plan.bytes <= max(limit, least)]
     return min(fits, key=lambda plan: plan.work, default=None)
 
