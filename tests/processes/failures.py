@@ -166,7 +166,9 @@ def a_rank_without_memory_for_an_exchange_is_named():
         told, error = FAILED, kt.TowerError
         if s.RANK == 1:
             told, error = "OOM when|no mem", tf.errors.ResourceExhaustedError
-        for collective in ("all_gather", "all_to_all"):
+        # All that BytePS does is one operation.
+        more = [] if over.name == "BytePS" else ["all_to_all"]
+        for collective in ("all_gather", *more):
             does = functools.partial(
                 s.exchange_without_memory, over, collective
             )

@@ -110,13 +110,13 @@ class TowerRunner(Runner):
         kind, model = keras_call.kind, keras_call.model
         outer = tower_call.around()
         # A fit that goes on from a backup has its evaluation on its tower.
-        is_alone = self.runs_plain_keras and start is None and outer is None
-        if is_alone and not self._must_compute_again(keras_call):
+        if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
-            self.adoption.release_model(model)
             if model_building.layers_are_built(model):
                 self.step.memory.check_variables(model, kind, self._config.job)
-            return run_on_one_device(keras_call)
+            if not self._must_compute_again(keras_call):
+                self.adoption.release_model(model)
+                return run_on_one_device(keras_call)
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
             name = rank_checks.without_numbers(model.name)
