@@ -3,14 +3,12 @@
 ``python -m benchmarks.many_ranks 64 1000 4000`` prints a table with a column
 for each number of ranks. The store is the real one, in the process beside rank
 0 that serves it where another launcher starts the ranks. The ranks are
-simulated: coroutines of a few processes, that send what ranks send, as often,
-in as many connections, and wait for the answers. They compute nothing.
+simulated, in a few processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -18,7 +16,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,250 +24,15 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from keras_towers import settings, system
-from keras_towers.rendezvous import meet, store
-from keras_towers.rendezvous.liveness import TaskState
+from benchmarks.simulated_ranks import RANKS_PER_HOST, SimulatedRank
+from keras_towers import system
+from keras_towers.rendezvous import meet
 from keras_towers.rendezvous.network import LOOPBACK
-from keras_towers.rendezvous.signatures import (
-    SIGNATURE,
-    Endpoint,
-    sign_answer,
-)
-from keras_towers.rendezvous.store import Progress
-from keras_towers.rendezvous.store_link import (
-    ANY,
-    SCOPE,
-    encode_request,
-)
+from keras_towers.rendezvous.signatures import Endpoint
 
 PROCESSES = 2
-_RANKS_PER_HOST = 8
 LIMIT_S = 150.0
 """What a phase may take."""
-
-
-class _Request:
-    def __init__(self, method: str, path: str):
-        self.method, self.path = method, path
-        self.answer: asyncio.Future[bytes | None] = asyncio.Future()
-
-
-class SimulatedRank:
-    """Speaks to the store as a rank and the process beside it do.
-
-    Attributes:
-        beats: how long the store took to answer each heartbeat.
-        errors: how many requests have failed.
-        gone: when this rank has heard of each rank that is gone.
-    """
-
-    def __init__(
-        self, endpoint: Endpoint, rank: int, size: int, keeps: bool = True
-    ):
-        self.rank, self.size = rank, size
-        self._keeps = keeps
-        self.beats: list[float] = []
-        self.errors = 0
-        self.gone: dict[str, float] = {}
-        self.round = 0
-        self._endpoint = endpoint
-        self._writer: asyncio.StreamWriter | None = None
-        self._connecting, self._asked = asyncio.Lock(), asyncio.Event()
-        self._requests: collections.deque[_Request] = collections.deque()
-        # What it waits for.
-        self._events: dict[str, asyncio.Event] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def _ask(
-        self, method: str, key: str, body: bytes = b""
-    ) -> bytes | None:
-        """Make a request as ``StoreLink`` does; None: there is no value."""
-        request = _Request(method, f"/{SCOPE}/{key}")
-        try:
-            async with asyncio.timeout(settings.STORE_ANSWER_S):
-                await self._send(request, body)
-                return await request.answer
-        except OSError:
-            self.errors += 1
-            return None
-
-    async def wait(self, key: str) -> Any:
-        """Wait for a value, in the same connection."""
-        found = None
-        while found is None:
-            event = self._events[f"{SCOPE}/{key}"] = asyncio.Event()
-            try:
-                await self._ask_for_any()
-            except OSError:
-                self.errors += 1
-                await asyncio.sleep(settings.NETWORK_POLL_S)
-                continue
-            await event.wait()
-            found = await self._ask("GET", key)
-        return json.loads(found)
-
-    async def _ask_for_any(self) -> None:
-        request = _Request("POST", f"/{SCOPE}/{ANY}")
-        await self._send(request, json.dumps([*self._events]).encode())
-
-    async def _send(self, request: _Request, body: bytes) -> None:
-        async with self._connecting:
-            if self._writer is None:
-                reader, self._writer = await self._connect()
-                reads = self._read_answers(reader)
-                self._tasks.append(asyncio.create_task(reads))
-        self._requests.append(request)
-        self._asked.set()
-        self._writer.write(
-            encode_request(
-                self._endpoint, request.method, request.path, body, self._keeps
-            )
-        )
-
-    async def _connect(
-        self,
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        address, port = self._endpoint.address, self._endpoint.port
-        return await asyncio.open_connection(address, port)
-
-    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            while self._keeps or self._requests:
-                if not self._requests:
-                    self._asked.clear()
-                    await asyncio.wait_for(
-                        self._asked.wait(), settings.STORE_IDLE_S
-                    )
-                request = self._requests[0]
-                content = await self._read_answer(reader, request)
-                self._requests.popleft()
-                # This rank may not have waited so long.
-                if not request.answer.done():
-                    request.answer.set_result(content)
-                if request.path.endswith(ANY):
-                    self._wake(json.loads(content or b"[]"))
-                if self._events and not self._requests:
-                    await self._ask_for_any()
-        # What has no answer fails; who waits asks again.
-        assert self._writer is not None
-        self._writer.close()
-        self._writer = None
-        for request in self._requests:
-            if request.path.endswith(ANY) or request.answer.done():
-                continue
-            request.answer.set_exception(ConnectionResetError())
-        self._requests.clear()
-        self._wake([*self._events])
-
-    def _wake(self, places: Iterable[str]) -> None:
-        for place in places:
-            event = self._events.pop(place, None)
-            if event is not None:
-                event.set()
-
-    async def _read_answer(
-        self, reader: asyncio.StreamReader, request: _Request
-    ) -> bytes | None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = dict(line.split(": ") for line in head[1:-2])
-        content = await reader.readexactly(int(headers["Content-Length"]))
-        if " 404 " in head[0]:
-            return None
-        secret = self._endpoint.secret
-        expected = sign_answer(secret, request.method, request.path, content)
-        if headers.get(SIGNATURE) != expected:
-            raise OSError("the answer's signature is wrong")
-        return content
-
-    async def _give(self, key: str, value: object) -> None:
-        part = json.dumps([self.rank, self.size, value]).encode()
-        await self._ask("POST", f"{store.PARTS}{key}", part)
-
-    async def meet(self) -> None:
-        """Meet the other ranks."""
-        host = f"host{self.rank // _RANKS_PER_HOST}"
-        introduction = {
-            "host": f"{host}-12345678",
-            "name": host,
-            "address": LOOPBACK,
-            "cores": list(range(16)),
-            "nonce": f"{self.rank:016x}",
-        }
-        await self._give(meet.INTRODUCTIONS, introduction)
-        await self.wait(f"{meet.PLACEMENT}-{self.rank}")
-
-    async def exchange_addresses(self) -> None:
-        """Become a task of TensorFlow, of which each knows all addresses."""
-        await self._give("tasks", f"{LOOPBACK}:{10_000 + self.rank}")
-        assert len(await self.wait("tasks")) == self.size
-
-    def begin(self) -> None:
-        """Begin what a rank does while it trains."""
-        for activity in (self._beat(), self._report(), self._listen()):
-            self._tasks.append(asyncio.create_task(activity))
-
-    async def _pauses(self, pause_s: float) -> Any:
-        """Yield again and again, not at the same time as other ranks do."""
-        await asyncio.sleep(self.rank * 7919 % self.size / self.size * pause_s)
-        while True:
-            yield
-            await asyncio.sleep(pause_s)
-
-    async def _beat(self) -> None:
-        """Send heartbeats; those of rank 0 are the answers of its store."""
-        if not self.rank:
-            return
-        numbers = itertools.count()
-        async for _ in self._pauses(settings.HEARTBEAT_S):
-            begun = time.monotonic()
-            await self._sign(next(numbers))
-            self.beats.append(time.monotonic() - begun)
-
-    async def _sign(self, sign: object) -> None:
-        """Send a sign of life, as the process beside the rank does."""
-        beside = SimulatedRank(self._endpoint, self.rank, self.size, False)
-        key = f"{store.HEARTBEAT}{self.rank}"
-        await beside._ask("PUT", key, json.dumps(sign).encode())
-        self.errors += beside.errors
-
-    async def _report(self) -> None:
-        """Report a progress that is different each time."""
-        progress = Progress(self.size, 60, action="update 10", waits=True)
-        numbers = itertools.count()
-        async for _ in self._pauses(settings.STALL_BEAT_S):
-            progress.position = [0, 3, next(numbers)]
-            body = json.dumps(dataclasses.asdict(progress)).encode()
-            answer = await self._ask(
-                "POST", f"{store.PROGRESS}{self.rank}", body
-            )
-            for name in json.loads(answer or b'{"gone": []}')["gone"]:
-                self.gone.setdefault(name, time.monotonic())
-
-    async def _listen(self) -> None:
-        """Leave each call that has failed, and connect again with all."""
-        while True:
-            await self.wait(f"failed-{self.round}")
-            for key in (f"left-{self.round}", f"renewed-{self.round}"):
-                await self._give(key, None)
-                await self.wait(key)
-            self.round += 1
-
-    async def end_save(self) -> None:
-        """Tell, as rank 0, that it has saved."""
-        await self._ask("PUT", "saved", b'""')
-
-    async def fail(self) -> None:
-        """Tell that this rank's call has failed."""
-        failure = {"rank": self.rank, "call": 1, "why": "ValueError: my bug"}
-        body = json.dumps(failure).encode()
-        await self._ask("POST", f"failed-{self.round}", body)
-
-    async def end(self, is_silent: bool) -> None:
-        """End this rank; if it is silent, as one that hangs."""
-        for task in self._tasks:
-            task.cancel()
-        if not is_silent:
-            await self._sign(TaskState.ENDED)
 
 
 class Part:
@@ -290,8 +53,8 @@ class Part:
         errors = 0
         for rank in self._all.values():
             beats += rank.beats
-            errors += rank.errors
-            rank.beats, rank.errors = [], 0
+            errors += rank.link.errors
+            rank.beats, rank.link.errors = [], 0
         return beats, errors
 
     async def _each(
@@ -318,7 +81,7 @@ class Part:
 
         async def wait_for_rank_0(rank: SimulatedRank) -> None:
             if rank.rank:
-                await rank.wait("saved")
+                await rank.link.wait("saved")
                 return
             await asyncio.sleep(seconds)
             await rank.end_save()
@@ -336,7 +99,7 @@ class Part:
         """Let one rank end, until all others know."""
         if which in self._all:
             await self._all.pop(which).end(is_silent)
-        name = f"rank {which} on host{which // _RANKS_PER_HOST}"
+        name = f"rank {which} on host{which // RANKS_PER_HOST}"
         while any(name not in rank.gone for rank in self._all.values()):
             await asyncio.sleep(0.05)
 

@@ -18,9 +18,9 @@ import tensorflow as tf
 from keras_towers._types import Variable
 from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError
-from keras_towers.fit import call_agreement, components
+from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
-from keras_towers.fit.weights import checkpoint
+from keras_towers.fit.weights import agreement, checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import RankSum
@@ -141,7 +141,7 @@ class SavedState:
                 return checkpoint.read(prefix, name, value.dtype)
 
         values = [value for value, _ in common]
-        call_agreement.broadcast(transport, values, given=read)
+        agreement.broadcast(transport, values, given=read)
 
     def _build_optimizers(self, model: keras.Model) -> None:
         """Make the slots of optimizers that a step of the model would build."""

@@ -99,6 +99,8 @@ LIVENESS_CHECK_S = 2.0
 BEAT_S = 2.0
 #: Between two heartbeats of a rank that another launcher has started.
 HEARTBEAT_S = 5.0
+#: With many ranks that is longer, so that no more heartbeats come in a second.
+HEARTBEATS_PER_S = 100
 #: A parameter server ends if the chief gives no sign of life for so long: later
 #: than the workers, which report the reason.
 CHIEF_LOST_S = 45.0
@@ -171,7 +173,7 @@ MAX_SLOTS = 10_000
 #: Largest number of ranks that a message names.
 MAX_RANKS_NAMED = 8
 #: Largest number of other ranks at which a rank looks.
-MAX_RANKS_CHECKED = 32
+MAX_RANKS_CHECKED = 16
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
 #: For a compiler to print its version.

@@ -61,8 +61,8 @@ SHOWN_BY = {
         partition/paired_variances partition/registry
         partition/rules/batched partition/rules/draws
         partition/rules/elementwise partition/rules/indexing
-        partition/rules/reductions partition/rules/shapes
-        partition/rules/slices partition/spans
+        partition/rules/reductions partition/rules/row_splits
+        partition/rules/shapes partition/rules/slices partition/spans
     """,
     "partition/test_schedule.py": "partition/rematerialization",
     "partition/test_partitioned.py": """

@@ -3,11 +3,11 @@
 Its parts, from the bottom up: ``options`` and ``places``, ``components``,
 ``context``, ``weights``, ``plain_settings`` and ``call_agreement``,
 ``step_errors``, ``data``, the modules on steps, ``update``, ``step``,
-``calls``, ``keras_patches``. But ``weights`` also needs ``call_agreement`` and
-``update``.
+``calls``, ``keras_patches``. But ``weights`` asks an ``update``, which it is
+given.
 
 ``call_agreement``
-  What all ranks have to agree on: calls, and the variables of models.
+  What all ranks have to agree on when they call a method: its arguments.
 ``components``
   The components that a strategy is composed of.
 ``keras_patches``

@@ -104,19 +104,20 @@ class StrategyOptions:
             The result equals that of the whole batch. If an operation such as
             BatchNormalization needs all examples, it waits for all parts, and
             earlier activations stay in memory. With ``batch_norm="tower"``,
-            each part has its own statistics. ``"auto"``: start with one part.
-            If one of the first steps of a call runs out of memory, double the
-            number, and repeat the step from the same weights. Several processes
-            use the largest number that any of them needs.
+            each part has its own statistics. ``"auto"``: as few parts as fit
+            into the memory of a device, or one if this memory is unknown. If
+            one of the first steps of a call runs out of memory all the same,
+            compute more again, unless ``remat`` is set, then double the number.
+            Each time, repeat the step from the same weights. Several processes
+            do what any of them needs.
         remat: what towers compute again in the backward pass, instead of
             keeping it from the forward pass (rematerialization). Results do not
             change. None: as little as is needed for a step that would otherwise
             not fit into the memory of a device, and nothing if this memory is
-            unknown, as for CPUs, or if there is a single device. True: what
-            saves most memory. A number between 0 and 1: the same, but at most
-            this part of the step's work. False: nothing. Unless it is False,
-            layers made under ``keras.RematScope`` or with ``keras.remat`` are
-            computed again in any case.
+            unknown, as for CPUs. True: what saves most memory. A number between
+            0 and 1: the same, but at most this part of the step's work. False:
+            nothing. Unless it is False, layers made under ``keras.RematScope``
+            or with ``keras.remat`` are computed again in any case.
         mode: how the towers of a process sum gradients and exchange other
             tensors: ``"nccl"``, ``"collective"`` (TensorFlow's collective ops:
             a ring on CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs

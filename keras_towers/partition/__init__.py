@@ -116,7 +116,7 @@ with a program.
 ``estimated_work``
   How much an operation computes, estimated from the sizes of its tensors.
 ``readings``
-  Whether random numbers are of examples, if only their number says so.
+  Whether an axis is of examples, if only its size says so.
 ``entry``
   Lays out a traced graph: given layouts of its inputs, whole results.
 ``kernels``

@@ -69,8 +69,8 @@ class LayoutOptions:
         micro_batches: whether towers have several micro-batches.
         gather_bytes: the budget for gathers of variables in shards, as in
             ``Gathers``.
-        draws_rows: whether random numbers are rows if as many are drawn as the
-            batch has by its static shape, or a multiple.
+        by_number: whether what is drawn, or computed once from rows, has rows
+            if it is as long as the batch by its static shape, or a multiple.
         examples: the number of examples to assume where it matters for the
             cost, but not for the result.
         over_columns: whether it is over the columns of a tower, of which each
@@ -87,7 +87,7 @@ class LayoutOptions:
     undivided: frozenset[str] = frozenset()
     micro_batches: bool = False
     gather_bytes: int = 2**29
-    draws_rows: bool = False
+    by_number: bool = False
     examples: int = 64
     over_columns: bool = False
 

@@ -25,6 +25,7 @@ from keras_towers.partition.layout_pass import Mistake, lay_out_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
+    Fixed,
     InputLayout,
     InShards,
     Mirrored,
@@ -47,11 +48,11 @@ from keras_towers.partition.program import (
     delay_operations,
     prune,
 )
-from keras_towers.partition.readings import cost_of, may_draw_rows
+from keras_towers.partition.readings import cost_of, may_have_rows
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
 from keras_towers.partition.rules.mesh_columns import is_over_columns
-from keras_towers.partition.rules.ragged import splits_value
 from keras_towers.partition.rules.row_numbers import index_value
+from keras_towers.partition.rules.row_splits import splits_value
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
@@ -118,9 +119,9 @@ def partition_graph(
         return again(replace(undivided=undivided))
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     program = _program(scope, inputs, results, by_name)
-    if options.draws_rows or not may_draw_rows(program, given.units):
+    if options.by_number or not may_have_rows(program, given.units):
         return program
-    other = again(replace(draws_rows=True))
+    other = again(replace(by_number=True))
     return min(program, other, key=cost_of)
 
 
@@ -320,7 +321,10 @@ def _tensor(traced: tf.Tensor, layout: InputLayout) -> Tensor:
     if isinstance(layout, InShards):
         layout = REPLICATED
     shape = local_shape(traced.shape, layout)
-    return Tensor(traced.dtype, shape, on_towers, handle=handle)
+    is_fixed = isinstance(layout, Fixed)
+    return Tensor(
+        traced.dtype, shape, on_towers, handle=handle, is_fixed=is_fixed
+    )
 
 
 def _program(

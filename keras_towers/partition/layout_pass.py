@@ -250,7 +250,10 @@ def _rows_among(node: Node, sizes: Shape, rows: Sequence[Sharded]) -> Sharded:
         NotDivided: there is none, or it may be one of several.
     """
     for layout in rows:
-        if sizes[layout.axis : layout.axis + 1] == (layout.size,):
+        # A number may be a coincidence.
+        is_certain = isinstance(layout.size, Size) or node.options.by_number
+        size = sizes[layout.axis : layout.axis + 1]
+        if is_certain and size == (layout.size,):
             return layout
     require(any(isinstance(size, Size) for size in sizes))
     return node.units.find_row_axis(sizes)

@@ -98,6 +98,14 @@ class AllExamples(Replicated):
 
 
 @dataclasses.dataclass(frozen=True)
+class Fixed(Replicated):
+    """An input that never changes, and is the same in all processes.
+
+    Such as a table of words.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
 class Partial:
     """Every tower has one term of a sum."""
 
@@ -244,6 +252,7 @@ InputLayout: TypeAlias = (
 )
 
 REPLICATED = Replicated()
+FIXED = Fixed()
 PARTIAL = Partial()
 MIRRORED = Mirrored()
 

@@ -38,6 +38,7 @@ class Tensor:
         of_batch: on towers, whether it depends on rows of the batch, and so
             differs between the micro-batches of a tower.
         on_columns: whether every column of the mesh has its own value.
+        is_fixed: whether it is an input that never changes.
     """
 
     dtype: tf.DType
@@ -49,6 +50,7 @@ class Tensor:
     handle: Any = None
     of_batch: bool = True
     on_columns: bool = False
+    is_fixed: bool = False
 
 
 Attributes: TypeAlias = "Mapping[str, Any]"
@@ -79,6 +81,17 @@ class Phase(enum.IntEnum):
     READ = 1
     TOWERS = 2
     UPDATE = 3
+
+
+def is_pure(operation: Operation) -> bool:
+    """Whether an operation is a function of its inputs, and calls no other."""
+    definition = compat.op_definition(operation.type)
+    return not (
+        operation.has_effect
+        or operation.functions
+        or definition is None
+        or definition.is_stateful
+    )
 
 
 def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
@@ -468,14 +481,7 @@ def _may_wait(
     operation: Operation, level: int, uses: dict[Tensor, set[int]]
 ) -> bool:
     """Whether a delay of the operation keeps no additional inputs in memory."""
-    definition = compat.op_definition(operation.type)
-    if (
-        not operation.on_towers
-        or operation.has_effect
-        or operation.functions
-        or definition is None
-        or definition.is_stateful
-    ):
+    if not operation.on_towers or not is_pure(operation):
         return False
     return all(
         not tensor.on_towers

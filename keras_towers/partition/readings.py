@@ -1,9 +1,10 @@
-"""Whether random numbers are of examples, if only their number says so.
+"""Whether an axis is of examples, if only its size says so.
 
-As many as a batch has may be drawn for its examples, as those from which a
-generator makes images, or by coincidence for a weight that is as long. A layout
-in which they are not rows is right for both. If towers need the whole of some
-numbers, the other reading is tried as well, and the cheaper program wins.
+As many random numbers as a batch has examples may be drawn for these, as those
+from which a generator makes images, or by coincidence for a weight that is as
+long. What is computed once from all rows, such as a factor of a matrix, may
+have rows or be as long. A layout without rows is right for all. The other
+reading is tried as well, and the cheaper program wins.
 """
 
 from __future__ import annotations
@@ -15,30 +16,25 @@ import tensorflow as tf
 
 from keras_towers.partition.effects import is_draw
 from keras_towers.partition.estimated_work import ASSUMED_LENGTH, work_of
-from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.program import Exchange, Program, depends_on_batch
-from keras_towers.partition.reasons import NotDivided
 from keras_towers.partition.units import Units
 
 # How many multiplications take as long as the exchange of a byte, about.
 _WORK_PER_BYTE = 10
 
 
-def may_draw_rows(program: Program, units: Units) -> bool:
-    """Whether a program draws whole numbers that may be those of examples."""
+def may_have_rows(program: Program, units: Units) -> bool:
+    """Whether draws, or what is computed once, may have undivided examples."""
     size = units.of_batch.size
     if not isinstance(size, int) or size < 2:
         return False
-    for source in _undivided(program):
-        if is_draw(source.type):
-            try:
-                units.find_row_axis(
-                    sizes_of(source.outputs[0].shape), by_number=True
-                )
-            except NotDivided:
-                continue
-            return True
-    return False
+    return any(
+        units.find_rows(0, length or 0, by_number=True)
+        for source in _undivided(program)
+        if is_draw(source.type) or source in program.computed_once
+        for output in source.outputs
+        for length in (output.shape if output.shape.rank else ())
+    )
 
 
 def cost_of(program: Program) -> float:

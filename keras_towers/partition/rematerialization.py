@@ -24,7 +24,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from keras_towers import compat
 from keras_towers.partition.estimated_work import PRODUCTS
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import (
@@ -34,6 +33,7 @@ from keras_towers.partition.program import (
     Program,
     Schedule,
     Tensor,
+    is_pure,
 )
 from keras_towers.partition.segments import Division, Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
@@ -46,8 +46,8 @@ _PARTS = 0.25, 0.5, 0.75
 _REDUCES = 16
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
-# Plans whose memory differs by less are chosen by their work.
-_ALIKE = 1.02
+ALIKE = 1.02
+"""Plans whose memory differs by less are chosen by their work."""
 
 
 def rematerialize(
@@ -146,8 +146,8 @@ def _chosen(plans: Sequence[_Plan], limit: float, most: float) -> _Plan | None:
         limit: the bytes that it should need at most.
         most: the bytes that are needed without a plan.
     """
-    plans = [plan for plan in plans if plan.bytes < most / _ALIKE]
-    least = min((plan.bytes for plan in plans), default=0) * _ALIKE
+    plans = [plan for plan in plans if plan.bytes < most / ALIKE]
+    least = min((plan.bytes for plan in plans), default=0) * ALIKE
     fits = [plan for plan in plans if plan.bytes <= max(limit, least)]
     return min(fits, key=lambda plan: plan.work, default=None)
 
@@ -310,16 +310,12 @@ class _Peak:
 
     def may_run_again(self, operation: Operation) -> bool:
         """Whether an operation gives the same once more, for its memory."""
-        definition = compat.op_definition(operation.type)
         if (
             not operation.on_towers
             or operation.phase is not Phase.TOWERS
             or operation.is_repeated
-            or operation.has_effect
-            or operation.functions
             or not operation.inputs
-            or definition is None
-            or definition.is_stateful
+            or not is_pure(operation)
         ):
             return False
         made = sum(map(self.sizes.bytes_of, operation.outputs))

@@ -13,6 +13,10 @@ does, and what may be in flight beside it::
 
 XLA orders what it compiles itself.
 
+In the order of the program, what takes more memory than it frees comes right
+before what uses it: the gradient that is computed once for all towers, before
+the update of its variable.
+
 Gradients are exchanged as they arrive: the backward pass is divided into levels
 at whose ends those of some bytes are exchanged, while the next level is
 computed. A level waits for the end of the one two before it, and so for the
@@ -28,7 +32,7 @@ from collections.abc import Hashable, Iterable
 
 import tensorflow as tf
 
-from keras_towers.partition.lifetimes import Lifetimes, events_of
+from keras_towers.partition.lifetimes import Lifetimes, events_of, used_by
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -36,15 +40,17 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
     depends_on_batch,
+    is_pure,
     level_after,
 )
 from keras_towers.partition.rematerialization import rematerialize
 from keras_towers.partition.segments import Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
-# The part of what a step needs at most that may be in flight besides, and that
-# of the smallest tensors that wait.
-_IN_FLIGHT = 32
+# The part of what a tower has at most, with its variables, that may be in
+# flight besides, and the part of what a step needs of the smallest tensors that
+# wait.
+_IN_FLIGHT = 16
 _SMALL = 512
 # The bytes of gradients that are exchanged together, and how many exchanges of
 # that kind a step has at most.
@@ -91,6 +97,7 @@ def schedule(
         segments: what is computed again in any case; None: nothing.
     """
     sizes = TensorSizes(program, towers, rows)
+    program = compute_late(program, sizes)
     # Gradients of several micro-batches are added up first.
     begins = exchange_early(program, sizes) if parts == 1 else []
     if begins:
@@ -105,6 +112,70 @@ def schedule(
         program = divide_levels(program, again)
     found = dataclasses.replace(found, is_paced=bool(begins))
     return dataclasses.replace(program, schedule=found)
+
+
+def compute_late(program: Program, sizes: TensorSizes) -> Program:
+    """Let operations that take more memory than they free be the last they can.
+
+    Those of an optimizer that needs a gradient follow on its computation, where
+    in the order of the trace those of all gradients come first.
+
+    Args:
+        program: the program.
+        sizes: the sizes of its tensors.
+    """
+    users: dict[Tensor, list[Operation | Exchange]]
+    users = collections.defaultdict(list)
+    for event in [*program.operations, *program.exchanges]:
+        for tensor in dict.fromkeys(used_by(event)):
+            users[tensor].append(event)
+    results = set(program.results)
+
+    def is_used_with(tensor: Tensor, operation: Operation) -> bool:
+        """Whether only what is added to a graph together uses a tensor."""
+        group = _group_of(operation)
+        return tensor not in results and all(
+            isinstance(user, Operation) and _group_of(user) == group
+            for user in users[tensor]
+        )
+
+    def may_wait(operation: Operation) -> bool:
+        kept = [
+            tensor
+            for tensor in dict.fromkeys(operation.inputs)
+            if tensor.operation is not None and is_used_with(tensor, operation)
+        ]
+        made = sum(map(sizes.bytes_of, operation.outputs))
+        return (
+            is_pure(operation)
+            and not operation.is_repeated
+            and all(is_used_with(t, operation) for t in operation.outputs)
+            and any(users[t] for t in operation.outputs)
+            and made >= sum(map(sizes.bytes_of, kept))
+        )
+
+    late = {id(o) for o in program.operations if may_wait(o)}
+    ordered: dict[int, Operation] = {}
+    for operation in program.operations:
+        stack = [] if id(operation) in late else [operation]
+        while stack:
+            sources = [tensor.operation for tensor in stack[-1].inputs]
+            needed = [
+                source
+                for source in sources
+                if source and id(source) in late and id(source) not in ordered
+            ]
+            if needed:
+                stack += reversed(needed)
+            else:
+                operation = stack.pop()
+                ordered[id(operation)] = operation
+    return dataclasses.replace(program, operations=[*ordered.values()])
+
+
+def _group_of(operation: Operation) -> Hashable:
+    """Return what the operations that are added to a graph together share."""
+    return operation.level, operation.phase, operation.on_columns
 
 
 def exchange_early(program: Program, sizes: TensorSizes) -> list[Operation]:
@@ -222,14 +293,14 @@ def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
     """
     lifetimes = Lifetimes(program, sizes, parts)
     most = lifetimes.most_bytes()
-    # By what is added to a graph together.
+    in_flight = (most + _bytes_of_variables(program, sizes)) // _IN_FLIGHT
     queues: dict[Hashable, _Queue] = collections.defaultdict(
-        lambda: _Queue(most // _IN_FLIGHT, most // _SMALL)
+        lambda: _Queue(in_flight, most // _SMALL)
     )
     for index, event in enumerate(lifetimes.events):
         if not isinstance(event, Operation):
             continue
-        queue = queues[event.level, event.phase, event.on_columns]
+        queue = queues[_group_of(event)]
         reused = lifetimes.reused[index]
         if lifetimes.made[index] or reused is not None:
             queue.take(event, lifetimes.made[index])
@@ -240,6 +311,16 @@ def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
             if tensor is not reused:
                 users = _users(lifetimes, tensor)
                 queue.free(lifetimes.bytes_of(tensor), users)
+
+
+def _bytes_of_variables(program: Program, sizes: TensorSizes) -> int:
+    """Return what a tower has of the variables that a program reads."""
+    read = {
+        operation.inputs[0]: operation.outputs[0]
+        for operation in program.operations
+        if operation.type == "ReadVariableOp"
+    }
+    return sum(map(sizes.bytes_of, read.values()))
 
 
 def _users(lifetimes: Lifetimes, tensor: Tensor) -> list[Operation]:

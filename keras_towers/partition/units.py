@@ -65,11 +65,13 @@ class Units:
         self.sizes: dict[str, Tensor] = {}
         self._by_key: dict[Hashable, DataDependentUnit] = {}
         self._parts: dict[tuple[AnyUnit, Size], AnyUnit] = {}
+        self._symbols: dict[AnyUnit, Size] = {}
         self._fractions: dict[Hashable, Tensor] = {}
         self._numbers = itertools.count()
         if around is not None:
             self.of_variables = around.of_variables
             self.sizes = around.sizes
+            self._symbols = around._symbols
             self._numbers = around._numbers
 
     def rows_in(self, layout: InShards) -> Sharded:
@@ -96,6 +98,17 @@ class Units:
         size = symbol(f"size{next(self._numbers)}")
         self.sizes[symbol_name(size)] = tensor
         return size
+
+    def symbol_of(self, unit: AnyUnit) -> Size:
+        """Return a size that nothing but the number of units has.
+
+        Other sizes may equal a static number of examples.
+        """
+        if isinstance(unit.size, Size):
+            return unit.size
+        if unit not in self._symbols:
+            self._symbols[unit] = self.new_size(unit.total)
+        return self._symbols[unit]
 
     def data_dependent_unit(
         self, key: object, count: Tensor
@@ -204,7 +217,7 @@ class Units:
         for unit in units:
             layout = Sharded(axis, unit)
             rows = layout.rows_per_unit_in(size)
-            if rows:
+            if rows is not None and rows > 0:
                 return dataclasses.replace(layout, rows=rows)
         return None
 

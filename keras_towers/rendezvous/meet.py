@@ -343,7 +343,7 @@ def _take_place(endpoint: Endpoint, placement: JsonObject) -> dict[str, str]:
     slot = RankPlacement(**placement["slot"])
     watch.name_rank0(placement["rank0_name"])
     if slot.rank > 0:
-        start_heartbeat(endpoint, slot.rank)
+        start_heartbeat(endpoint, slot.rank, slot.size)
     common = rank_environment.process_environment(
         rank_environment.seconds(
             settings.ENV_STALL_WARNING, settings.STALL_WARNING_S
@@ -389,9 +389,19 @@ def start_store(endpoint: Endpoint, size: int) -> tuple[Helper, Endpoint]:
     return helper, dataclasses.replace(endpoint, port=port, secret=secret)
 
 
-def start_heartbeat(endpoint: Endpoint, rank: int) -> Helper:
+def start_heartbeat(endpoint: Endpoint, rank: int, size: int) -> Helper:
     """Start sending the heartbeat of a rank to its job's store."""
-    return _start("beat", endpoint, rank, settings.HEARTBEAT_S)
+    return _start("beat", endpoint, rank, heartbeat_pause_s(size))
+
+
+def heartbeat_pause_s(size: int) -> float:
+    """The time between two heartbeats of a rank, of so many ranks.
+
+    It is a part of the time after which a silent rank is lost, so that one that
+    is late or gets no answer means nothing.
+    """
+    pause_s = max(settings.HEARTBEAT_S, size / settings.HEARTBEATS_PER_S)
+    return min(pause_s, settings.LOST_S / 4)
 
 
 def stop_helper(helper: Helper) -> None:

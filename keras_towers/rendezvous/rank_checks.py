@@ -1,7 +1,8 @@
 """What the ranks of a job compare: versions, scripts, and what they do next.
 
 Ranks exchange plain values and compare them. ``fit`` does so for the arguments
-of a call and for variables (``fit/call_agreement.py``).
+of a call (``fit/call_agreement.py``) and for variables
+(``fit/weights/agreement.py``).
 """
 
 from __future__ import annotations

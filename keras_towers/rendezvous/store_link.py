@@ -31,6 +31,9 @@ SCOPE = "keras_towers"
 MAX_BYTES: int = 16 << 20
 """Largest value. A signature covers it, so it is read before it is known who
 sends it."""
+AWAITED = 290
+"""The status of an answer to that, which comes when one is there: beside the
+answers to other requests, which come in turn."""
 _ANY = f"/{SCOPE}/{ANY}"
 _OK, _NOT_FOUND = 200, 404
 _MAX_LINE_BYTES = 1 << 16
@@ -43,13 +46,15 @@ class _Request:
     answer: Future[bytes | None] = dataclasses.field(default_factory=Future)
 
 
+_WAIT = _Request("POST", _ANY)
+
+
 class StoreLink:
     """What the threads of a process ask a store, all of them in one connection.
 
     The server answers requests in turn. What threads wait for, it holds: one
-    request for any of several keys, which the next request ends, and which is
-    made again after that. The connection is closed when nobody has asked or
-    waited for a moment.
+    request for any of several keys, in place of the one before. The connection
+    is closed when nobody has asked or waited for a moment.
 
     Args:
         endpoint: the store.
@@ -66,6 +71,8 @@ class StoreLink:
         self._requests: collections.deque[_Request] = collections.deque()
         # By scope and key, what threads wait for; set when it may be there.
         self._awaited: dict[str, set[threading.Event]] = {}
+        # Whether the server holds a request for that.
+        self._is_held = False
         # When a part of an answer has come, by ``time.monotonic``.
         self._heard = 0.0
 
@@ -77,7 +84,8 @@ class StoreLink:
         """
         request, limit_s = _Request(method, path), settings.STORE_ANSWER_S
         with self._lock:
-            self._send(request, body)
+            self._requests.append(request)
+            self._send(method, path, body)
         while True:
             try:
                 return request.answer.result(limit_s)
@@ -111,16 +119,17 @@ class StoreLink:
                     self._awaited.pop(place, None)
 
     def _ask_for_any(self) -> None:
-        keys = json.dumps([*self._awaited]).encode()
-        self._send(_Request("POST", _ANY), keys)
+        self._send(
+            _WAIT.method, _WAIT.path, json.dumps([*self._awaited]).encode()
+        )
+        self._is_held = True
 
-    def _send(self, request: _Request, body: bytes) -> None:
+    def _send(self, method: str, path: str, body: bytes) -> None:
         """Send a request, under the lock."""
-        self._requests.append(request)
         self._lock.notify_all()
         link = self._socket or self._connect()
         link.sendall(
-            encode_request(self._endpoint, request.method, request.path, body)
+            encode_request(self._endpoint, method, path, body, self._keeps)
         )
 
     def _connect(self) -> socket.socket:
@@ -145,12 +154,12 @@ class StoreLink:
         with link, link.makefile("rb") as file:
             try:
                 while self._socket is link:
-                    content = self._read_answer(file, self._requests[0])
+                    is_awaited, content = self._read_answer(file)
                     with self._lock:
-                        self._deliver(self._requests.popleft(), content)
+                        self._deliver(is_awaited, content)
             except OSError as error:
                 with self._lock:
-                    self._socket = None
+                    self._socket, self._is_held = None, False
                     failed = [*self._requests]
                     self._requests.clear()
                     # They ask for themselves, and see why.
@@ -158,15 +167,20 @@ class StoreLink:
                 for request in failed:
                     request.answer.set_exception(error)
 
-    def _deliver(self, request: _Request, content: bytes | None) -> None:
-        request.answer.set_result(content)
-        if request.path == _ANY:
+    def _deliver(self, is_awaited: bool, content: bytes | None) -> None:
+        if is_awaited:
+            self._is_held = False
             self._wake(json.loads(content or b"[]"))
-        if self._awaited and not self._requests:
+        else:
+            self._requests.popleft().answer.set_result(content)
+        if self._awaited and not self._is_held:
             self._ask_for_any()
         idle_s = settings.STORE_IDLE_S if self._keeps else 0
-        if not self._lock.wait_for(lambda: self._requests, idle_s):
+        if not self._lock.wait_for(self._expects_answers, idle_s):
             self._socket = None
+
+    def _expects_answers(self) -> bool:
+        return self._is_held or bool(self._requests)
 
     def _wake(self, places: Sequence[str]) -> None:
         for place in places:
@@ -174,14 +188,17 @@ class StoreLink:
                 event.set()
 
     def _read_answer(
-        self, file: io.BufferedReader, request: _Request
-    ) -> bytes | None:
+        self, file: io.BufferedReader
+    ) -> tuple[bool, bytes | None]:
+        """Read whether an answer is of what is awaited, and its content."""
         first = file.readline(_MAX_LINE_BYTES)
         if not first:
             raise ConnectionResetError("the store has closed the connection")
         parts = []
         try:
             status = int(first.split()[1])
+            is_awaited = status == AWAITED
+            request = _WAIT if is_awaited else self._requests[0]
             headers = http.client.parse_headers(file)
             left = int(headers.get("Content-Length", MAX_BYTES))
             while left > 0 and (part := file.read1(left)):
@@ -191,8 +208,8 @@ class StoreLink:
         except (http.client.HTTPException, ValueError, IndexError) as error:
             raise OSError(f"this is no answer of a store: {error!r}") from error
         if status == _NOT_FOUND:
-            return None
-        if status != _OK:
+            return False, None
+        if status not in (_OK, AWAITED):
             raise OSError(f"the store answers {status}")
         content = b"".join(parts)
         expected = sign_answer(
@@ -200,7 +217,7 @@ class StoreLink:
         )
         if not is_equal(headers.get(SIGNATURE, ""), expected):
             raise OSError("the answer's signature is wrong")
-        return content
+        return is_awaited, content
 
     def _hang_up(self) -> None:
         """Give up the connection; the requests that it has fail."""

@@ -3,7 +3,7 @@
 One thread answers all connections. It speaks the protocol of Horovod's
 rendezvous server, for Horovod's clients: they connect for each request, and the
 server closes the connection. Clients of this package keep one, in which they
-wait.
+wait, and make other requests meanwhile.
 
 ``POST`` is an addition: it writes a value if there is none, and returns the
 stored one; it gives a rank's part of a value, and returns which ranks are
@@ -21,6 +21,7 @@ import json
 import logging
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
@@ -46,6 +47,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found"}
 _OK, _FORBIDDEN, _NOT_FOUND = _REASONS
+_REASONS[store_link.AWAITED] = "Awaited"
 # All ranks may connect at once, and a client that the kernel turns away retries
 # only after seconds. The kernel may allow fewer.
 _WAITING_CONNECTIONS = 4096
@@ -73,6 +75,12 @@ class StoreServer(LocalStore):
     ) -> None:
         super().__init__()
         self._listener = socket.create_server((address, port))
+        if sys.platform == "linux":
+            # The kernel keeps a connection until something comes on it: a
+            # client that is slow to ask takes no file meanwhile.
+            self._listener.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1
+            )
         self.endpoint = Endpoint(
             address,
             int(self._listener.getsockname()[1]),
@@ -176,6 +184,8 @@ def _parse(head: bytes, job: str) -> _Head:
 class _Connection(asyncio.Protocol):
     """A connection, and the requests on it, which are answered in turn.
 
+    But for one that waits, beside which others are answered.
+
     It is closed if the rest of a request does not arrive in time, or if its
     client does not read the answer.
     """
@@ -185,10 +195,11 @@ class _Connection(asyncio.Protocol):
         self._received = bytearray()
         # The request whose body has not arrived.
         self._head: _Head | None = None
-        # The keys for which the client waits; and what ends that.
+        # The keys for which the client waits; what ends that; and when.
         self._places: list[tuple[str, str]] = []
         self._end_wait: Callable[[], None] | None = None
-        # When that ends, or the connection, by ``time.monotonic``.
+        self._waits_until = 0.0
+        # When the connection ends, by ``time.monotonic``, as that does.
         self._until = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -206,8 +217,6 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._end_wait is not None:
-            self._end_wait()
         if not self._received and self._head is None:
             self._limit(settings.REQUEST_S)
         self._received += data
@@ -219,11 +228,9 @@ class _Connection(asyncio.Protocol):
 
     def end_late(self, now: float) -> None:
         """End what should have come to its end at a time."""
-        if now < self._until:
-            return
-        if self._end_wait is not None:
+        if self._end_wait is not None and now >= self._waits_until:
             self._end_wait()
-        else:
+        if now >= self._until:
             self._transport.abort()
 
     def _advance(self) -> None:
@@ -233,8 +240,6 @@ class _Connection(asyncio.Protocol):
                 request = self._next_request()
                 if request is None:
                     return
-                if self._end_wait is not None:
-                    self._end_wait()
                 self._answer_request(*request)
         except Exception:
             # Not what a client of this package sends.
@@ -290,15 +295,16 @@ class _Connection(asyncio.Protocol):
 
     def _answer_value(self, head: _Head, scope: str, key: str) -> None:
         """Answer with a value."""
-        hold_s = 0.0
+        read = functools.partial(self._server.read, scope, key)
+        answer = functools.partial(self._answer, head)
         if scope.startswith(_RENDEZVOUS_SCOPES):
             # Horovod's clients would poll for ranks that have yet to arrive.
-            hold_s = settings.HOLD_S
-        read = functools.partial(self._server.read, scope, key)
-        self._answer_soon(head, [(scope, key)], hold_s, read)
+            self._answer_later([(scope, key)], settings.HOLD_S, read, answer)
+        else:
+            answer(read())
 
     def _answer_any(self, head: _Head, body: bytes) -> None:
-        """Answer which of the keys in a body there are, if there is one."""
+        """Answer which of the keys in a body there are, when one is."""
         places = [tuple(place.split("/", 1)) for place in json.loads(body)]
 
         def found() -> bytes | None:
@@ -310,32 +316,37 @@ class _Connection(asyncio.Protocol):
             ]
             return json.dumps(there).encode() if there else None
 
-        self._answer_soon(head, places, settings.LISTEN_S, found)
+        def answer(there: bytes | None) -> None:
+            self._answer(head, there or b"[]", store_link.AWAITED)
 
-    def _answer_soon(
+        self._answer_later(places, settings.LISTEN_S, found, answer)
+
+    def _answer_later(
         self,
-        head: _Head,
         places: list[tuple[str, str]],
         hold_s: float,
         read: Callable[[], bytes | None],
+        answer: Callable[[bytes | None], None],
     ) -> None:
-        """Answer with what is read; if it is missing, wait for it.
+        """Answer with what is read, when it is there.
 
-        Until one of the keys is there, the time is over, or the client makes
-        its next request.
+        Or when the time is over; not at all if the client waits for something
+        else before.
         """
+        self._stop_waiting()
         found = read()
-        if found is not None or not hold_s:
-            return self._answer(head, found)
+        if found is not None:
+            return answer(found)
 
         def end() -> None:
             # Another may have been begun since this one was to end.
             if self._end_wait is end:
                 self._stop_waiting()
-                self._answer(head, read())
+                answer(read())
 
         self._places, self._end_wait = places, end
-        self._limit(hold_s)
+        self._waits_until = time.monotonic() + hold_s
+        self._limit(settings.LOST_S)
         for scope, key in places:
             self._server.await_key(scope, key, end)
 
@@ -376,13 +387,15 @@ class _Connection(asyncio.Protocol):
         # A refused client must not get a signature for a path of its choice.
         self._send(_FORBIDDEN, b"", "", is_kept=False)
 
-    def _answer(self, head: _Head, body: bytes | None) -> None:
+    def _answer(
+        self, head: _Head, body: bytes | None, status: int = _OK
+    ) -> None:
         """Answer with a value; None: there is none."""
         if body is None:
             return self._send(_NOT_FOUND, b"", "", head.is_kept)
         secret = self._server.endpoint.secret
         signature = sign_answer(secret, head.method, head.path, body)
-        self._send(_OK, body, signature, head.is_kept)
+        self._send(status, body, signature, head.is_kept)
 
     def _send(
         self, status: int, body: bytes, signature: str, is_kept: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -49,7 +50,7 @@ class Cluster:
         f"To train in this process alone, unset {VARIABLE}."
     )
 
-    @property
+    @functools.cached_property
     def tasks(self) -> tuple[tuple[str, int], ...]:
         """Role and index of each training task, the chief first."""
         return tuple(

@@ -66,10 +66,10 @@ class HogwildUpdate(WeightUpdate):
         """Call ``steps.forget`` when the strategy is exited."""
         self._steps.add(steps)
 
-    def release(self) -> None:
+    def release(self, asks_ranks: bool = True) -> None:
         """Undo every placement, and free what averages gradients."""
         try:
-            super().release()
+            super().release(asks_ranks)
         finally:
             for steps in self._steps:
                 steps.forget()

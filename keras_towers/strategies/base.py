@@ -426,25 +426,22 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             left = error[1]
             is_exit = isinstance(left, SystemExit) and not left.code
             ends_well = ends_well or is_exit
+        is_alone = self._config.transport.size == 1
         try:
-            if self._config.transport.size > 1:
-                if ends_well:
-                    self._config.transport.note_wait("the end of the block")
-                    self._adoption.end_rounds()
-                    if self._update.layouts.are_over_ranks:
-                        variables.access.serve("is at the end of the block")
-                else:
-                    # The other ranks may not take part.
-                    variables.asks_ranks = False
+            if ends_well and not is_alone:
+                self._config.transport.note_wait("the end of the block")
+                self._adoption.end_rounds()
+                if self._update.layouts.are_over_ranks:
+                    variables.access.serve("is at the end of the block")
             if stack is not None:
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
             with defer_interrupts():
                 try:
-                    self._adoption.release()
+                    # The other ranks may not take part after an error.
+                    self._adoption.release(asks_ranks=ends_well or is_alone)
                 finally:
-                    variables.asks_ranks = True
                     if self._update.layouts.are_over_ranks:
                         variables.access.serve_at_exit()
                     self._config.transport.note_wait("")

@@ -23,7 +23,7 @@ ONCE = {
         "AddV2, MatMul, 2 Mul, ResourceGatherNd, ScatterNd, While"
     ),
     "counted_by_numpy": "PyFunc",
-    "distance_of_sorted_batches": "Reshape, ScatterNd, 2 TopKV2",
+    "distance_of_sorted_batches": "2 TopKV2",
     "pairs_in_a_table": "LookupTableFindV2, Mul, Sub",
     "parts_of_a_tensorflow_variable": "StridedSlice",
     "ctc": "2 AddV2, MatMul, Mul, Sub, 3 TensorScatterAdd, 2 While",

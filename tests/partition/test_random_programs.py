@@ -51,16 +51,16 @@ ONCE = {
     "parted": 21,
     "ragged": 31,
     "rows_as_elements": 14,
-    "pushed": 16,
+    "pushed": 9,
     "function": 6,
     "branch": 20,
     "loop": 11,
     "scan": 24,
     "array": 26,
     "elements": 2,
-    "map": 5,
+    "map": 1,
     "scan_of_rows": 32,
-    "rounds": 11,
+    "rounds": 5,
 }
 
 

@@ -7,20 +7,21 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.layouts import FIXED, REPLICATED
 from tests.partition import kit
 
 BATCH = tf.constant([1.0, 2.0, 3.0])
 PARTS = [BATCH[:2], BATCH[2:2], BATCH[2:]]
 
 
-def run_on_ranks(function, given, ranks=2):
+def run_on_ranks(function, given, ranks=2, captured=REPLICATED):
     """Lay out a function for several processes.
 
     Args:
         function: takes some rows, and a variable, which each process has.
         given: the rows.
         ranks: the number of processes.
+        captured: the layout of what the function captures.
     """
     variables = [tf.Variable(1.0) for _ in range(ranks)]
     # Unlike other tests' graphs, its branches and loops keep to an order.
@@ -30,7 +31,7 @@ def run_on_ranks(function, given, ranks=2):
         [given.spec],
         {},
     )
-    layouts = [given.layout] + [REPLICATED] * len(graph.captures)
+    layouts = [given.layout] + [captured] * len(graph.captures)
     program = partition_graph(
         graph, layouts, graph.outputs, options=LayoutOptions(ranks=True)
     )
@@ -116,7 +117,11 @@ def test_tables_live_on_the_first_rank():
     ]
 
 
-def test_what_follows_a_lookup_in_a_table_is_divided():
+@pytest.mark.parametrize(
+    ("captured", "once"), [(REPLICATED, ["LookupTableFindV2"]), (FIXED, [])]
+)
+def test_what_follows_a_lookup_in_a_table_is_divided(captured, once):
+    """So is the lookup, if the table never changes."""
     entries = tf.lookup.KeyValueTensorInitializer([2], [7.0], tf.int64)
     table = tf.lookup.StaticHashTable(entries, 5.0)
 
@@ -125,11 +130,11 @@ def test_what_follows_a_lookup_in_a_table_is_divided():
         once_more = tf.tanh(found)[:, None] @ [[1.0, 2.0]]
         return [tf.concat([found[:, None], x[:, None]], 1), once_more]
 
-    program, run, _ = run_on_ranks(function, kit.sharded(-1))
+    program, run, _ = run_on_ranks(function, kit.sharded(-1), captured=captured)
     both, more = run(*PARTS)
     np.testing.assert_array_equal(both, [[5, 1], [7, 2], [5, 3]])
     np.testing.assert_allclose(more[:, 1], 2 * np.tanh([5, 7, 5]), 1e-6)
-    assert list(kit.computed_once(program)) == ["LookupTableFindV2"]
+    assert at_root(program) == list(kit.computed_once(program)) == once
     (product,) = [o for o in program.operations if o.type == "MatMul"]
     assert product.on_towers
 

@@ -94,6 +94,18 @@ def test_the_cheaper_reading_of_how_many_are_drawn_wins(step, sharded):
     assert kit.exchange_counts(program).keys() == {"sum"}
 
 
+def test_what_is_computed_once_may_be_as_long_as_a_batch():
+    def step(x, w):
+        _, upper = tf.linalg.qr(x)
+        return tf.tanh(w @ upper)
+
+    for examples, more in ((N, ()), (N + 1, (1,))):
+        given = _rows(N, examples=examples), replicated(N, N)
+        towers = [(*counts, *more) for counts in TOWERS]
+        program = kit.check_on_towers(step, *given, towers=towers)
+        assert kit.exchange_counts(program) == {"gather": 1}
+
+
 def _each_by_itself(x, w):
     """Examples one by one, each in as many rounds as there are examples."""
 
@@ -105,8 +117,10 @@ def _each_by_itself(x, w):
 
 
 def test_loops_in_a_loop_over_examples():
-    given = _rows(4, examples=4), replicated(4, 4)
-    check_divided(_each_by_itself, *given, towers=((3, 0, 1),))
+    for examples in (4, None):
+        given = _rows(4, examples=examples), replicated(4, 4)
+        step = kit.with_gradients(_each_by_itself)
+        check_divided(step, *given, towers=((3, 0, 1),))
 
 
 def test_no_tower_has_all_rows_of_what_is_made_for_them():

@@ -72,6 +72,31 @@ def test_gradients_of_weights_are_computed_before_the_next_layer():
     assert len(missing) <= 1
 
 
+def test_what_takes_memory_is_computed_when_it_is_used():
+    width, layers = 512, 8
+
+    def step(x, *weights):
+        products = [
+            tf.matmul(x + index, x, transpose_a=True) for index in range(layers)
+        ]
+        pairs = zip(weights, products, strict=True)
+        return [tf.norm(weight - 0.1 * product) for weight, product in pairs]
+
+    specs = [tf.TensorSpec([8, width])]
+    specs += [tf.TensorSpec([width, width])] * layers
+    traced = tf.function(step, autograph=False).get_concrete_function(*specs)
+    graph = traced.graph
+    layouts = [REPLICATED] * (1 + layers)
+    program = partition_graph(graph, layouts, graph.outputs)
+    one = width * width * 4
+    weights = layers * one
+    before = most_bytes(program) - weights
+    program = schedule(program, TOWERS, ROWS)
+    check_order(program)
+    assert before >= layers * one
+    assert most_bytes(program) - weights < 3 * one
+
+
 def test_what_may_be_computed_again_saves_memory():
     kept, again = deep(), deep(remat=RematLimits(0))
     check_order(again)

@@ -1,9 +1,11 @@
 """A small model, its data, and what is asserted of it on every rank."""
 
 import contextlib
+import functools
 import logging
 import os
 import resource
+import time
 
 import keras
 import numpy as np
@@ -70,17 +72,35 @@ def gather(value):
     return Strategy()._config.job.gather_objects(value)
 
 
-def exchange_without_memory(over):
+def exchange_without_memory(over, collective, *_):
     """Exchange more than rank 1 has memory for."""
-    rows, limits = tf.zeros([over.size * 2**23]), (resource.RLIMIT_DATA,)
-    before = resource.getrlimit(*limits)
+    rows = tf.zeros([over.size, 2**23])
+    exchange = functools.partial(getattr(over, collective), rows, "large")
+    if over.name == "Horovod":
+        exchange = tf.function(functools.partial(_beside_late, over, exchange))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     if RANK == 1:
         most = system.resident_bytes("VmData") + 2**24
-        resource.setrlimit(*limits, (most, before[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
     try:
-        over.all_gather(rows, "large")
+        exchange()
     finally:
-        resource.setrlimit(*limits, before)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _beside_late(over, exchange):
+    """Exchange something small, to which rank 0 comes late, at the same time.
+
+    Rank 1 has begun it when its memory ends, and cannot give it up.
+    """
+
+    def late(value):
+        time.sleep(2 * (RANK == 0))
+        return value
+
+    small = tf.numpy_function(late, [tf.ones([3])], tf.float32, False)
+    small = over.all_reduce([tf.ensure_shape(small, [3])], "small")
+    return small, exchange()
 
 
 def assert_equal_on_ranks(value):

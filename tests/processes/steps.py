@@ -70,7 +70,7 @@ def scaled():
 
 
 @check
-def texts_are_divided_after_rank_0_has_looked_words_up():
+def texts_are_divided():
     def act(model):
         history = model.fit(*case.data(), 16, 2, 0, shuffle=False)
         return history.history, model.predict(case.data()[0], 9, verbose=0)
@@ -83,6 +83,25 @@ def texts_are_divided_after_rank_0_has_looked_words_up():
         case = CASES[name]
         make = functools.partial(build_again, case)
         assert_exact(make, act, **options)
+
+
+def counted(words, strategy):
+    texts = keras.Input((), dtype="string")
+    counts = keras.layers.TextVectorization(
+        vocabulary=words, output_mode="count"
+    )(texts)
+    with strategy:
+        given = tf.constant(["a", "b a", "a a", "b"])
+        keras.Model(texts, counts).predict(given, verbose=0)
+    return strategy.describe()
+
+
+@check
+def ranks_look_words_up_in_tables_that_are_the_same():
+    assert "LookupTable" not in counted(["a", "b"], Strategy())
+    table = "a table of 2 entries with the checksum"
+    with refused("different steps", table, "rank 1"):
+        counted(["a", "b"] if RANK else ["b", "a"], Strategy())
 
 
 def build_again(case):

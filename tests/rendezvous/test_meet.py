@@ -194,7 +194,7 @@ def test_only_ranks_that_end_or_hang_are_gone(helpers):
     places = [store.get(f"placement-{rank}", 60) for rank in range(SIZE)]
     assert [place["nonce"] for place in places] == ["of 0", "of 1", "of 2"]
     assert [place["slot"]["local_rank"] for place in places] == [0, 1, 2]
-    helpers.extend(start_heartbeat(endpoint, rank) for rank in (1, 2))
+    helpers.extend(start_heartbeat(endpoint, rank, SIZE) for rank in (1, 2))
     assert wait_until(lambda: store.get("heartbeat-2"))
 
     def gone(rank=0):
@@ -226,7 +226,7 @@ settings.BEAT_S = settings.HEARTBEAT_S = 0.2
 settings.LOST_S = 4.0
 rank, place = eval(sys.argv[1])
 if rank:
-    meet.start_heartbeat(Endpoint(*place), rank)
+    meet.start_heartbeat(Endpoint(*place), rank, 2)
 else:
     _, endpoint = meet.start_store(Endpoint(*place), 2)
     print(repr((endpoint.address, endpoint.port, endpoint.secret)), flush=True)
@@ -286,7 +286,7 @@ KILLED = """
 import os, sys, time
 from keras_towers.rendezvous.meet import start_heartbeat
 from keras_towers.rendezvous.store import Endpoint
-helper = start_heartbeat(Endpoint(*eval(sys.argv[1])), 1)
+helper = start_heartbeat(Endpoint(*eval(sys.argv[1])), 1, 2)
 child = os.fork() or time.sleep(60) or os._exit(0)
 print(helper.pid, child, flush=True)
 time.sleep(60)

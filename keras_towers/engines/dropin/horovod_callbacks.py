@@ -21,7 +21,6 @@ from keras_towers._types import Logs, Structure, Variable
 from keras_towers.engines.dropin import connection, variable_key
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.errors import TowerError
-from keras_towers.fit import call_agreement
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.callback_effects import (
     SyncedCallbacks,
@@ -29,7 +28,7 @@ from keras_towers.fit.calls.callback_effects import (
 )
 from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.context.identity_dict import IdentityKey
-from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import rank_checks
@@ -120,7 +119,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         transport = connection()
         transport.note_wait("the broadcast of initial state")
         with tf.device(self.device):
-            call_agreement.broadcast(transport, variables, self.root_rank)
+            agreement.broadcast(transport, variables, self.root_rank)
         transport.note_wait("")
         self._done = True
 
@@ -146,7 +145,7 @@ class _SameStart(BroadcastGlobalVariablesCallback):
             if reducer:
                 self._local |= reducer.all_local_keys()
         digests = [
-            call_agreement.digest_of(weight)
+            agreement.digest_of(weight)
             for weight in model.trainable_variables
             if variable_key(weight) not in self._local
         ]

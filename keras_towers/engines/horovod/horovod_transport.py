@@ -319,7 +319,9 @@ class HorovodTransport(EngineTransport):
 
     def engine_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         options = self._options
-        return _send_bits(tensor, self.engine.allgather, name=key, **options)
+        with _room_for(tensor, self.size):
+            gather = self.engine.allgather
+            return _send_bits(tensor, gather, name=key, **options)
 
     def engine_scatter(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str
@@ -337,7 +339,9 @@ class HorovodTransport(EngineTransport):
 
     def engine_exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         options = self._options
-        return _send_bits(tensor, self.engine.alltoall, name=key, **options)
+        with _room_for(tensor, 1):
+            exchange = self.engine.alltoall
+            return _send_bits(tensor, exchange, name=key, **options)
 
     def engine_broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
@@ -358,6 +362,20 @@ class HorovodTransport(EngineTransport):
 _SENT_AS_THEY_ARE = (
     "bool int8 uint8 int16 uint16 int32 int64 float16 float32 float64"
 )
+
+
+def _room_for(
+    tensor: tf.Tensor, copies: int
+) -> contextlib.AbstractContextManager[None]:
+    """Return a block whose operations need memory for copies of a tensor.
+
+    Without it they fail before they begin. Horovod allocates what it gathers
+    when all ranks have begun: if that fails on one of them, the others are left
+    in the middle of an operation, and so is whatever this rank still exchanges.
+    """
+    shape = tf.concat([[copies], tf.shape(tensor)], 0)
+    room = tf.raw_ops.Empty(shape=shape, dtype=tensor.dtype)
+    return tf.control_dependencies([room])
 
 
 def _send_bits(

@@ -186,7 +186,7 @@ def _polled(task: Task) -> list[int]:
     """
     others = _other_ranks(task)
     number = settings.MAX_RANKS_CHECKED
-    if tf_config.store_of_tasks() is None or len(others) <= number:
+    if len(others) <= number:
         return others
     ring = sorted(range(task.cluster.size), key=task.name_of)
     here = ring.index(task.cluster.rank)

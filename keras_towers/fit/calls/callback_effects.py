@@ -23,7 +23,6 @@ import tensorflow as tf
 from keras_towers._notices import first_time
 from keras_towers._types import Logs
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import call_agreement
 from keras_towers.fit.calls.callback_roles import (
     ALL_EVENTS,
     CHIEF_ONLY,
@@ -37,7 +36,7 @@ from keras_towers.fit.calls.lone_call import why_not_alone
 from keras_towers.fit.components import KerasCall, TowerConfig
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.joint_access import Action, refusing
@@ -393,7 +392,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._written.pop(variable, None)
         written = {
             str(index): (
-                call_agreement.digest_of(variable),
+                agreement.digest_of(variable),
                 self._written[variable],
             )
             for index, variable in enumerate(variables)
@@ -419,7 +418,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 conflict = f"{variable.path} ({', '.join(names)})"
         for root, taken in roots.items():
             values = [variable._value for variable in taken]
-            call_agreement.broadcast(self._transport, values, root)
+            agreement.broadcast(self._transport, values, root)
         is_first = self._transport.rank == 0
         if conflict and is_first and first_time(self.model, conflict):
             logger.warning(

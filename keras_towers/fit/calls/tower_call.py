@@ -14,7 +14,6 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers._types import Logs, Step, Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit import call_agreement
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.components import (
     FitStart,
@@ -36,7 +35,7 @@ from keras_towers.fit.step.adaptive_function import (
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights import agreement, model_state
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.rendezvous import activity, rank_checks
@@ -341,9 +340,9 @@ class TowerCall:
         if self.places.ranks.job is not transport:
             return
         with tf.init_scope():
-            call_agreement.broadcast(transport, [variable._value])
+            agreement.broadcast(transport, [variable._value])
             if update.layouts.divide_new(variable):
-                update.layouts.name_created(variable)
+                update.variables.name(variable)
                 update.place(variable)
 
     def iterator(self, **kwargs: object) -> TowerEpochIterator:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
@@ -30,8 +31,10 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.data import in_turn
+from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.weights import model_state
 from keras_towers.partition import Program
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.failed_calls import Failure
@@ -83,6 +86,19 @@ class TowerRunner(Runner):
         """Whether all calls run as plain Keras does, without towers."""
         return not self._config.divides
 
+    def _must_compute_again(self, keras_call: KerasCall) -> bool:
+        """Whether a step of plain Keras, of one device, would not fit."""
+        model, kind = keras_call.model, keras_call.kind
+        may_again = kind == "fit" and self._config.options.remat is None
+        if not may_again or not self.step.memory.is_limited:
+            return False
+        batch, examples = _batch_of(keras_call)
+        if batch is None or model_state.runs_eagerly(model):
+            return False
+        if model_building.needs_build(model, kind):
+            model_building.build(model, batch, kind)
+        return self.step.memory.exceeds(model, kind, batch, examples)
+
     @property
     def _reads_together(self) -> bool:
         """Whether a rank that reads a variable between calls needs all."""
@@ -96,10 +112,11 @@ class TowerRunner(Runner):
         # A fit that goes on from a backup has its evaluation on its tower.
         if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
-            self.adoption.release_model(model)
             if model_building.layers_are_built(model):
                 self.step.memory.check_variables(model, kind, self._config.job)
-            return run_on_one_device(keras_call)
+            if not self._must_compute_again(keras_call):
+                self.adoption.release_model(model)
+                return run_on_one_device(keras_call)
         if outer is not None:
             outer.wait_for_steps(keras_call.trains)
             name = rank_checks.without_numbers(model.name)
@@ -259,6 +276,23 @@ def _step_of(model: keras.Model, kind: str) -> Step:
     if kind in TRAINING:
         return model.train_step
     return model.predict_step if "predict" in kind else model.test_step
+
+
+def _batch_of(keras_call: KerasCall) -> tuple[Structure, int | None]:
+    """Return the specs and the number of examples of a batch of ``fit``.
+
+    They are None where only the data's own code knows them.
+    """
+    names = ("x", "y", "sample_weight", "batch_size")
+    data = {name: keras_call.arguments.get(name) for name in names}
+    leaves = tf.nest.flatten([data["x"], data["y"], data["sample_weight"]])
+    known = (np.ndarray, tf.Tensor, tf.data.Dataset, type(None))
+    if not all(isinstance(leaf, known) for leaf in leaves):
+        return None, None
+    reader = compat.TFEpochIterator(Undistributed, **data)
+    dataset = reader._distributed_dataset
+    size = reader.data_adapter.batch_size or compat.batch_size_of(dataset)
+    return dataset.element_spec, size
 
 
 def _placeholders(batch: Structure) -> Structure:

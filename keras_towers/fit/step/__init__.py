@@ -51,4 +51,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The constants of a traced step, which ranks with equal batches share.
 ``traced_operations``
   The operations of a traced step, by which ranks tell whether it is the same.
+``fixed_tables``
+  Tables that never change once they are made, such as those of words.
 """

@@ -22,7 +22,11 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.places import ALONE
-from keras_towers.fit.step.step_layout import StepSettings
+from keras_towers.fit.step.step_layout import (
+    MemoryPlan,
+    StepLayout,
+    StepSettings,
+)
 from keras_towers.fit.weights.copies import read_handle
 from keras_towers.rendezvous import activity, failed_calls, rank_checks
 from keras_towers.transport import Transport
@@ -46,7 +50,7 @@ class AdaptiveFunction(TowerFunction):
     row for each example go to every tower whole. With ``micro_batches="auto"``,
     if memory runs out in the first steps of a call, or with later lists of
     batches that are larger, it restores the variables and runs the steps again
-    in more micro-batches.
+    as planned for less memory.
 
     Args:
         model: the model that has the function.
@@ -68,14 +72,20 @@ class AdaptiveFunction(TowerFunction):
         self._config = config
         self._auto_micro_batches = config.options.micro_batches == "auto"
         self._settings = settings
-        self._micro_batches = settings.places.parts
+        # The last plan, and the last one with which memory has run out.
+        self._plan: MemoryPlan | None = None
+        self._failed: MemoryPlan | None = None
+        # How often that was so.
+        self._failures = 0
         self._inspects = False
         # For batches of how many examples a step gathers rows; None: of any.
         self._gathers_for: int | None = None
         self._undivided: set[str] = set()
         # How many steps of this call were inspected.
         self._steps = 0
-        # The largest number of rows of a tower in a step that fit into memory.
+        # The largest number of rows of a tower in a step, and in one that has
+        # fit into memory.
+        self._rows: int | None = None
         self._largest = 0
         # The variables that traced steps use, and their values before a step.
         self._handles: dict[int, tf.Tensor] = {}
@@ -216,22 +226,23 @@ class AdaptiveFunction(TowerFunction):
     def _run_in_memory(
         self, batches: Callable[[], Structure], rows: int
     ) -> Structure:
-        """Run steps in as many micro-batches as it takes to fit into memory.
+        """Run steps as it is planned for as little memory as it takes.
 
-        Ranks take as many as any of them needs, and repeat a step together.
+        Ranks take the plan that any of them needs, and repeat a step together.
 
         Args:
             batches: returns the batches of these steps.
             rows: the largest number of rows of a batch on one tower.
         """
-        parts, cancelled, begins_again = self._micro_batches, 0, False
+        failures, cancelled, begins_again = self._failures, 0, False
         while True:
             tries = True
             try:
-                begun = self._of_ranks((rows, parts), "begins a step")
-                rows, parts = map(max, zip(*begun, strict=True))
-                if parts > self._micro_batches:
-                    self._take_parts(parts)
+                begun = self._of_ranks((rows, failures), "begins a step")
+                rows, failures = map(max, zip(*begun, strict=True))
+                self._rows = max(rows, self._rows or 0)
+                if failures > self._failures:
+                    self._take_next_plan(failures)
                 tries = begins_again or not self._is_known_to_fit(rows)
                 if tries:
                     handles = self._handles.items()
@@ -246,8 +257,8 @@ class AdaptiveFunction(TowerFunction):
                 self._restore_variables()
                 again, cause = False, self._config.transport.cause_of(error)
                 if isinstance(cause, tf.errors.ResourceExhaustedError):
-                    again = parts < rows
-                    parts = min(2 * parts, rows)
+                    again = self._has_next_plan(rows)
+                    failures += 1
                 elif isinstance(error, tf.errors.CancelledError):
                     # TensorFlow may report a tower that it cancelled after
                     # another one failed, instead of the failure.
@@ -266,6 +277,19 @@ class AdaptiveFunction(TowerFunction):
             else:
                 self._largest = max(self._largest, rows)
                 return result
+
+    def _has_next_plan(self, rows: int) -> bool:
+        """Whether a step may need less memory than with the last plan."""
+        plan, failed = self._plan, self._failed
+        if plan is None:
+            return False
+        # If the last one is no smaller than the one before, none is.
+        return plan.parts < rows or failed is None or plan < failed
+
+    def _take_next_plan(self, failures: int) -> None:
+        """Plan steps for less memory than with the last plan."""
+        self._failures, self._failed = failures, self._plan
+        self._retrace()
 
     def _is_known_to_fit(self, rows: int) -> bool:
         """Whether a step fits into memory, as steps of this call have."""
@@ -293,21 +317,12 @@ class AdaptiveFunction(TowerFunction):
             return wanted
         return failed_calls.calls.repeat(ranks, why if wanted else None)
 
-    def _take_parts(self, parts: int) -> None:
-        """Divide the rows of towers into more micro-batches."""
-        self._micro_batches = parts
-        if self._settings.places.ranks.job.rank == 0:
-            announce(
-                f"a step of model {self._model.name!r} ran out of memory "
-                "and is retried; each tower now processes its rows in "
-                f"{parts} parts"
-            )
-        self._retrace()
-
     def _run_once(self, data: Structure, joint: bool = False) -> Structure:
-        settings, replace = self._settings, dataclasses.replace
-        places = replace(settings.places, parts=self._micro_batches)
-        settings = replace(settings, places=places, on_trace=self._note_trace)
+        settings = dataclasses.replace(
+            self._settings, on_trace=self._note_trace
+        )
+        if self._auto_micro_batches:
+            settings = self._with_plan(settings)
         with running_settings.holding(settings):
             result = self._function(data)
         if joint:
@@ -316,12 +331,19 @@ class AdaptiveFunction(TowerFunction):
         self._before = {}
         return result
 
-    def _note_trace(self, graph: tf.Graph, has_gathered: bool) -> None:
+    def _with_plan(self, settings: StepSettings) -> StepSettings:
+        """Return settings for as little memory as earlier steps have needed."""
+        replace, plan, failed = dataclasses.replace, self._plan, self._failed
+        places = replace(settings.places, parts=plan.parts if plan else 1)
+        return replace(settings, places=places, rows=self._rows, failed=failed)
+
+    def _note_trace(self, graph: tf.Graph, layout: StepLayout) -> None:
         """Add the variables of a step that has been traced but not run."""
-        if has_gathered:
+        if layout.program.replaced_sums > 0:
             self._gathers_for = self._settings.examples
         if not self._auto_micro_batches:
             return
+        self._plan = layout.plan
         with tf.init_scope():
             for handle, _ in graph.captures:
                 if id(handle) not in self._handles and _is_variable(handle):

@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +26,7 @@ from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.data.batches import Leaf
+from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.planned_step import (
     LaidOutStep,
     Needs,
@@ -34,12 +36,12 @@ from keras_towers.fit.step.planned_step import (
     planning,
 )
 from keras_towers.fit.step.step_layout import (
+    MemoryPlan,
     StepLayout,
     StepSettings,
     scheduled,
 )
 from keras_towers.fit.weights.least_loaded import byte_size
-from keras_towers.partition.program import Schedule
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -47,6 +49,8 @@ from keras_towers.settings import ENV_DEVICE_MEMORY
 
 logger = logging.getLogger("keras_towers")
 
+# How many times less a step is to need once memory has run out.
+_SHRINKS = 2
 # Estimates that are wrong by less stop nothing.
 _MARGIN = 0.1
 # Of variables that take this part of the memory, slots fit, too.
@@ -114,6 +118,9 @@ class MemoryCheck:
         # What devices hold of models.
         self._held: weakref.WeakKeyDictionary[keras.Model, Needs]
         self._held = weakref.WeakKeyDictionary()
+        # Whether steps of one device do not fit, by their batches.
+        self._exceeding: weakref.WeakKeyDictionary[keras.Model, dict[str, bool]]
+        self._exceeding = weakref.WeakKeyDictionary()
 
     def check_variables(
         self,
@@ -158,66 +165,165 @@ class MemoryCheck:
         if needs.held > limit.size * (1 - _MARGIN):
             _warn(planner, needs, limit)
 
-    def schedule(self, layout: StepLayout) -> StepLayout:
-        """Decide when a step computes what, within the memory of a device.
+    @functools.cached_property
+    def is_limited(self) -> bool:
+        """Whether the memory of the device of the only tower is known."""
+        own = self._config.strategy
+        assert isinstance(own, KerasStrategy), own
+        limit = Limit.of(self._config, ALONE) if own._follows_options else None
+        self._limit = limit
+        return limit is not None
 
-        Ranks that share a step decide alike.
+    def exceeds(
+        self,
+        model: keras.Model,
+        kind: str,
+        batch: Structure,
+        examples: int | None,
+    ) -> bool:
+        """Whether a step of plain Keras does not fit into a device, as planned.
+
+        Args:
+            model: the model.
+            kind: the method of Keras that the step belongs to.
+            batch: the specs of a batch.
+            examples: the number of examples of a batch; None: unknown.
+        """
+        config, limit = self._config, self._limit
+        examples = _known_examples(batch, examples)
+        if limit is None or examples is None:
+            return False
+        known = self._exceeding.setdefault(model, {})
+        key = f"{examples} {batch}"
+        if key not in known:
+            planner = _Planner(config, model, kind, batch, examples)
+            known[key] = False
+            try:
+                [(_, needs)] = planner.needs_of({}, 1, [1], None)
+            except Exception as error:
+                # Keras has the error of a step that cannot be traced.
+                logger.debug("no plan of a step: %s", shorten(error))
+            else:
+                room = limit.size * (1 - _MARGIN)
+                known[key] = (needs.total or 0) > room
+        return known[key]
+
+    def plan(
+        self,
+        lay_out: Callable[[StepSettings], StepLayout],
+        settings: StepSettings,
+    ) -> StepLayout:
+        """Lay a step out and schedule it, within the memory of a device.
+
+        What is tried goes from cheap to dear: order, computing again, and more
+        micro-batches. Ranks that share a step decide alike.
+
+        Args:
+            lay_out: lays the step out.
+            settings: what it is traced for; the micro-batches are the fewest.
+
+        Raises:
+            DoesNotFit: it does not fit beside the variables, however.
+        """
+        config, limit, failed = self._config, self._limit, settings.failed
+        while True:
+            layout = lay_out(settings)
+            held = self._held_beside(layout)
+            room = math.inf
+            if limit is not None and held is not None:
+                room = max(limit.size * (1 - _MARGIN) - held.held, 0)
+            remat = _limits(config.options.remat, room, failed)
+            layout = scheduled(layout, config, remat)
+            more = settings.in_more_parts()
+            if more is None or not _exceeds(layout, room):
+                break
+            settings = more
+        self._say_how(layout, remat)
+        if held is not None:
+            self._report(layout, held)
+        return layout
+
+    def _held_beside(self, layout: StepLayout) -> Needs | None:
+        """Return what devices hold beside a step; None: nothing is compared."""
+        settings = layout.settings
+        spec, model = layout.divided.spec, settings.model
+        examples = _known_examples(spec, settings.examples)
+        if self._limit is None or examples is None:
+            return None
+        step = LaidOutStep(self._config, model, layout.traced, layout.program)
+        ranks = settings.places.ranks.batch.size
+        return self._held.get(model) or step.held(ranks)
+
+    def _say_how(self, layout: StepLayout, remat: RematLimits) -> None:
+        """Say once how a step is to fit into memory."""
+        settings, schedule = layout.settings, layout.program.schedule
+        assert schedule is not None, "a step without a schedule"
+        model, plan, how = settings.model, layout.plan, []
+        # What users have chosen is computed again all the same.
+        exceeds = schedule.bytes + schedule.saved > remat.limit
+        if schedule.again and exceeds and self._config.options.remat is None:
+            how.append(
+                f"computes {schedule.again} operations again "
+                f"({schedule.work:.0%} of the step's work) instead of keeping "
+                f"{format_bytes(schedule.saved)} on each device"
+            )
+        if plan.parts > 1 and settings.rows is not None:
+            how.append(f"processes a tower's rows in {plan.parts} parts")
+        is_first = settings.places.ranks.job.rank == 0
+        if how and is_first and first_time(model, (settings.kind, plan)):
+            why = "memory has run out" if settings.failed else self._limit
+            does = " and ".join(how)
+            announce(f"{settings.kind} of model {model.name!r} {does}: {why}")
+
+    def _report(self, layout: StepLayout, held: Needs) -> None:
+        """Refuse a step that does not fit, or warn.
 
         Raises:
             DoesNotFit: it does not fit beside the variables, however.
         """
         limit, config, settings = self._limit, self._config, layout.settings
-        spec = layout.divided.spec
+        assert limit is not None, "nothing to compare with"
+        total = held.held + layout.plan.bytes
+        # What runs out of memory is tried again, in smaller parts.
+        may_be_cut = settings.in_more_parts() is not None
+        if total <= limit.size * (1 - _MARGIN) or may_be_cut:
+            return
+        spec, model = layout.divided.spec, settings.model
         examples = _known_examples(spec, settings.examples)
-        remat = _remat(config.options.remat)
-        if limit is None or examples is None:
-            return scheduled(layout, config, remat)
-        model, ranks = settings.model, settings.places.ranks.batch.size
-        step = LaidOutStep(config, model, layout.traced, layout.program)
-        held = self._held.get(model) or step.held(ranks)
-        room = limit.size * (1 - _MARGIN)
-        if config.options.remat is None:
-            remat = RematLimits(max(room - held.held, 0))
-        layout = scheduled(layout, config, remat)
-        program = layout.program
-        assert program.schedule is not None
-        needs = dataclasses.replace(held, step=program.schedule.bytes)
-        total = held.held + program.schedule.bytes
-        without = total + program.schedule.saved
-        has_asked = config.options.remat is not None or without <= room
-        if program.schedule.again and not has_asked:
-            _say_again(settings, program.schedule, limit)
-        if config.options.micro_batches == "auto" or total <= room:
-            # What runs out of memory is tried again, in smaller parts.
-            return layout
         planner = _Planner(config, model, settings.kind, spec, examples)
+        needs = dataclasses.replace(held, step=layout.plan.bytes)
         # Of what XLA compiles, it keeps less.
         if settings.xla or total <= limit.size * (1 + _MARGIN):
             _warn(planner, needs, limit)
-            return layout
-        raise DoesNotFit(_describe(planner, needs, limit))
+        else:
+            raise DoesNotFit(_describe(planner, needs, limit))
 
 
-def _remat(option: bool | float | None) -> RematLimits:
-    """Return what the option ``remat`` allows to compute again."""
-    if option is None or option is False:
+def _limits(
+    option: bool | float | None, room: float, failed: MemoryPlan | None
+) -> RematLimits:
+    """Return what may be computed again.
+
+    Args:
+        option: the option ``remat``.
+        room: the bytes that a step may need.
+        failed: the plan with which memory has run out.
+    """
+    if option is None:
+        most = math.inf if failed is None else failed.bytes / _SHRINKS
+        return RematLimits(min(room, most))
+    if option is False:
         return KEEP_ALL
     return RematLimits(0) if option is True else RematLimits(0, option)
 
 
-def _say_again(
-    settings: StepSettings, schedule: Schedule, limit: Limit
-) -> None:
-    """Say once what is computed again to fit into memory."""
-    model = settings.model
-    is_first = settings.places.ranks.job.rank == 0
-    if is_first and first_time(model, ("computed again", settings.kind)):
-        announce(
-            f"{settings.kind} of model {model.name!r} computes {schedule.again}"
-            f" operations again ({schedule.work:.0%} of the step's work) "
-            f"instead of keeping {format_bytes(schedule.saved)} on each device:"
-            f" {limit}"
-        )
+def _exceeds(layout: StepLayout, room: float) -> bool:
+    """Whether a step needs more than it may, as far as that is known."""
+    plan, failed = layout.plan, layout.settings.failed
+    if failed is not None and not plan < failed:
+        return True
+    # Of what XLA compiles, it keeps less.
+    return not layout.settings.xla and plan.bytes > room
 
 
 def _spec(leaf: Leaf | tf.TypeSpec | None) -> tf.TypeSpec | None:
@@ -283,7 +389,7 @@ class _Planner:
         options: Mapping[str, object],
         times: int,
         parts: Sequence[int],
-        limit: int,
+        limit: int | None,
     ) -> Iterator[tuple[int, Needs]]:
         """Yield what devices need with numbers of micro-batches.
 
@@ -291,7 +397,8 @@ class _Planner:
             options: those that are other ones.
             times: how many times as many devices there are.
             parts: the numbers: 1 alone, or all larger.
-            limit: the bytes of a device.
+            limit: the bytes of a device, for which as much is computed again
+                as is needed; None: nothing is.
         """
         ranks, examples = times * self.ranks, self.examples
         assert examples is not None, "a batch of unknown size"

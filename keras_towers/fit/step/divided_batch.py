@@ -84,8 +84,12 @@ class DividedBatch:
         if is_whole and ranks.share_step and not is_own:
             # Keras passes the batch of one device to the step.
             specs = like.specs()
-        batch = batch.in_micro_batches(places.parts, like)
         return cls(batch, specs, whole, fingerprint)
+
+    def in_parts(self, number: int) -> DividedBatch:
+        """Return it with so many micro-batches of each tower's rows."""
+        batch = self.batch.in_micro_batches(number, self.specs)
+        return dataclasses.replace(self, batch=batch)
 
     @classmethod
     def undivided(cls, batch: Structure) -> DividedBatch:

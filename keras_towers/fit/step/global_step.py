@@ -110,18 +110,16 @@ class GlobalStep:
         with self._begun(divided, settings), without_collection():
             # What one device computes, and its calls of optimizers.
             traced = self._trace(step, divided, settings)
-            # What each tower computes of that, and what towers exchange.
-            layout = lay_out(self.update, traced, divided, settings)
-            # When towers compute what, within the memory of a device.
-            layout = self.memory.schedule(layout)
+            # What each tower computes of that, what towers exchange, and when,
+            # within the memory of a device.
+            layout = self._lay_out(traced, divided, settings)
             # All ranks make the same exchanges, or all of them fail.
             self._compare_with_ranks(layout)
             # Level by level: what towers compute, and exchanges.
             result = self._compute(layout)
         # The next step may begin.
         result = self.order.end_step(result)
-        has_gathered = layout.program.replaced_sums > 0
-        settings.on_trace(compat.get_default_graph(), has_gathered)
+        settings.on_trace(compat.get_default_graph(), layout)
         return result
 
     def _divide(self, data: Structure, settings: StepSettings) -> DividedBatch:
@@ -140,12 +138,11 @@ class GlobalStep:
     ) -> Iterator[None]:
         """Add what a block adds after the previous step, with its marks."""
         recorded = settings.model if settings.trains else None
-        # The first micro-batch of each tower.
-        begins = divided.batch.pieces[:: settings.places.parts]
+        pieces = divided.batch.pieces
         with (
             activity.preparing(),
             self.order.in_turn(),
-            step_clock.marked(recorded, self.config.devices, begins),
+            step_clock.marked(recorded, self.config.devices, pieces),
         ):
             yield
 
@@ -174,6 +171,17 @@ class GlobalStep:
                 update=self.update,
             )
 
+    def _lay_out(
+        self, traced: Trace, divided: DividedBatch, settings: StepSettings
+    ) -> StepLayout:
+        """Lay a step out over the towers, and schedule it."""
+
+        def in_parts(settings: StepSettings) -> StepLayout:
+            cut = divided.in_parts(settings.places.parts)
+            return lay_out(self.update, traced, cut, settings)
+
+        return self.memory.plan(in_parts, settings)
+
     def _compare_with_ranks(self, layout: StepLayout) -> None:
         """Compare the step with those of other ranks; share its variables."""
         traced, settings = layout.traced, layout.settings
@@ -193,7 +201,7 @@ class GlobalStep:
         ]
         operations = TracedOperations(traced, model)
         compared = ComparedStep(
-            [*exchanges, *variables],
+            [*exchanges, *variables, *traced.fixed_tables.values()],
             operations,
             constants_of(traced, operations),
             layout.divided.spec,
@@ -277,8 +285,7 @@ class GlobalStep:
         """
         divided = self._divide(batch, settings)
         traced = self._trace(step, divided, settings)
-        layout = lay_out(self.update, traced, divided, settings)
-        return traced, self.memory.schedule(layout).program
+        return traced, self._lay_out(traced, divided, settings).program
 
     def _add_once(
         self, step: Step, batch: Structure, settings: StepSettings

@@ -23,7 +23,7 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.layouts import FIXED, REPLICATED
 from keras_towers.partition.local_step import (
     LocalStep,
     to_local_step,
@@ -31,6 +31,7 @@ from keras_towers.partition.local_step import (
 )
 from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
+from keras_towers.partition.rematerialization import ALIKE
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
 
 logger = logging.getLogger("keras_towers")
@@ -50,6 +51,23 @@ _GATHERED_PART = 4
 _LEAST_GATHERED, _MOST_GATHERED = 2**24, 2**29
 
 
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """How a step is to fit into memory.
+
+    Attributes:
+        parts: the number of micro-batches of each tower.
+        bytes: what a tower is planned to have at a time, for a usual batch.
+    """
+
+    parts: int
+    bytes: int
+
+    def __lt__(self, other: MemoryPlan) -> bool:
+        """Whether it needs less."""
+        return self.parts > other.parts or self.bytes * ALIKE < other.bytes
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepSettings:
     """What a step is traced for.
@@ -62,8 +80,10 @@ class StepSettings:
             far have shown, by the names of all their parts.
         examples: the usual number of examples of a batch, from which it chooses
             what to gather; None: unknown.
-        on_trace: called with the graph of the step, and whether it gathers rows
-            because of this number.
+        rows: the most rows of a tower, each of which may become a micro-batch
+            of its own; None: the number of micro-batches is given.
+        failed: the plan with which memory has run out; None: it has not.
+        on_trace: called with the graph of the step, and its layout.
     """
 
     model: keras.Model
@@ -71,7 +91,9 @@ class StepSettings:
     places: Places
     undivided: dict[tuple[str, ...], set[str]]
     examples: int | None = None
-    on_trace: Callable[[tf.Graph, bool], None] = lambda graph, gathers: None
+    rows: int | None = None
+    failed: MemoryPlan | None = None
+    on_trace: Callable[[tf.Graph, StepLayout], None] = lambda *_: None
 
     @property
     def trains(self) -> bool:
@@ -82,6 +104,15 @@ class StepSettings:
     def xla(self) -> bool:
         """Whether XLA compiles it, where it can."""
         return bool(self.model.jit_compile)
+
+    def in_more_parts(self) -> StepSettings | None:
+        """Return those with more micro-batches; None: there cannot be more."""
+        parts = self.places.parts
+        if self.rows is None or parts >= self.rows:
+            return None
+        parts = min(2 * parts, self.rows)
+        places = dataclasses.replace(self.places, parts=parts)
+        return dataclasses.replace(self, places=places)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,6 +136,13 @@ class StepLayout:
     program: Program
     on_towers: Mapping[int, TowerHandles]
     local_step: LocalStep | None
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """How it is to fit into memory, once it is scheduled."""
+        assert self.program.schedule is not None, "a step without a schedule"
+        parts = self.settings.places.parts
+        return MemoryPlan(parts, self.program.schedule.bytes)
 
 
 def lay_out(
@@ -177,9 +215,15 @@ def _divide_trace(
     settings: StepSettings,
 ) -> Program:
     config, places = update.config, settings.places
+    are_several = places.ranks.step.size > 1
+    fixed = traced.fixed_tables if are_several else {}
     of_captures = [
-        on_towers[index].layout.towers if index in on_towers else REPLICATED
-        for index, _ in enumerate(traced.captures)
+        on_towers[index].layout.towers
+        if index in on_towers
+        else FIXED
+        if id(tensor) in fixed
+        else REPLICATED
+        for index, tensor in enumerate(traced.captures)
     ]
     first = len(divided.layouts)
     in_columns = {
@@ -196,7 +240,7 @@ def _divide_trace(
         traced.in_updates,
         places.columns,
         LayoutOptions(
-            ranks=places.ranks.step.size > 1,
+            ranks=are_several,
             replicate_shards=places.ranks.replicate_shards,
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),

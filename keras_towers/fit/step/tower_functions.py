@@ -378,7 +378,8 @@ class TowerFunctions:
             dtype, shape = type_of_content(tensor)
             if dtype in _NOT_COMPILED or not shape.is_fully_defined():
                 return False
-            # XLA uses no variables of other devices, as the first copy may be.
+            # XLA uses no variables of other devices. An accelerator has none of
+            # int32, which TensorFlow keeps on the host.
             for scope in towers:
                 handle = value_of(tensor, scope)
                 device = self._devices_of_handles.get(id(handle), "")

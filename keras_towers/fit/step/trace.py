@@ -18,6 +18,7 @@ from keras_towers.fit.components import TRAINING, ApplyCall
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.remat_scopes import RematScopes
 from keras_towers.fit.data.batches import tensors_in
+from keras_towers.fit.step.fixed_tables import content_of_fixed
 from keras_towers.fit.weights.copies import (
     copy_on_tower,
     native,
@@ -117,6 +118,19 @@ class Trace:
         by_name = self.needed_by_graph[self.graph]
         captures = zip(self._captured, self.captures, strict=True)
         return [pair for pair in captures if pair[0].op.name in by_name]
+
+    @functools.cached_property
+    def fixed_tables(self) -> dict[int, str]:
+        """What tables hold that never change, by the ids of their captures."""
+        found: dict[int, str] = {}
+        for inside, handle in self.needed_captures:
+            users = {user.type: user for user in inside.consumers()}
+            find = users.get("LookupTableFindV2")
+            if find is not None and not tf.is_symbolic_tensor(handle):
+                dtypes = find.get_attr("Tin"), find.get_attr("Tout")
+                content = content_of_fixed(handle, *dtypes)
+                found |= {} if content is None else {id(handle): content}
+        return found
 
     @functools.cached_property
     def needed_by_graph(self) -> _Needed:

@@ -18,12 +18,9 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce, first_time
 from keras_towers.fit.components import TowerConfig
-from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.weights.copies import copy_on_tower, native
-from keras_towers.fit.weights.model_state import slots_of
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.partition.layouts import MeshLayout
-from keras_towers.rendezvous import rank_checks
 
 
 class VariableLayouts:
@@ -54,9 +51,6 @@ class VariableLayouts:
         self._config = config
         self.option = option
         self.divides_weights = divides_weights
-        # The places of those that ranks know.
-        self._places: IdentityDict[Any, str] = IdentityDict()
-        self._agreements = 0
 
     @property
     def description(self) -> str:
@@ -131,63 +125,3 @@ class VariableLayouts:
                 f"with a row for each of {self.towers} towers. Every tower "
                 "holds all of them."
             )
-
-    # ---- what ranks call variables of which each has rows --------------------
-
-    def may_divide(self, variable: Any) -> bool:
-        """Whether ranks have agreed on a variable, if each is to have rows."""
-        return not self.are_over_ranks or variable in self._places
-
-    def place_of(self, variable: Any) -> str:
-        """Return what all ranks call a variable; empty: they need no name."""
-        return self._places.get(variable, "")
-
-    def name_places(self, weights: Sequence[Any], number: int) -> None:
-        """Name weights by their places in the model.
-
-        Only then are they divided over ranks, which have agreed on their
-        values.
-
-        Args:
-            weights: the weights, in the order of the model.
-            number: the number of this agreement of the ranks.
-        """
-        self._agreements = number
-        for index, weight in enumerate(weights):
-            self._places.setdefault(weight, f"{number}.{index}")
-
-    def name_created(self, weight: Any) -> None:
-        """Name a weight that all ranks create in a step, with one value."""
-        if self.are_over_ranks:
-            path = rank_checks.without_numbers(weight.path)
-            self._places[weight] = self._numbered(f"{self._agreements}: {path}")
-
-    def name_slots(self, optimizers: Sequence[Any]) -> None:
-        """Name slots whose values all ranks have agreed on."""
-        for optimizer in optimizers:
-            for slot, weight in slots_of(optimizer) if optimizer.built else ():
-                self.name_slot(slot, weight)
-
-    def name_slot(self, slot: keras.Variable, weight: Any) -> None:
-        """Name a slot whose value is the same on all ranks, by its weight."""
-        is_new = slot not in self._places and weight in self._places
-        if self.are_over_ranks and is_new:
-            path = rank_checks.without_numbers(slot.path)
-            place = f"{self._agreements}: {path} of {self._places[weight]}"
-            self._places[slot] = self._numbered(place)
-
-    def _numbered(self, place: str) -> str:
-        """Tell a place from equal ones, which ranks name in the same order."""
-        others = sum(
-            other.startswith(f"{place} (") for other in self._places.values()
-        )
-        return f"{place} ({others})"
-
-    def forget(self, variable: keras.Variable) -> None:
-        """Forget a variable that is whole again."""
-        self._places.pop(variable, None)
-
-    def forget_all(self) -> None:
-        """Forget all variables."""
-        for variable in [*self._places]:
-            del self._places[variable]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +45,11 @@ from keras_towers.fit.weights.model_state import (
     slots_of,
     trained_by,
 )
-from keras_towers.fit.weights.shards import is_over_ranks
-from keras_towers.fit.weights.tower_variables import TowerVariables
+from keras_towers.fit.weights.tower_variables import (
+    ON_EACH,
+    ONCE,
+    TowerVariables,
+)
 from keras_towers.fit.weights.without_memory import (
     deferring_constants,
     is_deferred,
@@ -64,8 +66,6 @@ from keras_towers.reduction import (
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.local_sgd import LocalSGD
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class WeightUpdate:
@@ -156,39 +156,30 @@ class WeightUpdate:
 
     def place(self, variable: keras.Variable) -> bool:
         """Place a weight as the update requires; return whether it moved."""
-        if variable in self.variables.moved:
+        variables = self.variables
+        # A placement may count what it is asked for.
+        if variables.home_of(variable).is_final:
             return False
-        if self._device_for is None:
-            layout = self._layout_of(variable)
-            divides = self.layouts.divides_weights and layout.divides
-            if divides and self.layouts.may_divide(variable):
-                self._divide(variable, layout)
-                return True
-            return self.variables.place(variable)
-        moved = self.variables.hold_once(variable)
-        if not variable.trainable:
-            return moved
-        self.variables.move(variable, self._chosen_device(variable))
-        return True
+        if self._device_for is not None and variable.trainable:
+            return variables.place(
+                variable, device=self._chosen_device(variable)
+            )
+        layout = self._layout_of(variable)
+        divides = self.layouts.divides_weights and layout.divides
+        if not divides or not variables.may_divide(variable):
+            layout = ON_EACH if variables.mirrors else ONCE
+        return variables.place(variable, layout)
 
     def _layout_of(self, variable: Any) -> MeshLayout:
-        """Return how towers have a weight, its slots and its gradient."""
-        divided = self.variables.divided(variable)
-        if divided is not None:
-            return divided.layout
-        layout = self.layouts.of(variable)
+        """Return how towers have a weight's slots and its gradient.
+
+        And the weight, if they divide weights, too.
+        """
+        now = self.variables.home_of(variable).layout
+        layout = now if now.divides else self.layouts.of(variable)
         if layout.rows is not None or not self.updates_each:
             return layout
         return dataclasses.replace(layout, towers=MIRRORED)
-
-    def _divide(
-        self,
-        variable: keras.Variable,
-        layout: MeshLayout,
-        back_to: str | None = None,
-    ) -> None:
-        place = self.layouts.place_of(variable)
-        self.variables.divide(variable, layout, place, back_to)
 
     def _chosen_device(self, variable: keras.Variable) -> str:
         """Return the device that the placement chooses, if there is one."""
@@ -213,7 +204,7 @@ class WeightUpdate:
         """
         alone = self.config.transport.size == 1
         if self._device_for is not None:
-            self.variables.place(variable)
+            self.variables.hold_once(variable)
         elif alone or not self._layout_of(variable).divides:
             self.place(variable)
 
@@ -221,31 +212,25 @@ class WeightUpdate:
         """Place an optimizer's slot variables, once or beside their weights."""
         for part in optimizers_in(optimizer):
             for slot, weight in slots_of(part) if part.built else ():
-                if slot not in self.variables.moved:
-                    self._place_slot(slot, weight)
+                self._place_slot(slot, weight)
         # Weights that a step creates are not placed yet.
         weights = trained_by(optimizer) if self._each else []
+        layout = ON_EACH if self.updates_each else ONCE
         for variable in (*weights, *optimizer.variables):
-            if variable in self.variables.moved:
-                continue
-            if self.updates_each:
-                self.variables.place(variable)
-            else:
-                self.variables.hold_once(variable)
+            self.variables.place(variable, layout)
 
     def _place_slot(self, slot: keras.Variable, weight: Any) -> None:
         """Move a slot to its weight, or divide it if each entry has one."""
-        if self._device_for is not None:
-            if weight in self.variables.moved:
-                self.variables.move(slot, weight._value.device)
-            return
-        layout = self._layout_of(weight)
-        if not layout.divides or tuple(slot.shape) != tuple(weight.shape):
-            return
-        if is_deferred(slot):
-            self.layouts.name_slot(slot, weight)
-        if self.layouts.may_divide(slot):
-            self._divide(slot, layout, self.variables.home_of(weight))
+        variables, layout = self.variables, self._layout_of(weight)
+        device = variables.home_of(weight).device
+        has_entries = tuple(slot.shape) == tuple(weight.shape)
+        if layout.divides and has_entries and is_deferred(slot):
+            variables.name_slot(slot, weight)
+        if device:
+            variables.place(slot, device=device)
+        elif layout.divides and has_entries and variables.may_divide(slot):
+            back_to = variables.original_device(weight)
+            variables.place(slot, layout, back_to=back_to)
 
     def note_own_step(self, step: ComparedStep) -> None:
         """Note a step of training that this rank takes by itself."""
@@ -255,25 +240,11 @@ class WeightUpdate:
         if self.local_sgd is not None:
             self.local_sgd.end_rounds(self.order)
 
-    def restore(self, variable: keras.Variable) -> None:
-        """Put a variable back where it was before."""
-        self.variables.restore(variable)
-        self.layouts.forget(variable)
-
-    def release(self) -> None:
-        """Put all variables back that are not restored yet."""
+    def release(self, asks_ranks: bool = True) -> None:
+        """Put all variables back; see ``TowerVariables.restore``."""
         if self.local_sgd is not None:
             self.local_sgd.discard_rounds()
-        remote = [*filter(is_over_ranks, self.variables.moved)]
-        self.variables.restore_all()
-        self.layouts.forget_all()
-        if remote and not self.variables.asks_ranks:
-            logger.warning(
-                "training failed while each rank had only its part of %d "
-                "variables. They have no value now: load the model from a "
-                "checkpoint",
-                len(remote),
-            )
+        self.variables.restore_all(asks_ranks)
 
     def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum the gradients over all replicas, then update once."""
@@ -388,7 +359,7 @@ class WeightUpdate:
         weight = reference_variable
         with contextlib.ExitStack() as stack:
             divides = self._layout_of(weight).divides
-            if divides and self.layouts.may_divide(weight):
+            if divides and self.variables.may_divide(weight):
                 stack.enter_context(deferring_constants())
             slot = original(weight, *args, **kwargs)
         if is_deferred(slot):

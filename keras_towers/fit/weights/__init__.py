@@ -2,6 +2,8 @@
 
 ``adoption``
   Placing models on towers and releasing them again.
+``agreement``
+  What ranks have to agree on of variables, and one rank's values for all.
 ``copies``
   The copies and parts of variables, for whoever reads and writes them.
 ``least_loaded``
@@ -15,7 +17,7 @@
 ``shards``
   Variables in shards: every tower has its own rows of one axis.
 ``tower_variables``
-  Variables on devices: moved, mirrored on towers, and put back.
+  Where each variable is: once, mirrored, in shards or moved; and put back.
 ``without_memory``
   Variables without memory: until it is needed, or where no step ever runs.
 ``checkpoint``

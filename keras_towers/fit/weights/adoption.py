@@ -16,14 +16,12 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
-from keras_towers.fit import call_agreement
 from keras_towers.fit.components import (
     TowerConfig,
     strategy_of,
     words_for_another,
 )
-from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on, native
 from keras_towers.fit.weights.model_binding import (
     ModelStage,
@@ -70,8 +68,6 @@ class Adoption:
         self._prepared: weakref.WeakKeyDictionary[
             keras.Model, dict[str, _Compilation]
         ] = weakref.WeakKeyDictionary()
-        # Those that were created in the block.
-        self._variables: IdentityDict[keras.Variable, None] = IdentityDict()
         # Those that loops of the user's own may train; ranks have not compared
         # them yet.
         self._new: list[weakref.ref[Variable]] = []
@@ -135,7 +131,8 @@ class Adoption:
         if once and not is_divided:
             self.note_created(variable)
         if self.in_block:
-            self._variables[variable] = None
+            # It is to be put back, whatever model has it.
+            self.update.variables.register(variable)
 
     def note_created(self, variable: Variable) -> None:
         """Note a variable that replicas of all ranks may use."""
@@ -304,9 +301,7 @@ class Adoption:
         """
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
-        return call_agreement.compare_variables(
-            peers, variables, sends, build_error
-        )
+        return agreement.compare_variables(peers, variables, sends, build_error)
 
     def agree_on_wholes(
         self,
@@ -345,7 +340,7 @@ class Adoption:
         known.forget(set.intersection(*({*unused} for _, unused, _ in ranks)))
         weights = [*state.seeds, *state.weights]
         differing = self.compare(peers, weights, build_error)
-        layouts.name_places(weights, known.agreements)
+        self.update.variables.name_weights(weights)
         # What no rank has kept is not to become whole here.
         deferred = [
             weight
@@ -365,7 +360,7 @@ class Adoption:
             else:
                 self.update.make_ready(own, trained)
         self.agree_on_values(peers, state.optimizer_variables)
-        layouts.name_slots(optimizers)
+        self.update.variables.name_slots(optimizers)
         return placed
 
     def begin_steps(self, model: keras.Model) -> None:
@@ -429,7 +424,7 @@ class Adoption:
 
     def _broadcast(self, variables: Sequence[Variable]) -> None:
         values = [native(variable) for variable in variables]
-        call_agreement.broadcast(self._config.transport, values)
+        agreement.broadcast(self._config.transport, values)
 
     def held_bytes(self) -> dict[str, Mapping[str, int]]:
         """Return the bytes of all models' variables on each device, by kind.
@@ -457,8 +452,12 @@ class Adoption:
             lines += [f"{kind}: {', '.join(parts)}"] if parts else []
         return lines
 
-    def release(self) -> None:
-        """Turn all models into ordinary ones."""
+    def release(self, asks_ranks: bool = True) -> None:
+        """Turn all models into ordinary ones.
+
+        Args:
+            asks_ranks: as for ``TowerVariables.restore``.
+        """
         models = self.models
         # If one model does not fit in memory, the rest must still be released.
         # The stack runs in reverse order.
@@ -467,11 +466,9 @@ class Adoption:
             for model in self.stages.at(ModelStage.COMPILED):
                 strategy = self._config.strategy
                 stack.callback(defaults.__setitem__, model, strategy)
-            for variable in self._variables:
-                stack.callback(self.update.restore, variable)
             for model in reversed(models):
-                stack.callback(self.release_model, model)
-            stack.callback(self.update.release)
+                stack.callback(self.release_model, model, asks_ranks)
+            stack.callback(self.update.release, asks_ranks)
             stack.callback(self._note_held)
 
     def _note_held(self) -> None:
@@ -480,11 +477,12 @@ class Adoption:
     def _forget(self) -> None:
         self.stages.free_all()
         self._prepared.clear()
-        self._variables.clear()
         self.in_block = False
 
-    def release_model(self, model: keras.Model) -> None:
-        """Turn a model into an ordinary one."""
+    def release_model(
+        self, model: keras.Model, asks_ranks: bool = True
+    ) -> None:
+        """Turn a model into an ordinary one; see ``release``."""
         if self.stages.of(model) is ModelStage.COMPILED:
             self.stages.move(model, ModelStage.FREE)
         if strategy_of(model) is not self._config.strategy:
@@ -497,7 +495,8 @@ class Adoption:
                 stack.callback(self.stages.move, trainer, ModelStage.FREE)
                 stack.callback(unbind, trainer)
             for variable in state.everything():
-                stack.callback(self.update.restore, variable)
+                restore = self.update.variables.restore
+                stack.callback(restore, variable, asks_ranks)
 
 
 @dataclasses.dataclass(frozen=True)

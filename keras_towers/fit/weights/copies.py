@@ -51,7 +51,9 @@ def parts_of(variable: Variable) -> list[VariablePart]:
     if isinstance(value, ShardedVariable):
         return value.parts
     shape = value.shape
-    return [VariablePart([0] * shape.rank, [*shape], copies_of(value))]
+    copies = copies_of(value)
+    names = [copy.device for copy in copies]
+    return [VariablePart([0] * shape.rank, [*shape], copies, names)]
 
 
 def bytes_on(
@@ -69,16 +71,11 @@ def bytes_on(
     every = map(devices.short_name, itertools.chain(*mesh))
     total = collections.Counter(dict.fromkeys(every, 0))
     for variable in {id(v): v for v in variables}.values():
-        value = variable._value
-        # Those of a graph that never runs may have no device.
-        places = [(p.device or mesh[0][0], p) for p in copies_of(value)]
-        if isinstance(value, ShardedVariable):
-            rows = zip(mesh, value.shards, strict=False)
-            places = [
-                place for row in rows for place in zip(*row, strict=False)
-            ]
-        for device, part in places:
-            total[devices.short_name(device)] += byte_size(part)
+        for part in parts_of(variable):
+            for device, copy in zip(part.devices, part.copies, strict=True):
+                # Those of a graph that never runs may have none.
+                name = devices.short_name(device or mesh[0][0])
+                total[name] += byte_size(copy)
     return total
 
 
@@ -111,7 +108,7 @@ def copy_to_towers(variables: Sequence[Variable], tower: int = 0) -> None:
         with tf.device(newest.device):
             fresh = newest.read_value()
         others = [copy for copy in value.values if copy is not newest]
-        VariablePart([], [], others).assign(fresh)
+        VariablePart([], [], others, []).assign(fresh)
 
 
 def read_handle(handle: tf.Tensor) -> tf.Tensor:

@@ -78,11 +78,14 @@ class VariablePart(NamedTuple):
         begin: for each axis the first index, as for ``tf.slice``.
         size: for each axis the length.
         copies: the variables that have it, each on its device.
+        devices: those of the towers that have them: towers may share the memory
+            of one of these.
     """
 
     begin: list[int]
     size: list[int]
     copies: list[tf.Variable]
+    devices: list[str]
 
     def assign(self, value: tf.Tensor) -> None:
         """Write a value into all copies."""
@@ -135,6 +138,7 @@ class ShardedVariable(compat.UninitializedVariable):
             begins, and its length.
         layout: how it is divided.
         mesh: for each of K towers, the devices of its columns.
+        device: the one that has all shards; empty: each is on its own.
         access: how ranks read and write it together, if each has rows of it.
         place: names it, equally on all ranks.
         path: its name in errors.
@@ -155,6 +159,7 @@ class ShardedVariable(compat.UninitializedVariable):
         part: Callable[[Sequence[int], Sequence[int]], tf.Tensor],
         layout: MeshLayout,
         mesh: Sequence[Sequence[str]],
+        device: str = "",
         access: Access | None = None,
         place: str = "",
         path: str = "",
@@ -165,6 +170,7 @@ class ShardedVariable(compat.UninitializedVariable):
         self.access: Access | None = access
         rank, ranks = (access.rank, access.size) if access else (0, 1)
         # The rows of earlier ranks, of each tower here, and of later ranks.
+        self._mesh = mesh
         self._counts: list[int] = []
         if layout.rows is not None:
             counts = share_counts(layout.rows.size, number * ranks)
@@ -195,7 +201,7 @@ class ShardedVariable(compat.UninitializedVariable):
             ):
                 with tf.device(compat.HOST):
                     own = part(*self._bounds(tower, column, columns))
-                with tf.device(mesh[tower][column]):
+                with tf.device(device or mesh[tower][column]):
                     shard = tf.Variable(own, trainable=False, name=name)
                 del own
                 self.shards[tower].append(shard)
@@ -214,8 +220,10 @@ class ShardedVariable(compat.UninitializedVariable):
         for tower, row in enumerate(self.shards):
             for column, shard in enumerate(row):
                 begin, size = self._bounds(tower, column, len(row))
-                part = VariablePart(begin, size, [])
-                parts.setdefault((*begin,), part).copies.append(shard)
+                part = VariablePart(begin, size, [], [])
+                part = parts.setdefault((*begin,), part)
+                part.copies.append(shard)
+                part.devices.append(self._mesh[tower][column])
         return [*parts.values()]
 
     def _bounds(

@@ -1,4 +1,4 @@
-"""Variables on devices: moved, mirrored on towers, and put back."""
+"""Where each variable is: once, mirrored, in shards or moved; and put back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -27,44 +28,30 @@ from keras_towers.fit.weights.copies import (
 )
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
+from keras_towers.fit.weights.model_state import slots_of
 from keras_towers.fit.weights.shards import (
     ShardedVariable,
     current_value,
+    is_over_ranks,
     part_of,
 )
 from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.partition.layouts import MIRRORED, MeshLayout, Replicated
+from keras_towers.rendezvous import rank_checks
 from keras_towers.system import return_freed_memory
 
+logger: logging.Logger = logging.getLogger("keras_towers")
+
 _SUM = tf.VariableAggregation.SUM
-
-
-def mirrored(
-    config: TowerConfig, primary: tf.Variable
-) -> TowerMirroredVariable:
-    """Combine a variable and copies of it on the other towers."""
-    start = primary.read_value()
-    others = [_copy(primary, start, device) for device in config.devices[1:]]
-    return TowerMirroredVariable(
-        config.strategy,
-        [primary, *others],
-        tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
 
 
 def copy_to_device(variable: tf.Variable, device: str) -> tf.Variable:
     """Return a variable if it is on a device, else a copy on the device."""
     if same_device(variable.device, device):
         return variable
-    copy = _copy(variable, variable.read_value(), device)
-    copy._unique_id = variable._unique_id
-    return copy
-
-
-def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
-    """Create a plain variable like another one."""
+    value = variable.read_value()
     with compat.single_device_mode(), tf.device(device):
-        return tf.Variable(
+        copy: Any = tf.Variable(
             value,
             dtype=variable.dtype,
             shape=variable.shape,
@@ -72,6 +59,8 @@ def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
             # Optimizers may have rules that depend on names.
             name=variable.name.split(":")[0],
         )
+    copy._unique_id = variable._unique_id
+    return copy
 
 
 def unbind(
@@ -99,9 +88,10 @@ def unbind(
             count = variable.distribute_strategy.num_replicas_in_sync
             value *= tf.cast(count, value.dtype)
         primary.assign(value)
-    for holder in (primary, getattr(primary, "handle", None)):
-        if holder is not None and hasattr(holder, "_distributed_container"):
-            del holder._distributed_container
+    for copy in variable.values:
+        for holder in (copy, getattr(copy, "handle", copy)):
+            if hasattr(holder, "_distributed_container"):
+                del holder._distributed_container
     return primary
 
 
@@ -158,11 +148,42 @@ class TowerHandles:
         return self.handles[row][column]
 
 
+ONCE: MeshLayout = MeshLayout()
+ON_EACH: MeshLayout = MeshLayout(MIRRORED)
+
+
+@dataclasses.dataclass(eq=False)
+class Home:
+    """Where a variable of Keras is, and where it was before.
+
+    Attributes:
+        layout: whether towers have it once, each has a copy, or each has its
+            part.
+        device: the only device that has it; empty: those of the layout.
+        original: the ``tf.Variable`` that has the value again in the end, to
+            which users may hold references; None: the one that has it now.
+        back_to: the device that the value goes back to.
+        of_replicas: the copies that replicas have of it where towers have it
+            once; None: it was not created with any.
+        name: what all ranks call it once they have agreed on its value; empty:
+            they have not.
+    """
+
+    layout: MeshLayout = ONCE
+    device: str = ""
+    original: tf.Variable | None = None
+    back_to: str = ""
+    of_replicas: Any = None
+    name: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the variable stays there until it is restored."""
+        return self.layout.divides or bool(self.device)
+
+
 class TowerVariables:
     """Places the variables of a strategy's models, and puts them back later.
-
-    A variable has a single copy, has a copy on each tower, is in shards, or is
-    moved to a device.
 
     Args:
         config: the towers.
@@ -173,28 +194,25 @@ class TowerVariables:
     def __init__(self, config: TowerConfig, mirrors: bool):
         self._config = config
         self.mirrors: bool = mirrors and config.num_towers > 1
-        self._mirrored: IdentityDict[keras.Variable, TowerMirroredVariable] = (
-            IdentityDict()
-        )
         # Whether replicas may have written parts. A single process can always
         # reduce them, since it exchanges nothing.
         self.has_parts: bool = config.job.size == 1
-        # Whether the other ranks take part in reductions of parts.
-        self.asks_ranks = True
         self.access: JointAccess = JointAccess(config.shards)
-        # The distributed values of variables that have a single copy.
-        self._of_replicas: IdentityDict[keras.Variable, Any] = IdentityDict()
-        # For each moved variable: its original tf.Variable, to which users may
-        # hold references, and the device to move it back to.
-        self._moved: IdentityDict[keras.Variable, tuple[tf.Variable, str]] = (
-            IdentityDict()
-        )
+        self._homes: IdentityDict[keras.Variable, Home] = IdentityDict()
+
+    def home_of(self, variable: Any) -> Home:
+        """Return where a variable is."""
+        return self._homes.get(variable) or Home()
+
+    def register(self, variable: keras.Variable) -> Home:
+        """Return where a variable is, which ``restore_all`` then puts back."""
+        return self._homes.setdefault(variable, Home())
 
     def hold_once(self, variable: keras.Variable) -> bool:
         """Keep a single copy of a variable; return whether it had more."""
         # Another block may have left it in shards.
         value = current_value(variable)
-        if not is_copied(value):
+        if not is_copied(value) or self.home_of(variable).layout != ONCE:
             return False
         if value.distribute_strategy is not self._config.strategy:
             raise TowerError(
@@ -202,74 +220,67 @@ class TowerVariables:
                 "strategy. Build the model outside of any scope, or inside "
                 "this one's."
             )
-        known = variable in self._of_replicas
-        self._of_replicas[variable] = value
-        variable._value = unbind(value, self.has_parts, self.asks_ranks)
-        return not known
+        home = self.register(variable)
+        is_new = home.of_replicas is None
+        home.of_replicas = value
+        variable._value = unbind(value, self.has_parts)
+        return is_new
 
     def unfold_for_replicas(self) -> None:
         """Give replicas their own copies of variables with a single copy."""
         self.has_parts = True
-        for variable, value in self._of_replicas.items():
-            if variable._value is value.values[0]:
+        for variable, home in self._homes.items():
+            value = home.of_replicas
+            if value is not None and variable._value is value.values[0]:
                 bind(value, self._config.job.rank)
                 variable._value = value
 
-    def place(self, variable: keras.Variable) -> bool:
-        """Place a weight as the strategy requires; return whether it moved."""
-        if self._mirrored.get(variable) is variable._value:
-            return False
-        moved = self.hold_once(variable)
-        if not self.mirrors:
-            return moved
-        value = mirrored(self._config, variable._value)
-        self._mirrored[variable] = variable._value = value
-        return True
-
-    def move(self, variable: keras.Variable, device: str) -> None:
-        """Move a variable to a device, as a single copy."""
-        self.hold_once(variable)
-        value = variable._value
-        if variable not in self._moved:
-            # Recorded first, so that a Ctrl-C in between is undone too.
-            self._moved[variable] = value, value.device
-        variable._value = copy_to_device(value, device)
-
-    @property
-    def moved(self) -> Collection[keras.Variable]:
-        """The variables that were moved, or divided."""
-        return self._moved.keys()
-
-    def divided(self, variable: Variable) -> ShardedVariable | None:
-        """Return the value of a variable of Keras that is divided here."""
-        value = native(variable)
-        is_divided = isinstance(value, ShardedVariable)
-        return value if is_divided and variable in self._moved else None
-
-    def divide(
+    def place(
         self,
         variable: keras.Variable,
-        layout: MeshLayout,
-        place: str = "",
-        back_to: str | None = None,
-    ) -> None:
-        """Divide a variable, and free the original.
+        layout: MeshLayout = ONCE,
+        device: str = "",
+        back_to: str = "",
+    ) -> bool:
+        """Place a variable; return whether it moved.
 
         Args:
             variable: the variable.
-            layout: how it is divided.
-            place: names it, equally on all ranks.
-            back_to: the device to restore it to; None: the current one.
+            layout: as in ``Home``.
+            device: likewise.
+            back_to: the device to restore it to; empty: its own.
         """
-        self.hold_once(variable)
-        value: Any = variable._value
-        if isinstance(value, ShardedVariable):
+        moved, home = self.hold_once(variable), self.register(variable)
+        is_there = not device and layout in (ONCE, home.layout)
+        if is_there or home.is_final:
+            return moved
+        if home.layout == ON_EACH:
+            # Until ranks had agreed on its value.
+            self.restore(variable)
+            self._homes[variable] = home
+        original = variable._value
+        if isinstance(original, ShardedVariable):
             # Another block has left it in shards.
             with tf.init_scope(), compat.single_device_mode():
-                value = tf.Variable(value)
+                original = tf.Variable(original)
         # Recorded first, so that a Ctrl-C in between is undone too.
-        self._moved[variable] = value, back_to or value.device
-        self._mirrored.pop(variable, None)
+        home.original, home.back_to = original, back_to or original.device
+        home.layout, home.device = layout, device
+        if device:
+            variable._value = copy_to_device(original, device)
+        elif layout.divides:
+            self._divide(variable, original, home)
+        else:
+            # The original is the copy of its device.
+            variable._value = TowerMirroredVariable(
+                self._config.strategy,
+                [copy_to_device(original, d) for d in self._config.devices],
+                tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+        return True
+
+    def _divide(self, variable: keras.Variable, value: Any, home: Home) -> None:
+        """Divide a variable, and free the value that it had."""
         with tf.init_scope(), tf.device(compat.HOST):
             was_deferred = is_deferred(variable)
             if was_deferred:
@@ -279,13 +290,17 @@ class TowerVariables:
         access = self.access if self.access.size > 1 else None
         if access is not None:
             access.serve_at_exit()
+        mesh = self._config.mesh
+        on_host = devices.all_on_host(itertools.chain(*mesh))
         divided = ShardedVariable(
             value,
             part,
-            layout,
-            self._mesh_of(layout),
+            home.layout,
+            mesh[:1] if isinstance(home.layout.towers, Replicated) else mesh,
+            # Towers share the memory of the host.
+            mesh[0][0] if on_host and not self.mirrors else "",
             access,
-            place,
+            home.name,
             variable.path,
         )
         divided._unique_id = value._unique_id  # Optimizers look up slots by it.
@@ -300,24 +315,19 @@ class TowerVariables:
             if tf.executing_eagerly():
                 return_freed_memory()
 
-    def _mesh_of(self, layout: MeshLayout) -> Sequence[Sequence[str]]:
-        """Return the devices of the shards of a variable."""
-        mesh = self._config.mesh
-        if devices.all_on_host(itertools.chain(*mesh)) and not self.mirrors:
-            # They share the memory of the host.
-            mesh = [[mesh[0][0] for _ in row] for row in mesh]
-        return mesh[:1] if isinstance(layout.towers, Replicated) else mesh
-
-    def home_of(self, variable: Variable) -> str:
+    def original_device(self, variable: Variable) -> str:
         """Return the device that a variable of Keras is restored to."""
-        if variable in self._moved:
-            _, device = self._moved[variable]
-            return device
-        return str(copy_on_tower(native(variable), 0).device)
+        now: str = copy_on_tower(native(variable), 0).device
+        return self.home_of(variable).back_to or now
+
+    @property
+    def _mirrored(self) -> Sequence[keras.Variable]:
+        """Those of which every tower has a copy."""
+        return [v for v, h in self._homes.items() if h.layout == ON_EACH]
 
     def copy_first(self) -> None:
         """Copy what the first tower has of mirrored variables to the others."""
-        copy_to_towers([*self._mirrored])
+        copy_to_towers(self._mirrored)
 
     def first_copies(self) -> contextlib.AbstractContextManager[None]:
         """Make variables resolve to the first tower's copy in this block."""
@@ -340,7 +350,7 @@ class TowerVariables:
             The handles, by the capture's index.
         """
         in_shards = {}
-        for variable in self._moved:
+        for variable in self._homes:
             value = variable._value
             if isinstance(value, ShardedVariable) and not (
                 alone and value.is_remote
@@ -354,7 +364,7 @@ class TowerVariables:
                 handles[index] = TowerHandles(value.layout, value.handles)
             elif copies:
                 of_copies = [[handle] for handle in copies]
-                handles[index] = TowerHandles(MeshLayout(MIRRORED), of_copies)
+                handles[index] = TowerHandles(ON_EACH, of_copies)
         return handles
 
     def handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
@@ -374,29 +384,77 @@ class TowerVariables:
             return []
         return [copy.handle for copy in variable.values]
 
-    def restore(self, variable: keras.Variable) -> None:
-        """Put a variable back on its original device, with its new value."""
-        if variable in self._moved:
-            self._put_back(variable, *self._moved[variable])
-        value = variable._value
+    # ---- what ranks call variables of which each has rows --------------------
+
+    def may_divide(self, variable: Any) -> bool:
+        """Whether ranks have agreed on a variable, if each is to have rows."""
+        return self.access.size == 1 or bool(self.home_of(variable).name)
+
+    def name_weights(self, weights: Sequence[keras.Variable]) -> None:
+        """Name weights, whose values ranks have agreed on, by their order."""
+        for index, weight in enumerate(weights):
+            home = self.register(weight)
+            home.name = home.name or f"{self.access.known.agreements}.{index}"
+
+    def name_slots(self, optimizers: Sequence[Any]) -> None:
+        """Name slots whose values all ranks have agreed on."""
+        for optimizer in optimizers:
+            for slot, weight in slots_of(optimizer) if optimizer.built else ():
+                self.name_slot(slot, weight)
+
+    def name_slot(self, slot: keras.Variable, weight: Any) -> None:
+        """Name a slot whose value is the same on all ranks, by its weight."""
+        beside = self.home_of(weight).name
+        if beside and not self.home_of(slot).name:
+            self.name(slot, f" of {beside}")
+
+    def name(self, variable: keras.Variable, of: str = "") -> None:
+        """Name a variable that all ranks create at this time, with one value.
+
+        Args:
+            variable: the variable.
+            of: tells it from others of its path.
+        """
+        path = rank_checks.without_numbers(variable.path)
+        name = f"{self.access.known.agreements}: {path}{of}"
+        others = [home.name for home in self._homes.values()]
+        number = sum(other.startswith(f"{name} (") for other in others)
+        self.register(variable).name = f"{name} ({number})"
+
+    # ---- the end of a block --------------------------------------------------
+
+    def restore(
+        self, variable: keras.Variable, asks_ranks: bool = True
+    ) -> None:
+        """Put a variable back on its original device, with its new value.
+
+        Args:
+            variable: the variable.
+            asks_ranks: whether the other ranks take part. Otherwise what each
+                rank has rows of is lost.
+        """
+        value, home = variable._value, self.home_of(variable)
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:
-            variable._value = unbind(value, self.has_parts, self.asks_ranks)
-        for placed in (self._moved, self._mirrored, self._of_replicas):
-            placed.pop(variable, None)
+            variable._value = unbind(value, self.has_parts, asks_ranks)
+        if home.original is not None:
+            self._put_back(variable, home, asks_ranks)
+        self._homes.pop(variable, None)
 
     def _put_back(
-        self, variable: keras.Variable, original: tf.Variable, device: str
+        self, variable: keras.Variable, home: Home, asks_ranks: bool
     ) -> None:
-        """Give a moved variable its new value, on its original device."""
+        """Give the original variable the new value, on its device."""
         value, named = variable._value, weakref.ref(variable)
+        original, back_to = home.original, home.back_to
+        assert original is not None
 
         def restore(whole: tf.Tensor) -> tf.Variable:
             if isinstance(value, ShardedVariable):
                 self.access.known.forget([value.place])
             if original is not value:
                 overwrite(original, whole)
-            ordinary = copy_to_device(original, device)
+            ordinary = copy_to_device(original, back_to)
             owner = named()
             if owner is not None:
                 owner._value = ordinary
@@ -409,17 +467,25 @@ class TowerVariables:
             # A graph keeps the shape of what is assigned.
             if tf.executing_eagerly():
                 value.free()
-        elif self.asks_ranks:
+        elif asks_ranks:
             value.leave_block(restore)
             self.access.known.keep(value, named)
         else:
             value.is_lost = True
 
-    def restore_all(self) -> None:
-        """Put every variable back, even if some fail."""
+    def restore_all(self, asks_ranks: bool = True) -> None:
+        """Put every variable back, even if some fail; see ``restore``."""
+        lost = [] if asks_ranks else [*filter(is_over_ranks, self._homes)]
         with contextlib.ExitStack() as stack:
-            for variable in (*self._moved, *self._mirrored):
-                stack.callback(self.restore, variable)
+            for variable in self._homes:
+                stack.callback(self.restore, variable, asks_ranks)
+        if lost:
+            logger.warning(
+                "training failed while each rank had only its part of %d "
+                "variables. They have no value now: load the model from a "
+                "checkpoint",
+                len(lost),
+            )
 
 
 def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:

@@ -20,8 +20,9 @@ The file of an operation's rule, with some of TensorFlow's names:
   SparseTensorDenseMatMul DynamicStitch DenseBincount
 * ``row_numbers.py``: integers that refer to rows, as of a mask or of words:
   Where Range DynamicPartition StringSplitV2 SparseCross
-* ``ragged.py``: ragged rows, and row splits: RaggedTensorToTensor
-  RaggedBincount RaggedRange StringNGrams UnicodeDecode UnicodeEncode
+* ``ragged.py``: ragged rows (of their row splits: ``row_splits.py``):
+  RaggedTensorToTensor RaggedGather RaggedBincount RaggedCountSparseOutput
+  RaggedRange StringNGrams UnicodeDecode UnicodeEncode
 * ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
   StatelessTruncatedNormalV2
 * ``mesh_columns.py``: exchanges among columns of a mesh, in the graph of one of
@@ -57,6 +58,8 @@ The file of an operation's rule, with some of TensorFlow's names:
   Loops of which a tower runs the rounds of its rows.
 ``row_numbers``
   Integers that refer to rows: row numbers.
+``row_splits``
+  Row splits: where the rows of a ragged tensor begin and end.
 ``shapes``
   Shapes, and operations that create, move, join or split axes.
 ``slices``

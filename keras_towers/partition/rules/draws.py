@@ -56,7 +56,7 @@ _RESERVED = 256
 @rule(*_DRAWS.split())
 def _draw(node: Node, target: Value, *inputs: Value) -> Values:
     layout = node.units.find_row_axis(
-        node.requested_shape(target), by_number=node.options.draws_rows
+        node.requested_shape(target), by_number=node.options.by_number
     )
     return _draw_rows(node, layout, target, *inputs)
 

@@ -346,8 +346,7 @@ class _Round:
         self.row_numbers: set[Value] = set()
         self.tracked: dict[Value, tuple[_CarriedState, int | None]] = {}
         self.popped: set[int] = set()
-        # Other numbers may equal the length of a list of rows.
-        self._lengths: set[Value] = set()
+        self._length = outer.units.symbol_of(unit)
 
     def _lay_out_node(self, node: Node, inputs: list[Value]) -> Values:
         """Lay out an operation, and track lists of rows and sums.
@@ -359,7 +358,8 @@ class _Round:
         is_row_number = bool(inputs) and inputs[0] in self.row_numbers
         if node.type == "Identity" and (before or is_row_number):
             return inputs
-        if node.type == "TensorListReserve" and inputs[1] in self._lengths:
+        is_reserve = node.type == "TensorListReserve"
+        if is_reserve and _is_known_to_be(inputs[1].known, self._length):
             return self._reserve_rows(node, inputs)
         if not before:
             return lay_out_node(node, inputs)
@@ -367,7 +367,7 @@ class _Round:
             unit = self._unit
             require(unless_none(inputs[0].elements).length == unit.size)
             length = _total_of(unit, node.builder, node.output_dtype())
-            self._lengths.add(length)
+            length.known = np.asarray(self._length, object)
             return [length]
         after = self._state_after(node, inputs, before)
         operands = list(inputs)

@@ -92,7 +92,7 @@ def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     """Split each tower's texts into words."""
     layout, own = texts.as_rows()
     operands = [own, node.converter.replicate(separator)]
-    return _sparse_rows(node, layout, operands)
+    return sparse_rows(node, layout, operands)
 
 
 @rule("SparseCross")
@@ -107,10 +107,10 @@ def _cross_features(node: Node, *inputs: Value) -> Values:
         else node.converter.replicate(value)
         for value in inputs
     ]
-    return _sparse_rows(node, layout, operands)
+    return sparse_rows(node, layout, operands)
 
 
-def _sparse_rows(
+def sparse_rows(
     node: Node, layout: Sharded, operands: Sequence[Tensor]
 ) -> Values:
     """Return a sparse tensor of what towers find in their rows.

@@ -124,8 +124,12 @@ def _shape_of_last(node: Node, *inputs: Value) -> Shape:
 
 @shape_of("Range")
 def _range_shape(node: Node, start: Value, end: Value, step: Value) -> Shape:
-    require(start.number == 0 and step.number == 1)
-    return (end.number,)
+    """Derive how many numbers there are, if the end is a multiple of steps."""
+    require(start.number == 0 and step.number != 0)
+    count = end.number // step.number
+    require(isinstance(count, (int, Size)))
+    require(count * step.number == end.number)
+    return (count,)
 
 
 @shape_of("Reshape")

@@ -99,9 +99,10 @@ def _look_up_keys(
 ) -> Values:
     """Look keys up where they are, in a table that all towers share.
 
-    Of several processes, the first one has the table.
+    Of several processes, the first one has a table that may change.
     """
-    require(node.builder.can_exchange and not node.options.ranks)
+    is_shared = not node.options.ranks or asserted(table.whole).is_fixed
+    require(node.builder.can_exchange and is_shared)
     # Of tables whose keys or values are vectors, the axes differ.
     require(not default.rank and node.shapes[0].rank == keys.rank)
     layout, own = keys.as_rows()

@@ -10,7 +10,7 @@ import keras_towers as kt
 from keras_towers import TowerError, horovod as hvd
 from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
-from keras_towers.fit import call_agreement
+from keras_towers.fit.weights import agreement
 from tests.kit.compare import assert_all_close, assert_close
 
 pytestmark = pytest.mark.alternate
@@ -277,9 +277,9 @@ def test_a_sync_sends_what_differs_from_rank_0(monkeypatch):
         described, digests, failure = own
         return [own, (described, [*digests[:-1], "another"], failure)]
 
-    monkeypatch.setattr(call_agreement.rank_checks, "gather", gather)
+    monkeypatch.setattr(agreement.rank_checks, "gather", gather)
     monkeypatch.setattr(
-        call_agreement, "broadcast", lambda _, values: sent.extend(values)
+        agreement, "broadcast", lambda _, values: sent.extend(values)
     )
     made = trained(SGD(0.1))
     hvd.elastic.KerasState(made).sync()

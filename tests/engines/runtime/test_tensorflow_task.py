@@ -93,3 +93,20 @@ def test_each_rank_that_does_not_answer_is_described(context):
         f"rank {rank} ({task.address}) does not answer"
         for rank, task in enumerate(others, 1)
     )
+
+
+def test_a_task_polls_some_of_many_and_is_polled_by_as_many():
+    """Those next to it in TensorFlow's rings, which sort names as texts."""
+    addresses = tuple(f"host:{port}" for port in range(1, 101))
+    polled = {
+        rank: tensorflow_task._polled(
+            tensorflow_task.Task(Cluster({"worker": addresses}, "worker", rank))
+        )
+        for rank in range(100)
+    }
+    asked = [rank for ranks in polled.values() for rank in ranks]
+    assert {asked.count(rank) for rank in range(100)} == {16}
+    assert {0, 1, 11, 99} < {*polled[10]}
+    assert not {3, 8}.intersection(polled[10])
+    few = Cluster({"worker": addresses[:3]}, "worker", 1)
+    assert tensorflow_task._polled(tensorflow_task.Task(few)) == [0, 2]

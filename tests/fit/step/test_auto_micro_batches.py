@@ -129,9 +129,34 @@ def test_the_result_is_that_of_one_device(act, towers, steps, logged):
     strategy = kt.TowerStrategy(towers, micro_batches="auto")
     assert_exact(make, limited, strategy)
     assert memory.failures
-    (level, said), *_ = logged("a step of model")
+    said = [text for _, text in logged(": memory has run out")]
+    assert any("processes a tower's rows in 2 parts" in s for s in said), said
+    # Before a tower's rows are divided, a step that trains computes again.
+    assert act in (evaluated, predicted) or "parts" not in said[0], said
+
+
+@pytest.mark.parametrize("remat", [None, False])
+def test_computing_again_comes_before_more_parts(remat, logged):
+    """Memory is enough once a plan needs less of it."""
+
+    class Scarce(Memory):
+        def zeros(self, x):
+            enough = logged(": memory has run out")
+            self.rows = COUNT if enough or not self.is_short else 0
+            return super().zeros(x)
+
+    def short(model):
+        memory.is_short = tf.distribute.has_strategy()
+        return fitted(model)
+
+    memory = Scarce(COUNT)
+    strategy = kt.TowerStrategy(2, micro_batches="auto", remat=remat)
+    assert_exact(make_in(memory), short, strategy)
+    [(level, said)] = logged(": memory has run out")
     assert level == "INFO"
-    assert "each tower now processes its rows in 2 parts" in said
+    assert memory.failures
+    assert (" operations again (" in said) == (remat is None), said
+    assert ("a tower's rows in 2 parts" in said) == (remat is False), said
 
 
 def test_slots_are_restored_before_a_retry():

@@ -106,6 +106,21 @@ def test_what_may_run_all_the_same_is_not_refused(limit, options, caplog):
     assert caplog.text.count("may not fit into memory") == (not options)
 
 
+@pytest.mark.parametrize(("remat", "parts"), [(None, 4), (False, 8)])
+def test_what_fits_is_tried_from_cheap_to_dear(limit, remat, parts, caplog):
+    caplog.set_level(logging.INFO)
+    strategy = kt.TowerStrategy(2, micro_batches="auto", remat=remat)
+    limit("2MB")
+    with strategy:
+        fit(deep(), 4096)
+    said = f"processes a tower's rows in {parts} parts: /device:CPU:0 has 2 MB"
+    assert said in caplog.text, caplog.text
+    assert ("operations again" in caplog.text) == (remat is None), caplog.text
+    limit("40KB")
+    with strategy, pytest.raises(DoesNotFit):
+        fit(deep(), 4096)
+
+
 def test_within_a_tenth_it_is_a_warning(limit, caplog):
     for text in ("10MB", "7.2MB"):
         limit(text)

@@ -140,6 +140,16 @@ def test_what_would_not_fit_is_computed_again(monkeypatch, capfd):
         bytes_with(remat=False)
 
 
+@pytest.mark.parametrize("size", ["64MB", "1.5MB"])
+def test_one_device_computes_again_only_where_it_has_to(size, monkeypatch):
+    monkeypatch.setenv(ENV_DEVICE_MEMORY, size)
+    strategy = kt.TowerStrategy(1)
+    found = train(transformer, strategy)
+    assert_same_model(found, on_one_device("transformer"))
+    # Otherwise Keras runs the step.
+    assert (" again (" in strategy.describe()) == (size == "1.5MB")
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.5, 2.5, "yes", 1])
 def test_other_values_are_refused(value):
     with pytest.raises(TowerError, match="remat"):

@@ -43,7 +43,7 @@ class Rank:
         part = functools.partial(part_of, whole.read_value())
         rows = MeshLayout(towers=InShards(0, whole.shape[0]))
         return ShardedVariable(
-            whole, part, rows, [["/device:CPU:0"]], self.access, name, name
+            whole, part, rows, [["/device:CPU:0"]], "", self.access, name, name
         )
 
     def held(self):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
+from keras_towers.devices import short_name
 from keras_towers.fit.weights.tower_variables import TowerVariables
 from tests.kit.compare import assert_all_close
 from tests.kit.sampling import sample_of
@@ -38,8 +39,7 @@ def test_without_the_other_ranks_a_sum_is_that_of_this_process():
     for number, part in enumerate(total._value.values, 3):
         part.assign(float(number))
     variables = TowerVariables(strategy._config, False)
-    variables.asks_ranks = False
-    variables.hold_once(total)
+    variables.restore(total, asks_ranks=False)
     assert total.numpy() == 3 + 4
 
 
@@ -109,6 +109,29 @@ def test_slots_are_named_after_their_optimizer(make):
             fit(model)
         paths.append([variable.path for variable in model.optimizer.variables])
     assert paths[0] == paths[1]
+
+
+@pytest.mark.parametrize(
+    ("towers", "device"), [(4, "CPU:3"), (["CPU:2", "CPU:1"], "CPU:0")]
+)
+def test_every_tower_has_a_copy_wherever_a_model_was_built(towers, device):
+    found = []
+    for strategy in (None, kt.TowerStrategy(towers, updates="each")):
+        with tf.device(device):
+            model = linear(optimizer=adam, run_eagerly=strategy is None)
+        own, kernel = model.layers[-1].kernel.value, model.layers[-1].kernel
+        with strategy or contextlib.nullcontext():
+            fit(model)
+            if strategy is not None:
+                copies, described = kernel.value.values, strategy.describe()
+        assert kernel.value is own and device in own.device
+        found.append(model.get_weights())
+    assert_all_close(*found)
+    names = [short_name(copy.device) for copy in copies]
+    assert names == [*map(short_name, strategy._config.devices)]
+    of_each = ", ".join(f"84 bytes on {name}" for name in names)
+    assert f"weights: {of_each}\n" in described
+    assert any(copy is own for copy in copies) == (towers == 4)
 
 
 class _ReadsAndWrites(keras.callbacks.Callback):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.alternate
 
 # Towers without texts, and batches of a single one.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
+_OF_SIX = (3, 3), (0, 6), (2, 0, 4)
 _PARTS = sharded(-1, 3, dtype="string")
 _LENGTHS = sharded(-1, dtype="int32", low=0, high=5)
 _TABLE = sharded(-1, 4, dtype="int32", low=0, high=2)
@@ -84,6 +85,14 @@ def _counts(parts, **options):
     return tf.math.bincount(_numbers(_words(parts)), axis=-1, **options)
 
 
+def _sparse_counts(numbers, **options):
+    return tf.sparse.to_dense(tf.sparse.bincount(numbers, axis=-1, **options))
+
+
+def _sparse_sums(numbers):
+    return _sparse_counts(numbers, weights=tf.cast(numbers, tf.float32))
+
+
 def _weighted(parts):
     """Counts that have as many columns as the data say."""
     numbers = _numbers(_words(parts))
@@ -95,6 +104,7 @@ def _characters(parts):
     return tf.strings.unicode_split(_texts(parts), "UTF-8")
 
 
+_PHRASES = tf.ragged.constant([["x"], [], ["y", "z"]])
 _OF_TEXTS = {
     "words": lambda p: (_words(p).to_tensor(), _words(p).values),
     "lengths": lambda p: (
@@ -105,6 +115,17 @@ _OF_TEXTS = {
     "first words": lambda p: _words(p)[:, :2].to_tensor("none"),
     "shape": lambda p: tf.raw_ops.StringSplitV2(input=_texts(p), sep="").shape,
     "counts": lambda p: _counts(p, minlength=5, maxlength=5),
+    "sparse counts": lambda p: _sparse_counts(_numbers(_words(p))),
+    "sparse sums": lambda p: _sparse_sums(_numbers(_words(p))),
+    "sparse multi-hot": lambda p: _sparse_counts(
+        _numbers(_words(p)), maxlength=4, binary_output=True
+    ),
+    "phrases": lambda p: tf.gather(
+        _PHRASES, tf.strings.to_hash_bucket_fast(p[:, 0], 3)
+    ).to_tensor(),
+    "gathered": lambda p: tf.gather(
+        _words(p), tf.where(tf.not_equal(p[:, 0], "bb"))[:, 0]
+    ).to_tensor(),
     "multi-hot": lambda p: _counts(p, maxlength=4, binary_output=True),
     "weighted": _weighted,
     "counts of all": lambda p: tf.math.bincount(_numbers(_words(p)).values),
@@ -126,8 +147,7 @@ _OF_TEXTS = {
 def test_texts_are_divided(name):
     check_divided(_OF_TEXTS[name], _PARTS, towers=TOWERS)
     known = dataclasses.replace(_PARTS, examples=6)
-    towers = (3, 3), (0, 6), (2, 0, 4)
-    check_on_towers(_OF_TEXTS[name], known, towers=towers)
+    check_divided(_OF_TEXTS[name], known, towers=_OF_SIX)
 
 
 def test_row_splits_are_those_of_all_words():
@@ -192,15 +212,16 @@ def test_what_only_looks_like_ragged_rows(name):
     check_on_towers(_HOSTILE[name], _LENGTHS, towers=TOWERS)
 
 
-def test_rows_that_are_computed_once_are_divided_again():
+@pytest.mark.parametrize("examples", [None, 6])
+def test_rows_that_are_computed_once_are_divided_again(examples):
     """Not even what sorts examples makes towers wait for what follows."""
 
     def step(x, matrix):
         order = tf.argsort(x[:, 0])
-        return tf.tanh(tf.gather(x, order) @ matrix)
+        return tf.reduce_mean(tf.tanh(tf.gather(x, order) @ matrix) ** 2)
 
-    given = sharded(-1, 3), kit.replicated(3, 4)
-    program = check_on_towers(step, *given, towers=TOWERS)
+    given = sharded(-1, 3, examples=examples), kit.replicated(3, 64)
+    program = check_on_towers(step, *given, towers=_OF_SIX)
     assert list(kit.computed_once(program)) == ["TopKV2"]
     products = [o for o in program.operations if o.type == "MatMul"]
     assert all(product.on_towers for product in products)

@@ -43,7 +43,7 @@ from keras_towers.engines.dropin.gradient_reducer import (
     Reducer,
     distribute,
 )
-from keras_towers.fit import call_agreement
+from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights.copies import native
 from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks
 from keras_towers.transport import Transport, next_key
@@ -175,7 +175,7 @@ def broadcast_variables(
     """
     del scope
     values = list(map(native, variables))
-    call_agreement.broadcast(transport(), values, root_rank)
+    agreement.broadcast(transport(), values, root_rank)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

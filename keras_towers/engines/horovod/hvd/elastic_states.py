@@ -47,8 +47,7 @@ from keras_towers.engines.horovod.hvd.operations import (
     shutdown as shutdown,
 )
 from keras_towers.errors import TowerError
-from keras_towers.fit import call_agreement
-from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights import agreement, model_state
 from keras_towers.fit.weights.copies import native
 from keras_towers.reduction import sum_over_ranks
 
@@ -107,7 +106,7 @@ class VariablesState(ObjectState):
     def _broadcast(self) -> None:
         """Give all ranks the values of rank 0."""
         values = list(map(native, self._variables()))
-        call_agreement.broadcast(self._transport, values)
+        agreement.broadcast(self._transport, values)
 
     def sync(self) -> None:
         """Give all ranks what rank 0 has."""
@@ -201,8 +200,8 @@ class TensorFlowKerasState(VariablesState):
         seeds = {id(seed) for seed in self._own_seeds()}
         variables = [v for v in self._variables() if id(v) not in seeds]
         transport = self._transport
-        differ = call_agreement.compare_variables(transport, variables)
-        call_agreement.broadcast(transport, list(map(native, differ)))
+        differ = agreement.compare_variables(transport, variables)
+        agreement.broadcast(transport, list(map(native, differ)))
 
     def _to_commit(self) -> dict[str, object]:
         own = [native(seed).numpy().tolist() for seed in self._own_seeds()]

@@ -1,0 +1,48 @@
+"""Ranks, here threads, compare variables and get one another's values."""
+
+import pytest
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.weights.agreement import broadcast, compare_variables
+from tests.reduction.ranks import on_ranks
+
+pytestmark = pytest.mark.core
+
+
+def of_ranks(function):
+    results, _ = on_ranks(3, function)
+    return results
+
+
+def test_what_differs_gets_the_value_of_one_rank():
+    def agree(transport):
+        own = tf.Variable([1.0, float(transport.rank)], name="own")
+        texts = tf.Variable([f"rank {transport.rank}"], name="texts")
+        differing = compare_variables(
+            transport, [tf.Variable(5, name="equal"), own, texts]
+        )
+        broadcast(transport, differing, root=2)
+        return [v.name for v in differing], own.numpy().tolist(), texts.numpy()
+
+    for rank, (names, value, text) in enumerate(of_ranks(agree)):
+        assert names == ["own:0"] and value == [1, 2]
+        assert text == f"rank {rank}".encode()
+
+
+def test_other_variables_and_models_that_one_rank_cannot_build_are_refused():
+    def compare(transport):
+        is_first = transport.rank == 0
+        longer = [tf.Variable(tf.zeros(3 - transport.rank), name="longer")]
+        failure = ValueError("no shape") if is_first else None
+        messages = []
+        for error in (None, failure):
+            with pytest.raises(TowerError) as caught:
+                compare_variables(transport, longer, build_error=error)
+            messages.append(str(caught.value))
+        return messages
+
+    for different, unbuilt in of_ranks(compare):
+        assert "Only on rank 0: longer:0 [3] float32." in different
+        assert "Only on rank 1: longer:0 [2] float32." in different
+        assert "rank 0" in unbuilt and "no shape" in unbuilt
