@@ -289,12 +289,13 @@ class _RanksThatMeet:
         saved = f"{_SAVED}{path}: "
         while True:
             all_do = self._meet(_SAVES + path)
-            for does in all_do:
+            done = [does for does in all_do if does.startswith(_SAVED)]
+            for does in done:
                 if does.startswith(saved):
                     return does.removeprefix(saved)
-            # One after another, since another path may be the first one's next.
-            saving = (does.startswith(_SAVES) for does in all_do)
-            if [*saving].index(True) == self.rank:
+            # One after another: this path may be the next of the one before.
+            saving = [does.startswith(_SAVES) for does in all_do]
+            if not done and saving.index(True) == self.rank:
                 return None
 
     def end(self, path: str, failure: str) -> None:
