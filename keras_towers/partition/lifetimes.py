@@ -12,6 +12,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 
+import tensorflow as tf
+
+from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -59,6 +62,7 @@ class Lifetimes:
         sizes: the sizes of its tensors.
         parts: the number of micro-batches of a tower, which it computes one
             after another in each level.
+        sharing: the number of towers that share the memory.
 
     Attributes:
         events: the operations and exchanges, in order.
@@ -66,30 +70,60 @@ class Lifetimes:
             another one that has its memory.
         made: the bytes that each event takes, besides those that it reuses.
         reused: for each event the tensor whose memory its result takes.
-        live: the bytes that a tower has during each event.
+        live: the bytes that a tower, or those that share memory, have during
+            each event.
     """
 
-    def __init__(self, program: Program, sizes: TensorSizes, parts: int = 1):
+    def __init__(
+        self,
+        program: Program,
+        sizes: TensorSizes,
+        parts: int = 1,
+        sharing: int = 1,
+    ):
         self._program, self._sizes, self._parts = program, sizes, parts
+        self._sharing = sharing
+        # Of what towers get alike, those that share memory have one.
+        alike = ("sum", "gather", "first", "root")
+        self._alike: set[Tensor] = {
+            e.result for e in program.exchanges if e.kind in alike
+        }
         # Of what each micro-batch has its own until all of them are done.
         self._held = held_tensors(program)
         self._held |= {t for t in program.inputs.of_graph if t.on_towers}
         self._root: dict[Tensor, Tensor] = {}
+        # Of tensors that grow.
+        self._bytes: dict[Tensor, int] = {}
         self.events: Sequence[Operation | Exchange] = events_of(program)
         self.users: dict[Tensor, list[int]] = {}
         self.made: list[int] = []
         self.reused: list[Tensor | None] = []
         self.live: list[int] = []
         same_memory = _SAME_MEMORY.split()
+        made: set[Tensor] = set()
         for event in self.events:
-            if isinstance(event, Operation) and event.type in same_memory:
-                # Some have further inputs, such as a shape.
-                pairs = zip(event.inputs, event.outputs, strict=False)
-                for source, copy in pairs:
-                    self._root[copy] = self.rooted(source)
+            made.update(made_by(event))
+            if isinstance(event, Exchange):
+                continue
+            # Some have further inputs, such as a shape.
+            pairs = zip(event.inputs, event.outputs, strict=False)
+            for source, copy in pairs:
+                root = self.rooted(source)
+                # A loop changes a list, unless it begins with an empty one,
+                # which is repeated where it is used.
+                is_list = event.type in LOOPS and copy.dtype == tf.variant
+                if is_list and root in made:
+                    self._root[copy] = root
+                    most = self._bytes.get(root, sizes.bytes_of(root))
+                    self._bytes[root] = max(most, sizes.bytes_of(copy))
+                elif event.type in same_memory:
+                    self._root[copy] = root
+        # What is repeated where it is used, and a size, have no memory.
+        made.update(program.inputs.of_graph)
         for index, event in enumerate(self.events):
             for tensor in dict.fromkeys(map(self.rooted, used_by(event))):
-                self.users.setdefault(tensor, []).append(index)
+                if tensor in made:
+                    self.users.setdefault(tensor, []).append(index)
         self._results = set(map(self.rooted, program.results))
         self._walk()
 
@@ -111,14 +145,14 @@ class Lifetimes:
             own = [t for t in made_by(event) if t not in self._root]
             size = sum(map(self.bytes_of, own))
             reused = self._reused(event, ending)
+            made = size
             if reused is not None:
-                size = max(0, size - self.bytes_of(reused))
-            self.made.append(size)
+                made = max(0, size - self.bytes_of(reused))
+            self.made.append(made)
             self.reused.append(reused)
-            now += size
             is_exchange = isinstance(event, Exchange)
-            self.live.append(now if is_exchange else now + before)
-            now -= sum(self.bytes_of(t) for t in ending if t is not reused)
+            self.live.append(now + made + (0 if is_exchange else before))
+            now += size - sum(map(self.bytes_of, ending))
             now -= sum(
                 self.bytes_of(t)
                 for t in own
@@ -132,7 +166,8 @@ class Lifetimes:
             for tensor in dict.fromkeys(
                 map(self.rooted, used_by(self.events[index]))
             )
-            if self.users[tensor][-1] == index and tensor not in self._results
+            if self.users.get(tensor, [-1])[-1] == index
+            and tensor not in self._results
         ]
 
     def rooted(self, tensor: Tensor) -> Tensor:
@@ -142,7 +177,10 @@ class Lifetimes:
     def bytes_of(self, tensor: Tensor) -> int:
         """Return what a tower has of a tensor, for one or all of its parts."""
         number = self._parts if tensor in self._held and tensor.of_batch else 1
-        return number * self._sizes.bytes_of(tensor)
+        if tensor.on_towers and tensor not in self._alike:
+            number *= self._sharing
+        size = self._bytes.get(tensor)
+        return number * (self._sizes.bytes_of(tensor) if size is None else size)
 
     def most_bytes(self) -> int:
         """Return the bytes that a tower has at a time, without variables.
@@ -156,7 +194,12 @@ class Lifetimes:
         self, event: Operation | Exchange, ending: Iterable[Tensor]
     ) -> Tensor | None:
         """Return the input whose memory becomes that of a result."""
-        if isinstance(event, Exchange) or event.type not in ELEMENTWISE:
+        if isinstance(event, Exchange):
+            # Towers are added up in the memory of one of them.
+            given = self.rooted(event.given)
+            is_added = self._sharing > 1 and event.kind == "sum"
+            return given if is_added and given in ending else None
+        if event.type not in ELEMENTWISE:
             return None
         (result, *_), sizes = event.outputs, self._sizes
         size = sizes.bytes_of(result)

@@ -323,6 +323,7 @@ class Schedule:
 
     Attributes:
         bytes: the bytes that a tower has at a time, for an assumed batch.
+        shared: the same of all towers that share memory.
         is_paced: whether a level waits for the end of the one two before it.
         again: how many operations run again, because their results are not
             kept.
@@ -331,6 +332,7 @@ class Schedule:
     """
 
     bytes: int
+    shared: int = 0
     is_paced: bool = False
     again: int = 0
     work: float = 0.0

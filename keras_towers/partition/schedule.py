@@ -83,6 +83,7 @@ def schedule(
     remat: RematLimits = KEEP_ALL,
     xla: bool = False,
     segments: Segments | None = None,
+    sharing: int = 1,
 ) -> Program:
     """Decide when a program computes what.
 
@@ -95,6 +96,7 @@ def schedule(
         remat: what may be computed again.
         xla: whether XLA compiles it.
         segments: what is computed again in any case; None: nothing.
+        sharing: the number of towers that share memory.
     """
     sizes = TensorSizes(program, towers, rows)
     program = compute_late(program, sizes)
@@ -110,7 +112,8 @@ def schedule(
     elif again and parts == 1:
         # XLA merges equal operations of a function.
         program = divide_levels(program, again)
-    found = dataclasses.replace(found, is_paced=bool(begins))
+    shared = Lifetimes(program, sizes, parts, sharing).most_bytes()
+    found = dataclasses.replace(found, shared=shared, is_paced=bool(begins))
     return dataclasses.replace(program, schedule=found)
 
 
@@ -126,7 +129,9 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
     """
     users: dict[Tensor, list[Operation | Exchange]]
     users = collections.defaultdict(list)
-    for event in [*program.operations, *program.exchanges]:
+    events: list[Operation | Exchange]
+    events = [*program.operations, *program.exchanges]
+    for event in events:
         for tensor in dict.fromkeys(used_by(event)):
             users[tensor].append(event)
     results = set(program.results)

@@ -45,3 +45,44 @@ def test_what_is_used_later_lives_longer():
     # Two of them at the product, which takes the memory of one, as the second
     # ``exp`` has; then neither the batch nor the weight is.
     assert 2 * hidden <= most < 2 * hidden + weight
+
+
+def test_towers_that_share_memory_have_one_sum():
+    def step(x):
+        return tf.matmul(x, x, transpose_a=True)
+
+    traced = tf.function(step).get_concrete_function(tf.TensorSpec([None, 500]))
+    graph = traced.graph
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    sizes, total = TensorSizes(program, towers=2, rows=8), 500 * 500 * 4
+    alone = Lifetimes(program, sizes).most_bytes()
+    # What a tower has of the sum, and the sum.
+    assert 2 * total <= alone < 2 * total + 1000
+    # What both have, of which one becomes the sum, beside their rows.
+    rows = 8 * 500 * 4
+    shared = Lifetimes(program, sizes, sharing=2).most_bytes()
+    assert 2 * total <= shared <= 2 * (total + rows) + 1000
+
+
+def test_a_list_is_once_in_memory_whatever_loops_do_to_it():
+    def step(x):
+        array = tf.TensorArray(tf.float32, 10, element_shape=x.shape)
+
+        def fill(k, array):
+            return k + 1, array.write(k, x)
+
+        def change(k, array):
+            return k + 1, array.write(k, tf.exp(array.read(k)))
+
+        def below_ten(k, array):
+            return k < 10
+
+        _, array = tf.while_loop(below_ten, fill, (0, array))
+        _, array = tf.while_loop(below_ten, change, (0, array))
+        return array.read(9)
+
+    spec = tf.TensorSpec([None, 50])
+    _, found = lifetimes(step, [Sharded(0)], [spec])
+    rows = 8 * 50 * 4
+    # The list, the batch, and what is read.
+    assert 10 * rows <= found.most_bytes() <= 12 * rows + 100

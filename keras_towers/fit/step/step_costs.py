@@ -37,6 +37,9 @@ from keras_towers.partition.sizes import (
 _ANNOUNCED = 0.02
 # How many lines that follow from one are named.
 _NAMED = 4
+# What a process has of an operation: in the trace, in functions of towers, and
+# in TensorFlow's runtime.
+_PER_OPERATION = 26 * 2**10
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
 
@@ -95,6 +98,7 @@ class StepCosts:
         replaced_sums: the bytes of the sums in place of which rows are
             gathered.
         schedule: what is computed again; None: not decided.
+        graph_bytes: what a process has for the graph of the step: an estimate.
     """
 
     exchanges: int
@@ -110,6 +114,7 @@ class StepCosts:
     over_columns: int
     replaced_sums: int
     schedule: Schedule | None = None
+    graph_bytes: int = 0
 
     @property
     def again_summary(self) -> str:
@@ -297,6 +302,7 @@ def costs_of(
         ),
         replaced_sums=program.replaced_sums,
         schedule=program.schedule,
+        graph_bytes=_PER_OPERATION * len(program.operations),
     )
 
 

@@ -200,6 +200,7 @@ def scheduled(
         remat if settings.trains else KEEP_ALL,
         settings.xla,
         layout.traced.segments if has_segments else None,
+        places.towers if devices.all_on_host(config.devices) else 1,
     )
     step_reports.record_costs(
         config, settings.kind, settings.model, program, places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import weakref
 
@@ -10,7 +11,8 @@ import keras
 from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
-from keras_towers.fit.components import TRAINING, TowerConfig
+from keras_towers.devices import all_on_host
+from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
@@ -18,6 +20,10 @@ from keras_towers.partition.program import Program
 from keras_towers.partition.xla_pieces import Stages
 
 logger: logging.Logger = logging.getLogger("keras_towers")
+
+# The part of its memory that TensorFlow's allocator of CPUs leaves free between
+# tensors, and does not give back.
+_GAPS = 12
 
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
@@ -48,6 +54,54 @@ def record_costs(
     said = costs.announcement
     if said and ranks.job.rank == 0 and first_time(model, "computed once"):
         announce(f"{name}: {said}")
+
+
+def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
+    """Return the bytes that are planned, by what they are for.
+
+    They are those of this process if its devices share the memory of the host,
+    else those of the device that has most. What TensorFlow has with any model
+    comes on top.
+
+    Args:
+        strategy: the strategy, whose steps have been traced.
+    """
+    config = strategy._config
+    costs = _costs.get(config.strategy, {}).values()
+    schedules = [c.schedule for c in costs if c.schedule]
+    held = collections.Counter[str]()
+    for by_device in strategy._adoption.held_bytes().values():
+        held.update(by_device)
+    if not all_on_host(config.devices):
+        return {
+            "variables": max(held.values(), default=0),
+            "a step": max((s.bytes for s in schedules), default=0),
+        }
+    tensors = {
+        "variables": held.total(),
+        "a step": max((s.shared for s in schedules), default=0),
+    }
+    return tensors | {
+        "gaps between them": sum(tensors.values()) // _GAPS,
+        "the graphs of steps": sum(c.graph_bytes for c in costs),
+    }
+
+
+def describe_planned(strategy: KerasStrategy) -> str:
+    """Describe the memory that is planned."""
+    planned = planned_memory(strategy)
+    parts = [
+        f"{format_bytes(n)} for {what}" for what, n in planned.items() if n
+    ]
+    on_host = all_on_host(strategy._config.devices)
+    where = "this process" if on_host else "each device"
+    total = format_bytes(sum(planned.values()))
+    return f"planned memory of {where}: {total} ({', '.join(parts)})"
+
+
+def has_steps(config: TowerConfig) -> bool:
+    """Whether steps have been traced under a strategy."""
+    return config.strategy in _costs
 
 
 def describe_steps(config: TowerConfig) -> list[str]:

@@ -20,9 +20,9 @@ The file of an operation's rule, with some of TensorFlow's names:
   SparseTensorDenseMatMul DynamicStitch DenseBincount
 * ``row_numbers.py``: integers that refer to rows, as of a mask or of words:
   Where Range DynamicPartition StringSplitV2 SparseCross
-* ``ragged.py``: ragged rows (of their row splits: ``row_splits.py``):
-  RaggedTensorToTensor RaggedGather RaggedBincount RaggedCountSparseOutput
-  RaggedRange StringNGrams UnicodeDecode UnicodeEncode
+* ``ragged.py``: ragged rows: RaggedTensorToTensor RaggedGather RaggedBincount
+  RaggedCountSparseOutput RaggedRange StringNGrams UnicodeDecode UnicodeEncode
+* ``row_splits.py``: where ragged rows begin and end, and their lengths: Sub
 * ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
   StatelessTruncatedNormalV2
 * ``mesh_columns.py``: exchanges among columns of a mesh, in the graph of one of

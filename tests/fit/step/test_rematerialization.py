@@ -111,7 +111,8 @@ def test_weights_are_those_of_one_device(name, way, small_shards):
     )
     assert said, strategy.describe()
     assert int(said[1]) > 0
-    assert 0 <= int(said[2]) < 60
+    # With the least memory, some of it more than once.
+    assert 0 <= int(said[2]) < 100
 
 
 @pytest.mark.parametrize("name", ["transformer", "convolutional"])

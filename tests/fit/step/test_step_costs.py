@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers._bytes import format_bytes
 from keras_towers.fit.step import step_costs
+from keras_towers.fit.step.step_reports import planned_memory
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import InShards, Sharded
@@ -342,3 +344,25 @@ def test_many_lines_that_follow_are_counted():
 
     (said,) = costs(function, (None, 3)).once_summary
     assert said.endswith("x = x / 3; 1 more)")
+
+
+def test_planned_memory_is_that_of_all_towers_on_a_host():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4000)])
+    model.compile("adam", "mse")
+    strategy = kt.TowerStrategy(2)
+    with strategy:
+        assert "planned memory" not in strategy.describe()
+        y = np.zeros((12, 4000), "float32")
+        model.fit(X, y, batch_size=12, verbose=0)
+        variables = [*model.variables, *model.optimizer.variables]
+        planned = planned_memory(strategy)
+        held = sum(
+            int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in variables
+        )
+        assert planned["variables"] == held
+        # The labels and outputs of all examples, and much less besides.
+        rows = 12 * 4000 * 4
+        assert 2 * rows <= planned["a step"] < 4 * rows
+        total = format_bytes(sum(planned.values()))
+        said = f"planned memory of this process: {total} ("
+        assert said in strategy.describe()
