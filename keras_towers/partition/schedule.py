@@ -134,7 +134,7 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
     for event in events:
         for tensor in dict.fromkeys(used_by(event)):
             users[tensor].append(event)
-    results = set(program.results)
+    results, inputs = set(program.results), set(program.inputs.of_graph)
 
     def is_used_with(tensor: Tensor, operation: Operation) -> bool:
         """Whether only what is added to a graph together uses a tensor."""
@@ -148,7 +148,7 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
         kept = [
             tensor
             for tensor in dict.fromkeys(operation.inputs)
-            if tensor.operation is not None and is_used_with(tensor, operation)
+            if tensor not in inputs and is_used_with(tensor, operation)
         ]
         made = sum(map(sizes.bytes_of, operation.outputs))
         return (
