@@ -62,7 +62,7 @@ x = np.ones((4000, 4), "float32")
 if FAULT == "memory":
     # Outside of any call.
     with together() as strategy:
-        exchange_without_memory(strategy._config.transport)
+        exchange_without_memory(strategy._config.transport, "all_gather")
 callbacks = [Fault()]
 if FAULT == "error":
     x[11], callbacks = np.inf, []
