@@ -19,7 +19,6 @@ import numpy as np
 
 import keras_towers as kt
 from keras_towers.bench.cell_process import peak_memory, reset_peak_memory
-from keras_towers.fit.step.step_reports import planned_memory
 from keras_towers.system import resident_bytes
 
 HOW, FOLDER, LIMIT = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -83,7 +82,6 @@ with strategy:
     say_peak("made")
     train(model, WIDTH, epochs=2, callbacks=callbacks)
     say_peak("peak")
-    say("planned", sum(planned_memory(strategy).values()) / 1e6 / STATE_MB)
     described = strategy.describe()
     state = (*model.weights, *model.optimizer.variables)
     say("sums", *(np.abs(v.numpy()).sum(dtype="float64") for v in state))

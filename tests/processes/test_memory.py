@@ -24,7 +24,7 @@ def train(folder, ranks, how, backup="", limit=0.0):
     )
     job.finish(400)
     assert bool(limit) is bool(job.code), job.output[-3000:]
-    said = re.findall(r"(made|peak|planned|sums|batches) ([\d. e+-]+)", job.out)
+    said = re.findall(r"(made|peak|sums|batches) ([\d. e+-]+)", job.out)
     return {name: [*map(float, numbers.split())] for name, numbers in said}
 
 
@@ -45,6 +45,3 @@ def test_ranks_train_and_resume_what_none_of_them_may_hold(tmp_path):
     assert peaks[0] > 1
     assert peaks[1] < peaks[0] - 0.2
     assert peaks[2] < peaks[1] - 0.1
-    # What the step exchanges is planned, too.
-    for found in (whole, two):
-        assert 0.7 < found["peak"][0] / found["planned"][0] < 1.3
