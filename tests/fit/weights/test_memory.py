@@ -53,7 +53,7 @@ def test_a_model_on_towers_dies_with_its_last_reference(inside):
             block.close()
         del model, held
         keras.utils.clear_session()
-        # A thread that read data may still be about to end.
+        # It may take a moment until nothing holds them any more.
         until = time.monotonic() + 10
         while any(reference() for reference in dropped):
             assert time.monotonic() < until, [each() for each in dropped]
