@@ -285,15 +285,11 @@ class KerasStrategy:
         """Make the strategy TensorFlow's current one inside a block."""
         raise NotImplementedError
 
-    def _planned(
-        self, transport: Transport, **options: object
-    ) -> KerasStrategy:
-        """Return a strategy on such devices, to plan with; it never runs.
+    def _planned(self, transport: Transport) -> KerasStrategy:
+        """Return a strategy like this one, to plan with; it never runs.
 
         Args:
             transport: connects its ranks.
-            **options: those of ``StrategyOptions`` that are other ones; if this
-                strategy does not follow them, all.
         """
         raise NotImplementedError
 

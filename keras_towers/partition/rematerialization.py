@@ -110,19 +110,6 @@ def rematerialize(
     return program, best, begins
 
 
-@contextlib.contextmanager
-def rematerialized(
-    program: Program, sizes: TensorSizes, limit: float, parts: int = 1
-) -> Iterator[Program]:
-    """Let a program compute again in this block what ``rematerialize`` says."""
-    before = [(o, o.inputs) for o in program.operations]
-    try:
-        yield rematerialize(program, sizes, limit, parts=parts)[0]
-    finally:
-        for operation, inputs in before:
-            operation.inputs = inputs
-
-
 @dataclasses.dataclass(frozen=True)
 class _Plan:
     """What is computed again.

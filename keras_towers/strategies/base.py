@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -175,12 +174,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         self._update = update
         self._runner = runner or TowerRunner(update)
 
-    def _planned(self, transport: Transport, **options: Any) -> BaseStrategy:
-        """Return a strategy on such devices, to plan with; it never runs."""
-        config = self._config
-        own = config.options if self._follows_options else StrategyOptions()
-        devices = config.devices if self._mesh is None else self._mesh
-        return planned(devices, dataclasses.replace(own, **options), transport)
+    def _planned(self, transport: Transport) -> BaseStrategy:
+        """Return a strategy like this one, to plan with; it never runs."""
+        devices = self._config.devices if self._mesh is None else self._mesh
+        return planned(devices, self._config.options, transport)
 
     @property
     def mode(self) -> str:

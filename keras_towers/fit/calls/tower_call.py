@@ -460,8 +460,6 @@ class TowerCall:
                 # Ranks compare their devices, built on all of them or not.
                 self.build_error is not None
                 or self.adoption.is_prepared(self.model, self.kind),
-                batch,
-                self.examples.get(self.kind),
             )
         new = self.place_variables()
         if new or self.kind == "fit" or not self._is_inner:
