@@ -302,9 +302,7 @@ def active_strategy() -> KerasStrategy | None:
 
 def strategy_of(model: keras.Model) -> Any:
     """Return the strategy of any kind that a model is placed on, or None."""
-    placed_on = getattr(model, "_distribute_strategy", None)
-    # During a call the attribute holds a StrategyProxy.
-    return getattr(placed_on, "strategy", placed_on)
+    return getattr(model, "_distribute_strategy", None)
 
 
 def tower_strategy_of(model: keras.Model) -> KerasStrategy | None:

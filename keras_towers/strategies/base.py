@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import keras
@@ -256,9 +256,16 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         inside = thread_state.current_step() is not None
         return 1 if inside else self.num_replicas
 
-    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
         """Run a function on each tower, as ``tf.distribute.Strategy`` does.
 
+        A step of a call of Keras, such as ``fit``, runs on all towers together.
         This recognizes a model of tf_keras by the module of its step function:
         no other call shows what it is.
 
@@ -271,11 +278,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             # AutoGraph would wrap the message in its own.
             vars(error)["ag_pass_through"] = True
             raise error
+        step = tower_call.step_of(fn)
+        if step is not None:
+            return step(*args)
         if tower_call.current() is None:
             with tf.init_scope():
                 self._update.variables.unfold_for_replicas()
                 self._adoption.share_created()
-        return super().run(fn, *args, **kwargs)
+        return super().run(fn, args, kwargs, options)
 
     def describe(self) -> str:
         """Describe the towers, what runs on them, and why.

@@ -1,4 +1,4 @@
-"""What a step needs on each device; steps that are planned, and never run.
+"""The needs of a step on each device; steps that are planned, and never run.
 
 A planned step is traced and laid out by the code that trains, in a TensorFlow
 graph that has no session: variables have shapes there, and devices names, and
@@ -55,7 +55,7 @@ class PlannedRanks(SingleProcess):
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What devices need.
+    """The memory that devices need.
 
     Attributes:
         weights: the bytes of the model's weights on each of K devices.
