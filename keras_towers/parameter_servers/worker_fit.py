@@ -45,9 +45,11 @@ from keras_towers.replicas.replica_calls import (
     DroppedGradients,
     OneFitPerModel,
     ReplicaCall,
+    RunsReplicas,
     TrainFunction,
     refuse_eager,
 )
+from keras_towers.replicas.replica_counts import ReplicaCounts
 
 # The session whose fit runs in this thread.
 current_session: ThreadLocal[Session] = ThreadLocal()
@@ -401,8 +403,8 @@ _SHARED_VARIABLES: tuple[patches.Patch, ...] = (
 class ServerUpdate(WeightUpdate):
     """Passes the sums of a worker's gradients to the session that trains.
 
-    The weights are copied to each tower, or to the devices that ``device_for``
-    returns, once for all towers of a worker.
+    The weights are copied to each tower, or to devices of their own, once for
+    all towers of a worker.
     """
 
     name = "servers"
@@ -410,7 +412,7 @@ class ServerUpdate(WeightUpdate):
 
     def __init__(self, config: TowerConfig, **options: Any):
         super().__init__(config, **options)
-        copies = "worker" if self.keeps_devices else "tower"
+        copies = "worker" if self.layouts.keeps_devices else "tower"
         self.description = (
             "weights are updated on the parameter servers and copied to each "
             f"{copies}"
@@ -443,7 +445,7 @@ class ServerUpdate(WeightUpdate):
         )
 
 
-class WorkerRunner(OneFitPerModel):
+class WorkerRunner(OneFitPerModel, RunsReplicas):
     """Trains together with the other workers; evaluates alone.
 
     Attributes:
@@ -463,6 +465,19 @@ class WorkerRunner(OneFitPerModel):
         self._numbers = itertools.count(1)
         self._fits = itertools.count(1)
         self.last: Session | None = None
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        if self.last is None:
+            return ReplicaCounts.none(self._peers.size)
+        assert isinstance(self.last, AveragedSession)
+        return self.last.counts
+
+    def updated(self, variable: keras.Variable) -> Variable:
+        copies = self.last and self.last.variables
+        if copies and variable in copies:
+            return copies.copy_of(variable)
+        return super().updated(variable)
 
     def _session_of(self, model: keras.Model) -> Session:
         """Return the session in which the workers train a model."""

@@ -24,6 +24,7 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.update.variable_layouts import VariableLayouts
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Collectives, scaled
 from keras_towers.replicas.named_resources import after_writes_of
@@ -42,7 +43,6 @@ class HogwildUpdate(WeightUpdate):
 
     name = "concurrent"
     description = "every tower updates the shared weights independently"
-    mirrors = False
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class HogwildUpdate(WeightUpdate):
             [Sequence[Variable]], object
         ] = lambda variables: None,
     ):
-        super().__init__(config, collectives)
+        layouts = VariableLayouts(config, mirrors=False)
+        super().__init__(config, layouts, collectives)
         self._scale = scale
         self.after_update = after_update
         self._steps: weakref.WeakSet[Forgets] = weakref.WeakSet()
@@ -80,7 +81,7 @@ class HogwildUpdate(WeightUpdate):
         # A custom training loop does this itself.
         self.after_update(call.variables)
 
-    def apply_in_step(self, call: ApplyCall) -> None:
+    def apply_on_tower(self, call: ApplyCall) -> None:
         """Update without waiting for the gradients of other towers."""
         optimizer, variables = call.optimizer, call.variables
         self.make_ready(optimizer, variables)

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._notices import announce
-from keras_towers._types import Logs, Structure
+from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.tower_call import TowerCall
@@ -176,6 +176,19 @@ def add_summary_writer(
     arguments["callbacks"] = callback_roles.with_added(callbacks, writer)
 
 
+class RunsReplicas(TowerRunner):
+    """Runs training on replicas whose gradients are averaged."""
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """How many gradients the last ``fit`` used and dropped."""
+        raise NotImplementedError
+
+    def updated(self, variable: keras.Variable) -> Variable:
+        """Return the variable that is updated for a weight of the model."""
+        return variable.value
+
+
 class AsyncRunner(TowerRunner):
     """Runs training asynchronously and all other methods synchronously."""
 
@@ -198,8 +211,8 @@ class AsyncRunner(TowerRunner):
         return _ThreadedCall(self, keras_call, prepared, start)
 
 
-class ReplicaRunner(OneFitPerModel, AsyncRunner):
-    """Runs training on replicas whose gradients are averaged."""
+class ReplicaRunner(OneFitPerModel, AsyncRunner, RunsReplicas):
+    """Runs training on replicas of this process."""
 
     def __init__(self, update: HogwildUpdate, quorum: Quorum):
         super().__init__(update)
@@ -209,7 +222,6 @@ class ReplicaRunner(OneFitPerModel, AsyncRunner):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """How many gradients the last ``fit`` used and dropped."""
         if self._last is None:
             return ReplicaCounts.none(self._quorum.replicas)
         return self._last.counts

@@ -108,7 +108,7 @@ class TowerSteps:
 
     def _apply(self, call: ApplyCall) -> None:
         """Handle a call of an optimizer in the step of a tower."""
-        self._update.apply_in_step(call)
+        self._update.apply_on_tower(call)
 
     # Called by ``TowerThreads`` during a ``fit``, in this order:
 

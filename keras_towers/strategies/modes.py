@@ -14,7 +14,11 @@ from keras_towers._incomplete import name_of
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.local_sgd import LocalSGD
-from keras_towers.fit.update.variable_layouts import VariableLayouts
+from keras_towers.fit.update.variable_layouts import (
+    OnEachTower,
+    ShardedLayouts,
+    VariableLayouts,
+)
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import (
     CommunicationHook,
@@ -193,28 +197,34 @@ def create_update(
         mode: what exchanges tensors among them.
         layouts: how they divide weights; None: as the options say.
     """
-    options = config.options
-    updates, divides_weights = options.updates, options.weights == "sharded"
-    if layouts is None and (divides_weights or updates == "sharded"):
+    return WeightUpdate(
+        config,
+        layouts or _choose_layouts(config),
+        mode.collectives,
+        mode.gradients,
+        **sums_over_ranks(config),
+    )
+
+
+def _choose_layouts(config: TowerConfig) -> VariableLayouts:
+    """Return where towers have weights and slots, as the options say."""
+    updates = config.options.updates
+    divides_weights = config.options.weights == "sharded"
+    if divides_weights or updates == "sharded":
         option = f'{"weights" if divides_weights else "updates"}="sharded"'
         if config.num_towers * config.shards.size > 1:
-            layouts = VariableLayouts(config, option, divides_weights)
-        elif config.transport.rank == 0:
+            return ShardedLayouts(config, option, divides_weights)
+        if config.transport.rank == 0:
             logger.warning(
                 "%s is off: there is only one tower, so there is nothing to "
                 "divide",
                 option,
             )
-    by_default = updates in (None, "sharded") and layouts is None
+    by_default = updates in (None, "sharded")
     on_host = devices_lib.all_on_host(config.devices)
-    return WeightUpdate(
-        config,
-        mode.collectives,
-        updates == "each" or (by_default and not on_host),
-        layouts=layouts,
-        gradients=mode.gradients,
-        **sums_over_ranks(config),
-    )
+    if updates == "each" or (by_default and not on_host):
+        return OnEachTower(config)
+    return VariableLayouts(config)
 
 
 def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:

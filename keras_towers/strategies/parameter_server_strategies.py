@@ -21,6 +21,7 @@ from keras_towers.fit.options import (
     current_name,
     options_of,
 )
+from keras_towers.fit.update.variable_layouts import OnDevices
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import LeastLoadedPlacement
 from keras_towers.parameter_servers.server_connection import (
@@ -126,7 +127,8 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self.ps_device: Where = where
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(places)
         super().__init__(devices, checked)
-        self._compose(WeightUpdate(self._config, device_for=self.placement))
+        layouts = OnDevices(self._config, self.placement)
+        self._compose(WeightUpdate(self._config, layouts))
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -296,7 +298,8 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
-        self._compose_workers(ServerUpdate(self._config, device_for=place))
+        layouts = OnDevices(self._config, place)
+        self._compose_workers(ServerUpdate(self._config, layouts=layouts))
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):

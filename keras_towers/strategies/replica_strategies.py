@@ -26,7 +26,11 @@ from keras_towers.parameter_servers.worker_fit import (
 )
 from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.hogwild import HogwildUpdate
-from keras_towers.replicas.replica_calls import AsyncRunner, ReplicaRunner
+from keras_towers.replicas.replica_calls import (
+    AsyncRunner,
+    ReplicaRunner,
+    RunsReplicas,
+)
 from keras_towers.replicas.replica_counts import (
     Quorum,
     ReplicaCounts,
@@ -257,22 +261,18 @@ class SyncReplicasStrategy(BaseStrategy):
         self._averages = variable_averages
         quorum = Quorum(replicas, replicas_to_aggregate, tokens == "shared")
         super().__init__(devices, options, job=self._peers)
-        self._runner: ReplicaRunner | WorkerRunner
-        self._compose_replicas(quorum)
-
-    def _compose_replicas(self, quorum: Quorum) -> None:
+        config, collectives = self._config, self._mode.collectives
+        self._runner: RunsReplicas
         if self._peers is None:
-            update = HogwildUpdate(
-                self._config, self._mode.collectives, after_update=self._average
+            shared = HogwildUpdate(config, collectives, 1.0, self._average)
+            self._compose(shared, ReplicaRunner(shared, quorum))
+        else:
+            copies = ServerUpdate(config, collectives=collectives)
+            make_session = functools.partial(
+                AveragedSession, quorum=quorum, after_update=self._average
             )
-            self._compose(update, ReplicaRunner(update, quorum))
-            return
-        copies = ServerUpdate(self._config, collectives=self._mode.collectives)
-        make_session = functools.partial(
-            AveragedSession, quorum=quorum, after_update=self._average
-        )
-        workers = WorkerRunner(copies, self._peers, make_session)
-        self._compose(copies, workers)
+            workers = WorkerRunner(copies, self._peers, make_session)
+            self._compose(copies, workers)
 
     @property
     def total_num_replicas(self) -> int:
@@ -282,13 +282,7 @@ class SyncReplicasStrategy(BaseStrategy):
     @property
     def counts(self) -> ReplicaCounts:
         """How many gradients the last ``fit`` used and dropped, by replica."""
-        if isinstance(self._runner, ReplicaRunner):
-            return self._runner.counts
-        session = self._runner.last
-        if session is None:
-            return ReplicaCounts.none(self.size)
-        assert isinstance(session, AveragedSession)
-        return session.counts
+        return self._runner.counts
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:
         """Return the moving average of a trained weight.
@@ -301,14 +295,9 @@ class SyncReplicasStrategy(BaseStrategy):
         Raises:
             TowerError: the variable has no moving average.
         """
-        trained = variable.value
-        if isinstance(self._runner, WorkerRunner) and self._runner.last:
-            copies = self._runner.last.variables
-            if variable in copies:
-                trained = copies.copy_of(variable)
         average = None
         if self._averages is not None:
-            average = self._averages.average(trained)
+            average = self._averages.average(self._runner.updated(variable))
         if average is None:
             raise TowerError(
                 f"there is no moving average of {variable.path}: create the "

@@ -5,7 +5,7 @@
 ``optimizers``
   Optimizers on towers.
 ``variable_layouts``
-  How variables are divided over towers, and what ranks call them.
+  Where towers have weights and slots, and how they divide them.
 ``weight_update``
   Where weights and slots live, and how optimizers update them.
 """

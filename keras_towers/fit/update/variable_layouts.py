@@ -1,4 +1,4 @@
-"""How variables are divided over towers, and what ranks call them.
+"""Where towers have weights and slots, and how they divide them.
 
 Ports the first stage of ZeRO, and the third, which is also FSDP (Rajbhandari et
 al., "ZeRO: memory optimizations toward training trillion parameter models", SC
@@ -15,51 +15,61 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, devices
+from keras_towers._incomplete import name_of
 from keras_towers._notices import announce, first_time
+from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.weights.copies import copy_on_tower, native
+from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.partition.layouts import MeshLayout
 
 
 class VariableLayouts:
-    """How a strategy divides large weights and their slots over its towers.
+    """Where towers have weights and slots: whole, or as a subclass says.
+
+    Tower 0 has the slot variables, updates the weights, and copies them to the
+    other towers.
 
     Args:
         config: the towers.
+        mirrors: whether each tower has a copy of the weights; None: unless all
+            towers are on the host.
+
+    Attributes:
+        name: one word: ``"once"``, ``"each"``, ...
         option: what the user has set, which divides them; empty: nothing is
             divided.
         divides_weights: whether weights are in shards. Otherwise only slots
             are, as in stage 1 of ZeRO: each tower computes its rows of a new
             weight, and all towers gather them.
-
-    Attributes:
-        name: one word: ``"sharded"`` or ``"mesh"``.
-        option: as above.
-        divides_weights: as above.
+        keeps_devices: whether each weight has a device of its own.
+        each: whether every tower has, and updates, weights and slots.
+        mirrors: as above.
     """
 
-    name = "sharded"
+    name = "once"
+    option = ""
+    divides_weights = False
+    keeps_devices = False
+    each = False
 
-    def __init__(
-        self,
-        config: TowerConfig,
-        option: str = "",
-        divides_weights: bool = False,
-    ):
+    def __init__(self, config: TowerConfig, mirrors: bool | None = None):
         self._config = config
-        self.option = option
-        self.divides_weights = divides_weights
+        if mirrors is None:
+            mirrors = not devices.all_on_host(config.devices)
+        self.mirrors: bool = mirrors and config.num_towers > 1
 
     @property
     def description(self) -> str:
         """A short phrase for ``describe()``."""
-        line = "every tower updates its share of the weights"
-        if not self.divides_weights:
-            return line
-        least = f"{SMALLEST_BYTES // 1024} KiB"
-        return f"{line}, and holds only its shards of those from {least}"
+        copied = " and copied to the other towers" if self.mirrors else ""
+        return f"weights are updated on tower 0{copied}"
+
+    def device_of(self, weight: keras.Variable) -> str:
+        """Return the device of a weight, if it has one of its own."""
+        raise NotImplementedError
 
     @property
     def divide_any(self) -> bool:
@@ -70,6 +80,11 @@ class VariableLayouts:
     def are_over_ranks(self) -> bool:
         """Whether each rank has rows of variables in shards."""
         return self.divide_any and self._config.shards.size > 1
+
+    @property
+    def updates_each(self) -> bool:
+        """Whether every tower updates its own copies of what is not divided."""
+        return (self.each or self.divide_any) and self.mirrors
 
     @property
     def towers(self) -> int:
@@ -86,7 +101,7 @@ class VariableLayouts:
             shape: its shape.
             dtype: its dtype.
         """
-        return choose_layout(shape, dtype.size, self.towers)
+        return MeshLayout()
 
     def of(self, variable: Any) -> MeshLayout:
         """Return how a weight and its slots are divided."""
@@ -107,13 +122,87 @@ class VariableLayouts:
     def announce(
         self, optimizer: Any, weights: Sequence[Any], divides: bool
     ) -> None:
-        """Announce once that an optimizer divides nothing, though it should.
+        """Announce what is not divided, though the user may expect it.
 
         Args:
             optimizer: an optimizer that is ready.
             weights: the weights that it updates.
             divides: whether one of them is divided, or its slots are.
         """
+
+
+class OnEachTower(VariableLayouts):
+    """Every tower has a copy of weights and slots, and updates it."""
+
+    name = "each"
+    description = "every tower updates its own weights"
+    each = True
+
+    def __init__(self, config: TowerConfig):
+        super().__init__(config, mirrors=True)
+
+
+class OnDevices(VariableLayouts):
+    """Each weight, with its slots, is on one device, which updates it.
+
+    Args:
+        config: the towers.
+        place: returns the device of a weight.
+    """
+
+    name = "at_variable"
+    description = "trained weights exist once and are updated in place"
+    keeps_devices = True
+
+    def __init__(self, config: TowerConfig, place: Placement):
+        super().__init__(config, mirrors=False)
+        self._place = place
+
+    def device_of(self, weight: keras.Variable) -> str:
+        chosen = self._place(weight)
+        known = [d.name for d in tf.config.list_logical_devices()]
+        if not isinstance(chosen, str) or not any(
+            devices.same_device(chosen, name) for name in known
+        ):
+            raise TowerError(
+                f"the placement {name_of(self._place)} puts {weight.path} on "
+                f"{chosen!r}: it must return one of {', '.join(known)}."
+            )
+        return chosen
+
+
+class ShardedLayouts(VariableLayouts):
+    """Large weights, or their slots, are divided over the towers.
+
+    Args:
+        config: the towers.
+        option: as above.
+        divides_weights: as above.
+    """
+
+    name = "sharded"
+
+    def __init__(self, config: TowerConfig, option: str, divides_weights: bool):
+        super().__init__(config)
+        self.option = option
+        self.divides_weights = divides_weights
+
+    @property
+    def description(self) -> str:
+        line = "every tower updates its share of the weights"
+        if not self.divides_weights:
+            return line
+        least = f"{SMALLEST_BYTES // 1024} KiB"
+        return f"{line}, and holds only its shards of those from {least}"
+
+    def choose(
+        self, variable: Any, shape: Sequence[int], dtype: tf.DType
+    ) -> MeshLayout:
+        return choose_layout(shape, dtype.size, self.towers)
+
+    def announce(
+        self, optimizer: Any, weights: Sequence[Any], divides: bool
+    ) -> None:
         if divides or self.towers == 1:
             return
         is_first = first_time(optimizer, "nothing in shards")

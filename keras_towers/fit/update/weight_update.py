@@ -20,7 +20,6 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
-from keras_towers._incomplete import name_of
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import (
@@ -38,7 +37,6 @@ from keras_towers.fit.weights.copies import (
     copy_to_towers,
     native,
 )
-from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.fit.weights.model_state import (
     build_optimizer,
     optimizers_in,
@@ -69,20 +67,17 @@ if TYPE_CHECKING:
 
 
 class WeightUpdate:
-    """Where trained weights and slot variables live, and who updates them.
+    """Places trained weights and slot variables, and applies gradients to them.
 
-    By default tower 0 has the slot variables, updates the weights, and copies
-    them to the other towers. A weight may have a device instead, or a layout
-    that divides it; its slots are where it is.
+    An optimizer's ``apply`` comes here: ``apply_in_trace`` within a step of
+    Keras, ``apply_in_replica`` within ``strategy.run``, and ``apply_outside``
+    anywhere else.
 
     Args:
         config: the towers.
+        layouts: where towers have weights and slots; None: the default.
         collectives: what exchanges tensors among towers; None: as without
             NCCL.
-        each: whether every tower has, and updates, weights and slots.
-        device_for: returns the only device of a weight and its slots, where
-            its gradient is summed, too; None: the towers have them.
-        layouts: how towers divide weights and slots; None: they do not.
         gradients: sums gradients; None: ``collectives`` does.
         local_sgd: lets ranks update their weights independently, and adds
             changes up at the end of a round.
@@ -91,68 +86,38 @@ class WeightUpdate:
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
-        layouts: how towers divide weights and slots.
-        mirrors: whether each tower has a copy of the weights; None: unless all
-            towers are on the host.
+        layouts: as above.
         pushes: whether gradients are results of a step, which ``push`` gets.
     """
 
-    name: str = "once"
-    description: str = "weights are updated on tower 0"
-    mirrors: bool | None = None
+    name: str = ""
+    description: str = ""
     pushes = False
 
     def __init__(
         self,
         config: TowerConfig,
-        collectives: Collectives | None = None,
-        each: bool = False,
-        device_for: Placement | None = None,
         layouts: VariableLayouts | None = None,
+        collectives: Collectives | None = None,
         gradients: Collectives | None = None,
         local_sgd: LocalSGD | None = None,
         rank_sum: RankSum | None = None,
     ):
         self.config = config
         self.layouts: VariableLayouts = layouts or VariableLayouts(config)
-        on_host = devices.all_on_host(config.devices)
-        mirrors = self.mirrors
-        if mirrors is None:
-            mirrors = device_for is None and (each or not on_host)
-        self.variables: TowerVariables = TowerVariables(config, mirrors)
+        self.name = self.name or self.layouts.name
+        self.description = self.description or self.layouts.description
+        self.variables: TowerVariables = TowerVariables(
+            config, self.layouts.mirrors
+        )
         self.order: StepOrder = StepOrder(config.transport)
         self.local_sgd = local_sgd
         self.rank_sum = rank_sum
         if collectives is None:
+            on_host = devices.all_on_host(config.devices)
             collectives = OnDevice() if on_host else OnTowers()
         self.collectives: Collectives = collectives
         self._gradients = gradients or collectives
-        self._device_for, self._each = device_for, each
-        if self.name != WeightUpdate.name:
-            return
-        if layouts is not None:
-            self.name, self.description = layouts.name, layouts.description
-        elif each:
-            self.name = "each"
-            self.description = "every tower updates its own weights"
-        elif device_for is not None:
-            self.name = "at_variable"
-            self.description = (
-                "trained weights exist once and are updated in place"
-            )
-        elif self.variables.mirrors:
-            self.description += " and copied to the other towers"
-
-    @property
-    def updates_each(self) -> bool:
-        """Whether every tower updates its own copies of what is not divided."""
-        each = self._each or self.layouts.divide_any
-        return each and self.variables.mirrors
-
-    @property
-    def keeps_devices(self) -> bool:
-        """Whether updates run where the weights are."""
-        return self._device_for is not None
 
     def place(self, variable: keras.Variable) -> bool:
         """Place a weight as the update requires; return whether it moved."""
@@ -160,10 +125,9 @@ class WeightUpdate:
         # A placement may count what it is asked for.
         if variables.home_of(variable).is_final:
             return False
-        if self._device_for is not None and variable.trainable:
-            return variables.place(
-                variable, device=self._chosen_device(variable)
-            )
+        if self.layouts.keeps_devices and variable.trainable:
+            device = self.layouts.device_of(variable)
+            return variables.place(variable, device=device)
         layout = self._layout_of(variable)
         divides = self.layouts.divides_weights and layout.divides
         if not divides or not variables.may_divide(variable):
@@ -177,24 +141,9 @@ class WeightUpdate:
         """
         now = self.variables.home_of(variable).layout
         layout = now if now.divides else self.layouts.of(variable)
-        if layout.rows is not None or not self.updates_each:
+        if layout.rows is not None or not self.layouts.updates_each:
             return layout
         return dataclasses.replace(layout, towers=MIRRORED)
-
-    def _chosen_device(self, variable: keras.Variable) -> str:
-        """Return the device that the placement chooses, if there is one."""
-        place = self._device_for
-        assert place is not None
-        chosen = place(variable)
-        known = [d.name for d in tf.config.list_logical_devices()]
-        if not isinstance(chosen, str) or not any(
-            devices.same_device(chosen, name) for name in known
-        ):
-            raise TowerError(
-                f"the placement {name_of(place)} puts {variable.path} on "
-                f"{chosen!r}: it must return one of {', '.join(known)}."
-            )
-        return chosen
 
     def place_created(self, variable: keras.Variable) -> None:
         """Place a weight that was created in the block, maybe of no model.
@@ -203,7 +152,7 @@ class WeightUpdate:
         agreed on its value.
         """
         alone = self.config.transport.size == 1
-        if self._device_for is not None:
+        if self.layouts.keeps_devices:
             self.variables.hold_once(variable)
         elif alone or not self._layout_of(variable).divides:
             self.place(variable)
@@ -214,8 +163,8 @@ class WeightUpdate:
             for slot, weight in slots_of(part) if part.built else ():
                 self._place_slot(slot, weight)
         # Weights that a step creates are not placed yet.
-        weights = trained_by(optimizer) if self._each else []
-        layout = ON_EACH if self.updates_each else ONCE
+        weights = trained_by(optimizer) if self.layouts.each else []
+        layout = ON_EACH if self.layouts.updates_each else ONCE
         for variable in (*weights, *optimizer.variables):
             self.variables.place(variable, layout)
 
@@ -311,11 +260,12 @@ class WeightUpdate:
             [[g for g in grads if g is not None] for grads in tower_grads],
             reduce,
         )
-        for tower, row in enumerate(rows if self.updates_each else rows[:1]):
+        each = self.layouts.updates_each
+        for tower, row in enumerate(rows if each else rows[:1]):
             left = iter(row)
             sums = [next(left) if is_there else None for is_there in present]
             self._apply_on_tower(call, sums, tower)
-        if not self.updates_each:
+        if not each:
             # The optimizer may overwrite all its weights by moving averages.
             copy_to_towers(trained_by(call.optimizer))
 
@@ -382,7 +332,7 @@ class WeightUpdate:
 
     def collectives_for(self, weight: Any) -> Collectives:
         """Return what sums the gradients of a weight over towers."""
-        if self._device_for is None:
+        if not self.layouts.keeps_devices:
             return self._gradients
         return OnDevice(copy_on_tower(native(weight)).device)
 
@@ -391,7 +341,7 @@ class WeightUpdate:
     ) -> list[list[Any]]:
         """Return K lists of N sums, given K lists of N gradients."""
         names = self.config.devices
-        if self._device_for is None:
+        if not self.layouts.keeps_devices:
             return self._gradients.all_reduce(tower_grads, names)
         sums = [
             self.collectives_for(weight).all_reduce(

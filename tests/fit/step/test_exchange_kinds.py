@@ -8,6 +8,10 @@ import keras_towers as kt
 from keras_towers import devices as devices_lib
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.step.tower_program import TowerProgram
+from keras_towers.fit.update.variable_layouts import (
+    OnEachTower,
+    VariableLayouts,
+)
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import OnDevice
 from keras_towers.strategies.base import BaseStrategy
@@ -47,7 +51,9 @@ class Counted(BaseStrategy):
     def __init__(self, each):
         super().__init__(devices_lib.devices_of(2), StrategyOptions())
         self.summed = []
-        self._compose(WeightUpdate(self._config, Noted(self.summed), each))
+        kind = OnEachTower if each else VariableLayouts
+        noted = Noted(self.summed)
+        self._compose(WeightUpdate(self._config, kind(self._config), noted))
 
 
 @pytest.mark.parametrize("each", [False, True])
