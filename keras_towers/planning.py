@@ -25,12 +25,12 @@ from keras_towers.errors import TowerError
 from keras_towers.estimated_times import work_of
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
-from keras_towers.fit.step.planned_step import (
+from keras_towers.fit.step.dry_run import (
+    AbsentRanks,
     LaidOutStep,
     Needs,
-    PlannedRanks,
-    lay_out_planned,
-    planning,
+    dry_run,
+    lay_out_dry,
 )
 from keras_towers.fit.step.step_costs import (
     Exchanged,
@@ -46,7 +46,7 @@ from keras_towers.fit.weights.model_state import (
 )
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.fit.weights.without_memory import without_memory
-from keras_towers.strategies.base import BaseStrategy, planned
+from keras_towers.strategies.base import BaseStrategy, strategy_for_dry_run
 from keras_towers.strategies.device_mesh import Mesh
 from keras_towers.user_models import model_and_data, random_examples
 
@@ -98,8 +98,8 @@ class Choice:
 def _on_towers(setting: PlanSetting, **options: Any) -> BaseStrategy:
     """Make ``TowerStrategy`` on devices, and hosts, that need not exist."""
     hosts, *_ = setting.hosts or [1]
-    return planned(
-        setting.devices, StrategyOptions(**options), PlannedRanks(hosts)
+    return strategy_for_dry_run(
+        setting.devices, StrategyOptions(**options), AbsentRanks(hosts)
     )
 
 
@@ -123,7 +123,7 @@ def _on_mesh(setting: PlanSetting) -> BaseStrategy:
     options = StrategyOptions(
         weights="sharded", gather_bytes=setting.gather_bytes
     )
-    return planned(Mesh.of(found, axis, list), options)
+    return strategy_for_dry_run(Mesh.of(found, axis, list), options)
 
 
 CHOICES: Sequence[Choice] = (
@@ -268,8 +268,8 @@ def _plan(
                 build(), None if open_size else size
             )
         make = functools.partial(choice.strategy, setting)
-        strategy = stack.enter_context(planning(model, make))
-        step = lay_out_planned(strategy, model, batch, size)
+        strategy = stack.enter_context(dry_run(model, make))
+        step = lay_out_dry(strategy, model, batch, size)
         numbers = _like_first(step, setting)
         return [_plan_on(step, choice, setting, n) for n in numbers]
 

@@ -27,8 +27,8 @@ from keras_towers import backup_folder
 from keras_towers._types import JsonObject
 from keras_towers.backup_folder import CallFolder, WrittenPart
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit import plain_settings
-from keras_towers.fit.plain_settings import ModelSettings
+from keras_towers.fit.ranks import plain_settings
+from keras_towers.fit.ranks.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
 from keras_towers.fit.weights.shards import is_over_ranks

@@ -41,7 +41,7 @@ SHOWN_BY = {
     "fit/step/test_step_costs.py": """
         fit/step/step_reports partition/estimated_work
     """,
-    "fit/test_step_order.py": "fit/step_agreement",
+    "fit/ranks/test_step_order.py": "fit/ranks/step_agreement",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "fit/weights/test_tower_variables.py": "fit/weights/copies",
@@ -104,7 +104,7 @@ SHOWN_BY = {
         _incomplete conformance/strategy_check rendezvous/joined_job
         strategies/composed
     """,
-    "test_planning.py": "fit/step/planned_step",
+    "test_planning.py": "fit/step/dry_run",
     "test_what_is_printed.py": "_notices",
     "timeline/test_callback.py": "timeline/trace_file",
 }

@@ -1,13 +1,9 @@
 """How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
 
 Its parts, from the bottom up: ``options`` and ``places``, ``components``,
-``context``, ``weights``, ``plain_settings`` and ``call_agreement``,
-``step_errors``, ``data``, the modules on steps, ``update``, ``step``,
-``calls``, ``keras_patches``. But ``weights`` asks an ``update``, which it is
-given.
+``context``, ``weights``, ``data``, ``ranks``, ``update``, ``step``, ``calls``,
+``keras_patches``. But ``weights`` asks an ``update``, which it is given.
 
-``call_agreement``
-  Agreement of all ranks on the arguments of a method that they call.
 ``components``
   The components that a strategy is composed of.
 ``keras_patches``
@@ -16,14 +12,4 @@ given.
   The options that strategies share: declared, documented and checked once.
 ``places``
   Where the steps of a call compute, and with whom.
-``plain_settings``
-  The plain settings of a model's layers and optimizers.
-``step_agreement``
-  Whether all ranks are about to take the same step, on the same data.
-``step_clock``
-  Marks in a training step: the times at which towers reach certain points.
-``step_errors``
-  The errors of steps that a user sees, with notes on what failed.
-``step_order``
-  The order of steps, and of their exchanges, on all ranks.
 """

@@ -285,7 +285,7 @@ class KerasStrategy:
         """Make the strategy TensorFlow's current one inside a block."""
         raise NotImplementedError
 
-    def _planned(self, transport: Transport) -> KerasStrategy:
+    def _for_dry_run(self, transport: Transport) -> KerasStrategy:
         """Return a strategy like this one, to plan with; it never runs.
 
         Args:

@@ -39,7 +39,7 @@ All other patches are attributes of a single object, not of a class: of a model
 during a call (``calls/tower_call.py``, ``strategies/noop.py``,
 ``parameter_servers/worker_fit.py``), while Keras makes functions
 (``fit/step/adaptive_function.py``) and while a step is planned
-(``fit/step/planned_step.py``); methods of an optimizer during an update
+(``fit/step/dry_run.py``); methods of an optimizer during an update
 (``fit/update/optimizers.py``), while it makes slots
 (``fit/update/weight_update.py``) and while a worker trains
 (``parameter_servers/worker_fit.py``); methods of callbacks

@@ -20,7 +20,7 @@ from keras_towers import compat, settings
 from keras_towers._types import ConcreteFunction, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
-from keras_towers.fit.step_agreement import ComparedStep
+from keras_towers.fit.ranks.step_agreement import ComparedStep
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.parameter_servers.key_value_store import value_of
 from keras_towers.parameter_servers.remote_runtime import RunningFunction

@@ -29,7 +29,7 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.places import Places
-from keras_towers.fit.step_agreement import ComparedStep
+from keras_towers.fit.ranks.step_agreement import ComparedStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.server_connection import ServerPeers

@@ -1,7 +1,7 @@
 """Comparisons of the ranks of a job: versions, scripts, and their next steps.
 
 Ranks exchange plain values and compare them. ``fit`` does so for the arguments
-of a call (``fit/call_agreement.py``) and for variables
+of a call (``fit/ranks/call_agreement.py``) and for variables
 (``fit/weights/agreement.py``).
 """
 

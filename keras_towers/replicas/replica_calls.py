@@ -24,7 +24,7 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.step_clock import recorder_of
+from keras_towers.fit.step.step_clock import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.replicas.coordinator import Coordinator

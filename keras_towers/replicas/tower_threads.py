@@ -23,7 +23,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall, TowerFunction
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.step.global_step import run_for_own_batch
-from keras_towers.fit.step_clock import StepRecorder
+from keras_towers.fit.step.step_clock import StepRecorder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import native
 from keras_towers.replicas.averages import Averages, refuse_new_step

@@ -174,10 +174,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         self._update = update
         self._runner = runner or TowerRunner(update)
 
-    def _planned(self, transport: Transport) -> BaseStrategy:
+    def _for_dry_run(self, transport: Transport) -> BaseStrategy:
         """Return a strategy like this one, to plan with; it never runs."""
         devices = self._config.devices if self._mesh is None else self._mesh
-        return planned(devices, self._config.options, transport)
+        return strategy_for_dry_run(devices, self._config.options, transport)
 
     @property
     def mode(self) -> str:
@@ -479,7 +479,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 self._adoption.bind(model)
 
 
-def planned(
+def strategy_for_dry_run(
     devices: Sequence[str] | Mesh,
     options: StrategyOptions,
     transport: Transport | None = None,

@@ -1,7 +1,7 @@
 """A timeline of ``fit``: a trace, a table of phases, and a line of advice.
 
 Each rank records its steps (``recording.py``), and the times at which its
-towers pass the marks of ``fit/step_clock.py``. At the end of ``fit`` the
+towers pass the marks of ``fit/step/step_clock.py``. At the end of ``fit`` the
 recordings of all ranks are put on one clock, and written in the format of
 ``chrome://tracing`` and ui.perfetto.dev (``trace_file.py``). What a step takes
 is in ``phases.py``, and what is said of it in ``advice.py``.

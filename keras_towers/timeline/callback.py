@@ -17,10 +17,10 @@ from keras_towers import compat
 from keras_towers._types import Logs
 from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
-from keras_towers.fit import step_clock
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ObservesFit
 from keras_towers.fit.components import TowerConfig
+from keras_towers.fit.step import step_clock
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.rendezvous import rank_checks
 from keras_towers.system import absolute, check_writable, make_writable

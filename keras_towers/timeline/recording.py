@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_towers._types import Logs
-from keras_towers.fit import step_clock
+from keras_towers.fit.step import step_clock
 
 # Columns of a call in ``LoopClock``.
 _RETURNED, _ENDED = 1, 2

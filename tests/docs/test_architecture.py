@@ -94,6 +94,6 @@ def test_every_fit_runs_the_files_of_its_walk():
     assert len(named) > 20
     for name in named:
         # Only several ranks compare their arguments.
-        is_of_ranks = name == "fit/call_agreement.py"
+        is_of_ranks = name == "fit/ranks/call_agreement.py"
         place = str(PACKAGE / name.rstrip("/"))
         assert any(file.startswith(place) for file in ran) != is_of_ranks, name

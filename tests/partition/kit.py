@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.places import Places, Ranks
+from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step.placed_tensors import PlacedTensors
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import (

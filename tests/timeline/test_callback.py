@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit import step_clock
+from keras_towers.fit.step import step_clock
 from keras_towers.timeline import callback as timeline_lib
 from tests.kit.compare import assert_all_close
 from tests.kit.sampling import sample_of

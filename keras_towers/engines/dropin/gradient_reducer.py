@@ -25,7 +25,7 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.components import KerasStrategy
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
-from keras_towers.fit.step_agreement import are_equal
+from keras_towers.fit.ranks.step_agreement import are_equal
 from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import build_optimizer, optimizers_in
 from keras_towers.reduction.gradients import Gradient

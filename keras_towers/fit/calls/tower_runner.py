@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Step, Structure
 from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
-from keras_towers.fit import call_agreement, step_errors
 from keras_towers.fit.calls import (
     callback_effects,
     callback_roles,
@@ -29,10 +28,11 @@ from keras_towers.fit.components import (
     KerasCall,
     TowerConfig,
 )
-from keras_towers.fit.context import thread_state
+from keras_towers.fit.context import step_errors, thread_state
 from keras_towers.fit.data import in_turn
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
+from keras_towers.fit.ranks import call_agreement
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_state
 from keras_towers.partition import Program

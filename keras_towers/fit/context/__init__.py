@@ -10,4 +10,6 @@
   The state of each thread: the step that it traces or runs, its blocks.
 ``without_collection``
   Pauses Python's garbage collector while a step is traced.
+``step_errors``
+  The errors of steps that a user sees, with notes on what failed.
 """

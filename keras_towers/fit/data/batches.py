@@ -14,8 +14,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit import step_errors
 from keras_towers.fit.components import TowerConfig
+from keras_towers.fit.context import step_errors
 from keras_towers.fit.places import Places
 from keras_towers.transport import Transport, next_key
 
@@ -35,7 +35,7 @@ EACH: str = (
 Leaf: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
 """A tensor of any kind, or its spec."""
 
-Rows: TypeAlias = "int | tf.Tensor"
+Count: TypeAlias = "int | tf.Tensor"
 """A number of rows, known now or in the step only."""
 
 # By the names of a batch's parts: those that have no row for each example.
@@ -108,7 +108,7 @@ class Batch:
         return _with_examples(self.structure)
 
     @property
-    def size(self) -> Rows:
+    def size(self) -> Count:
         """The number of examples; a batch without rows is one example."""
         example = self._example
         return 1 if example is None else rows_of(example)
@@ -149,14 +149,14 @@ class Batch:
         ]
         return tf.nest.pack_sequence_as(self.structure, leaves)
 
-    def cut(self, starts: Sequence[Rows]) -> tuple[object, ...]:
+    def cut(self, starts: Sequence[Count]) -> tuple[object, ...]:
         """Cut it into N pieces; each gets all parts that are not divided.
 
         Args:
             starts: the first row of each piece, and the end of the last.
         """
 
-        def piece(start: Rows, end: Rows) -> Structure:
+        def piece(start: Count, end: Count) -> Structure:
             return self.map_divided(lambda x: _slice(x, start, end - start))
 
         return tuple(itertools.starmap(piece, itertools.pairwise(starts)))
@@ -230,15 +230,15 @@ class TowerBatch(NamedTuple):
     """
 
     pieces: tuple[Structure, ...]
-    total: Rows | tuple[()] = ()
-    start: Rows | tuple[()] = ()
+    total: Count | tuple[()] = ()
+    start: Count | tuple[()] = ()
 
     @property
     def is_counted(self) -> bool:
         """Whether the number of examples of all processes is known."""
         return not isinstance(self.total, tuple)
 
-    def counts(self, like: Batch) -> list[Rows]:
+    def counts(self, like: Batch) -> list[Count]:
         """Return the K towers' numbers of examples: ints or scalar tensors.
 
         Args:
@@ -276,10 +276,10 @@ def of_any_size(
     return tf.TensorSpec(shape, spec.dtype)
 
 
-def _starts(size: Any, number: int) -> list[Rows]:
+def _starts(size: Any, number: int) -> list[Count]:
     """Return the first row of each of N pieces, and the end of the last."""
     least, left = size // number, size % number
-    starts: list[Rows] = []
+    starts: list[Count] = []
     for k in range(number + 1):
         more = min(k, left) if isinstance(left, int) else tf.minimum(left, k)
         starts.append(k * least + more)
@@ -293,7 +293,7 @@ def _as_tensor(leaf: Any) -> Structure:
     return tf.convert_to_tensor(leaf)
 
 
-def _slice(leaf: Leaf, start: Rows, length: Rows) -> Leaf:
+def _slice(leaf: Leaf, start: Count, length: Count) -> Leaf:
     if isinstance(leaf, tf.SparseTensor):
         shape = leaf.dense_shape
         begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
@@ -529,7 +529,7 @@ def can_be_divided(leaf: object) -> bool:
     return getattr(leaf, "ragged_rank", 1) == 1
 
 
-def rows_of(leaf: Leaf) -> Rows:
+def rows_of(leaf: Leaf) -> Count:
     """Return the number of rows of a tensor of any kind: an int if it can."""
     rows = static_rows(leaf)
     if rows is not None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit import step_errors
+from keras_towers.fit.context import step_errors
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key

@@ -8,7 +8,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 3. ``trace.py``: the step is traced as one device runs it, with the updates of
    its optimizers (``fit/update``).
 4. ``step_layout.py``: ``partition`` makes a program of the trace.
-5. ``fit/step_agreement.py``: the ranks compare their steps.
+5. ``fit/ranks/step_agreement.py``: the ranks compare their steps.
 6. ``tower_program.py``: level by level, towers call functions
    (``tower_functions.py``) and exchange what these return, gradients too
    (``exchange_kinds.py``).
@@ -29,8 +29,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   A traced function, called as one operation or inlined into its caller.
 ``placed_tensors``
   The tensors of a step, each with a value at every place where it differs.
-``planned_step``
-  The needs of a step on each device; steps that are planned, and never run.
+``dry_run``
+  Dry runs: steps that are laid out and never run, and the memory they need.
 ``stacked_lists``
   Lists of tensors that functions take or return which XLA compiles.
 ``step_costs``
@@ -53,4 +53,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The operations of a traced step, by which ranks tell whether it is the same.
 ``fixed_tables``
   Tables that never change once they are made, such as those of words.
+``step_clock``
+  Marks in a training step: the times at which towers reach certain points.
 """

@@ -215,7 +215,7 @@ class AdaptiveFunction(TowerFunction):
             )
         self._retrace()
 
-    def _counts_of(self, batch: Structure) -> list[data_lib.Rows]:
+    def _counts_of(self, batch: Structure) -> list[data_lib.Count]:
         """Return how many rows of a batch each tower gets."""
         places, undivided = self._settings.places, self._settings.undivided
         pieces, like = data_lib.as_tower_batch(

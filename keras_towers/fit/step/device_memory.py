@@ -26,13 +26,13 @@ from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import KerasStrategy, TowerConfig
 from keras_towers.fit.places import ALONE
-from keras_towers.fit.step.planned_step import (
+from keras_towers.fit.step.dry_run import (
+    AbsentRanks,
     LaidOutStep,
     Needs,
     PlacedModel,
-    PlannedRanks,
-    lay_out_planned,
-    planning,
+    dry_run,
+    lay_out_dry,
 )
 from keras_towers.fit.step.step_layout import (
     MemoryPlan,
@@ -143,7 +143,7 @@ class MemoryCheck:
             # Planning takes time, and there is room for any optimizer.
             return
         ranks = config.places(kind).ranks.batch.size
-        with _planning(config, model, ranks) as strategy:
+        with _dry_run(config, model, ranks) as strategy:
             strategy._runner.plan_variables(model, kind)
             needs = PlacedModel(strategy._config, model).held(ranks)
         self._held[model] = needs
@@ -195,8 +195,8 @@ class MemoryCheck:
                 batch,
             )
             try:
-                with _planning(config, model, 1) as strategy:
-                    needs = lay_out_planned(
+                with _dry_run(config, model, 1) as strategy:
+                    needs = lay_out_dry(
                         strategy, model, specs, examples, kind
                     ).needs(examples, 1)
             except Exception as error:
@@ -372,7 +372,7 @@ def _known_examples(spec: Structure, examples: int | None) -> int | None:
 
 
 @contextlib.contextmanager
-def _planning(
+def _dry_run(
     config: TowerConfig, model: keras.Model, ranks: int
 ) -> Iterator[KerasStrategy]:
     """Let a strategy like that of towers place a model, to plan with.
@@ -383,6 +383,6 @@ def _planning(
         ranks: the number of ranks that share a batch.
     """
     own: Any = config.strategy
-    make = functools.partial(own._planned, PlannedRanks(ranks))
-    with silence(), planning(model, make, builds=False) as strategy:
+    make = functools.partial(own._for_dry_run, AbsentRanks(ranks))
+    with silence(), dry_run(model, make, builds=False) as strategy:
         yield strategy

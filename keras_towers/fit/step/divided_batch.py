@@ -14,8 +14,8 @@ from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.data import batches as data_lib, same_data
 from keras_towers.fit.data.batches import Batch, TowerBatch
 from keras_towers.fit.places import Places, Ranks
+from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step.placed_tensors import PlacedTensors
-from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.layouts import (
@@ -196,7 +196,7 @@ def shares_batches(config: TowerConfig, ranks: Ranks) -> bool:
     return together and config.options.batches == "split"
 
 
-def _sum_of(counts: Sequence[data_lib.Rows]) -> data_lib.Rows:
+def _sum_of(counts: Sequence[data_lib.Count]) -> data_lib.Count:
     """Return a sum of ints, or of tensors, on the host."""
     if all(isinstance(count, int) for count in counts):
         return sum(counts)

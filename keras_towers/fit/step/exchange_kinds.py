@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.fit import step_clock
 from keras_towers.fit.components import ApplyCall
-from keras_towers.fit.step_order import row_of_rank
+from keras_towers.fit.ranks.step_order import row_of_rank
+from keras_towers.fit.step import step_clock
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind

@@ -26,7 +26,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import first_time
 from keras_towers._types import Step, Structure, Variable
-from keras_towers.fit import step_clock
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ActiveStep
@@ -34,6 +33,9 @@ from keras_towers.fit.context.without_collection import without_collection
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.same_data import rounded_fingerprint
 from keras_towers.fit.places import ALONE, Places, Ranks
+from keras_towers.fit.ranks.step_agreement import STEP_KEY, ComparedStep
+from keras_towers.fit.ranks.step_order import StepOrder
+from keras_towers.fit.step import step_clock
 from keras_towers.fit.step.device_memory import MemoryCheck
 from keras_towers.fit.step.divided_batch import (
     DividedBatch,
@@ -54,8 +56,6 @@ from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, components_of, trace
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step.traced_operations import TracedOperations
-from keras_towers.fit.step_agreement import STEP_KEY, ComparedStep
-from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause

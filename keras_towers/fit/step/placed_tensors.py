@@ -17,7 +17,7 @@ Place: TypeAlias = tuple[int, ...]
 """A tower, a column and a micro-batch."""
 
 
-class Scope(MutableMapping[Tensor, Any]):
+class TensorsAt(MutableMapping[Tensor, Any]):
     """The tensors at a place, as what is computed there takes and returns them.
 
     Args:
@@ -92,7 +92,7 @@ class PlacedTensors:
         self._arrays: dict[Tensor, np.ndarray] = {}
         # Over the micro-batches of each tower.
         self._sums: dict[Tensor, np.ndarray] = {}
-        self.shared: Scope = self.scope((1, 1, 1), (0, 0, 0))
+        self.shared: TensorsAt = self.scope((1, 1, 1), (0, 0, 0))
 
     def lengths(
         self, towers: bool = False, columns: bool = False, parts: bool = False
@@ -105,15 +105,15 @@ class PlacedTensors:
             places.parts if parts else 1,
         )
 
-    def scope(self, lengths: Sequence[int], place: Place) -> Scope:
-        """Return the tensors at a place, as of ``Scope``."""
+    def scope(self, lengths: Sequence[int], place: Place) -> TensorsAt:
+        """Return the tensors at a place, as of ``TensorsAt``."""
         tower, column, _ = place
         device = self.places.mesh[tower][column]
-        return Scope(self._arrays, lengths, place, device)
+        return TensorsAt(self._arrays, lengths, place, device)
 
     def scopes(
         self, towers: bool = False, columns: bool = False, parts: bool = False
-    ) -> list[Scope]:
+    ) -> list[TensorsAt]:
         """Return the tensors at each place where something may differ."""
         lengths = self.lengths(towers, columns, parts)
         return [self.scope(lengths, place) for place in np.ndindex(*lengths)]
@@ -130,7 +130,7 @@ class PlacedTensors:
             array[scope.place] = value_of(tensor, scope)
         return array
 
-    def add(self, tensor: Tensor, scope: Scope) -> Any:
+    def add(self, tensor: Tensor, scope: TensorsAt) -> Any:
         """Add a micro-batch's value to the sum of its tower; return the sum."""
         place = scope.tower, scope.column, 0
         value = scope[tensor]

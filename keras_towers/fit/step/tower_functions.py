@@ -20,10 +20,10 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.devices import same_device
 from keras_towers.fit.places import Places
+from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step.graph_function import CallMode, GraphFunction
-from keras_towers.fit.step.placed_tensors import Scope, with_shapes
+from keras_towers.fit.step.placed_tensors import TensorsAt, with_shapes
 from keras_towers.fit.step.stacked_lists import StackedLists
-from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.emission import (
     emit,
     graph_of,
@@ -313,7 +313,7 @@ class TowerFunctions:
         call: FunctionCall,
         reads: Sequence[Operation],
         writes: Sequence[Operation],
-        towers: Sequence[Scope],
+        towers: Sequence[TensorsAt],
     ) -> tuple[FunctionCall, Sequence[Operation], Sequence[Operation]]:
         """Let a function that XLA compiles read and write variables itself.
 
@@ -367,7 +367,7 @@ class TowerFunctions:
         return compiled, before, after
 
     def _can_be_compiled(
-        self, operation: Operation, towers: Sequence[Scope]
+        self, operation: Operation, towers: Sequence[TensorsAt]
     ) -> bool:
         """Whether XLA can do what towers do with their variables."""
         if operation.type not in _COMPILED:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.places import Places
+from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step.exchange_kinds import (
     GradientExchange,
     Members,
@@ -20,7 +21,7 @@ from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.placed_tensors import (
     Place,
     PlacedTensors,
-    Scope,
+    TensorsAt,
     with_shapes,
 )
 from keras_towers.fit.step.tower_functions import (
@@ -28,7 +29,6 @@ from keras_towers.fit.step.tower_functions import (
     Section,
     TowerFunctions,
 )
-from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition.emission import emit, value_of
 from keras_towers.partition.lifetimes import summed_tensors
 from keras_towers.partition.program import (
@@ -172,7 +172,7 @@ class TowerProgram:
         return computed
 
     def _use_variables(
-        self, operations: Sequence[Operation], towers: Sequence[Scope]
+        self, operations: Sequence[Operation], towers: Sequence[TensorsAt]
     ) -> None:
         """Read or update the towers' copies of variables, on their devices.
 
@@ -190,7 +190,7 @@ class TowerProgram:
     def _call(
         self,
         call: FunctionCall | None,
-        scopes: Sequence[Scope],
+        scopes: Sequence[TensorsAt],
         tensors: PlacedTensors,
         first_after: Sequence[object],
     ) -> list[Any]:

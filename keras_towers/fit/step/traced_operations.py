@@ -17,9 +17,9 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.ranks.step_agreement import OperationText
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.trace import Trace, handle_of
-from keras_towers.fit.step_agreement import OperationText
 from keras_towers.fit.weights.model_state import ModelState, collect
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.components import NamedGradients, TowerConfig
-from keras_towers.fit.step_order import StepOrder
+from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import VariablePart

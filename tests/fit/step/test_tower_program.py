@@ -9,10 +9,10 @@ import tensorflow as tf
 from keras_towers import TowerError, compat
 from keras_towers.fit.data import batches
 from keras_towers.fit.places import Places, Ranks
+from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step.divided_batch import DividedBatch
 from keras_towers.fit.step.exchange_kinds import Members, exchange_tensors
 from keras_towers.fit.step.tower_program import Pace, TowerProgram
-from keras_towers.fit.step_order import StepOrder
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.program import Exchange, Tensor

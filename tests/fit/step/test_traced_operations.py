@@ -4,10 +4,10 @@ import keras
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit.ranks.step_agreement import ComparedStep
 from keras_towers.fit.step.trace import trace
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step.traced_operations import TracedOperations
-from keras_towers.fit.step_agreement import ComparedStep
 
 pytestmark = pytest.mark.core
 D = keras.layers

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError
-from keras_towers.fit import plain_settings
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
+from keras_towers.fit.ranks import plain_settings
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_towers.fit import plain_settings
+from keras_towers.fit.ranks import plain_settings
 from tests.kit.training import linear
 
 pytestmark = pytest.mark.core

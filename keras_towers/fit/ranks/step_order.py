@@ -12,13 +12,13 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Structure
 from keras_towers.fit.data.batches import (
-    Rows,
+    Count,
     TowerBatch,
     identity_of,
     tensors_in,
 )
 from keras_towers.fit.data.same_data import check_results
-from keras_towers.fit.step_agreement import (
+from keras_towers.fit.ranks.step_agreement import (
     STEP_KEY,
     UPDATE_KEY,
     ComparedStep,
@@ -211,7 +211,7 @@ class StepOrder:
         with tf.control_dependencies(done):
             return identity_of(result)
 
-    def count(self, batch: TowerBatch, here: Rows) -> Structure:
+    def count(self, batch: TowerBatch, here: Count) -> Structure:
         """Count a step's examples on all ranks; stop when there are none.
 
         A rank whose data has ended takes part without examples until the data

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit import step_clock
-from keras_towers.fit.step_clock import StepRecorder
+from keras_towers.fit.step import step_clock
+from keras_towers.fit.step.step_clock import StepRecorder
 
 SLEEP_S = 0.2
 # A busy machine may read the clock that much too late.

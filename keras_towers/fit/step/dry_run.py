@@ -1,6 +1,6 @@
-"""The needs of a step on each device; steps that are planned, and never run.
+"""Dry runs: steps that are laid out and never run, and the memory they need.
 
-A planned step is traced and laid out by the code that trains, in a TensorFlow
+A dry run traces and lays out a step by the code that trains, in a TensorFlow
 graph that has no session: variables have shapes there, and devices names, and
 neither needs to exist.
 """
@@ -46,7 +46,7 @@ _S = TypeVar("_S", bound=KerasStrategy)
 _SEEDS = "global_seed_generator"
 
 
-class PlannedRanks(SingleProcess):
+class AbsentRanks(SingleProcess):
     """The last of several ranks, whose towers have the most rows."""
 
     def __init__(self, size: int):
@@ -193,7 +193,7 @@ class LaidOutStep(PlacedModel):
 
 
 @contextlib.contextmanager
-def planning(
+def dry_run(
     model: keras.Model, make: Callable[[], _S], builds: bool = True
 ) -> Iterator[_S]:
     """Let a strategy place a model in this block, in a graph without memory.
@@ -235,14 +235,14 @@ def planning(
         yield strategy
 
 
-def lay_out_planned(
+def lay_out_dry(
     strategy: KerasStrategy,
     model: keras.Model,
     batch: Structure,
     examples: int,
     kind: str = "fit",
 ) -> LaidOutStep:
-    """Trace and lay out a step, within ``planning``.
+    """Trace and lay out a step, within ``dry_run``.
 
     Args:
         strategy: the strategy.

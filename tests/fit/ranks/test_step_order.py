@@ -5,16 +5,16 @@ import zlib
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit import step_agreement
 from keras_towers.fit.data.batches import TowerBatch
-from keras_towers.fit.step_agreement import (
+from keras_towers.fit.ranks import step_agreement
+from keras_towers.fit.ranks.step_agreement import (
     ComparedStep,
     Constants,
     ConstantText,
     OperationText,
     StepAgreement,
 )
-from keras_towers.fit.step_order import StepOrder
+from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.call_agreement import _meet
+from keras_towers.fit.ranks.call_agreement import _meet
 from keras_towers.transport import SingleProcess
 
 pytestmark = pytest.mark.core
