@@ -36,7 +36,7 @@ import keras
 from keras_towers._types import Logs
 from keras_towers.backup import END_SIGNALS, Backup
 from keras_towers.errors import EndOfJob, TowerError
-from keras_towers.fit.options import check_arguments
+from keras_towers.fit.given_values import check_arguments
 from keras_towers.rendezvous import commits
 from keras_towers.saved_training import KEPT, SavedTraining
 from keras_towers.system import handle_signals, make_writable, replace_file

@@ -24,7 +24,8 @@ SHOWN_BY = {
         engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
-        fit/calls/lone_call fit/calls/model_building fit/calls/tower_runner
+        fit/calls/current_call fit/calls/lone_call fit/calls/model_building
+        fit/calls/tower_runner
         fit/context/patches fit/context/thread_state
     """,
     "fit/step/test_remat_scope.py": """
@@ -32,7 +33,7 @@ SHOWN_BY = {
     """,
     "fit/data/test_inputs.py": """
         fit/data/batches fit/data/epoch_iterator fit/data/shuffle_order
-        fit/step/divided_batch
+        fit/data/tower_datasets fit/step/divided_batch
     """,
     "fit/step/test_global_step.py": """
         fit/components fit/step/step_layout fit/step/tower_functions
@@ -41,6 +42,7 @@ SHOWN_BY = {
     "fit/step/test_step_costs.py": """
         fit/step/step_reports partition/estimated_work
     """,
+    "fit/test_options.py": "fit/given_values",
     "fit/ranks/test_step_order.py": "fit/ranks/step_agreement",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",

@@ -12,4 +12,6 @@ Its parts, from the bottom up: ``options`` and ``places``, ``components``,
   The options that strategies share: declared, documented and checked once.
 ``places``
   Where the steps of a call compute, and with whom.
+``given_values``
+  Checks given values against the annotations of what takes them.
 """

@@ -6,20 +6,17 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 import math
-import os
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from keras_towers import settings
 from keras_towers._bytes import parse_bytes
 from keras_towers._types import CompressionName
 from keras_towers.errors import TowerError, did_you_mean
+from keras_towers.fit.given_values import check_value
 
 if TYPE_CHECKING:
     from keras.distribution import LayoutMap
@@ -59,15 +56,6 @@ Where: TypeAlias = Literal["host", "towers"]
 # What tensorpack calls them; its towers are GPUs.
 _OF_TENSORPACK = {"cpu": "host", "gpu": "towers"}
 _MAY_BE_OF_TENSORPACK = ("caching_device", "mode", "ps_device")
-
-# Of NumPy, too; and what messages call them.
-_NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
-_NAMES = {
-    Callable: "a function",
-    Mapping: "a dictionary",
-    os.PathLike: "a path",
-    str: "a text",
-}
 
 # Types that only exist where TensorFlow has been imported, by their modules.
 _OF_TENSORFLOW = {
@@ -210,7 +198,7 @@ class StrategyOptions:
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
-            _check(name, getattr(self, name), hint)
+            check_value(name, getattr(self, name), hint)
         if self.micro_batches != "auto" and self.micro_batches < 1:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
@@ -425,7 +413,7 @@ def check_values(options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
             continue
         # Some name what needs TensorFlow.
         with contextlib.suppress(NameError):
-            _check(name, value, eval(hints[name], globals()))
+            check_value(name, value, eval(hints[name], globals()))
     StrategyOptions(**shared)
 
 
@@ -433,23 +421,6 @@ def current_name(name: Any) -> Any:
     """Return the name here of what tensorpack calls ``"cpu"`` or ``"gpu"``."""
     is_text = isinstance(name, str)
     return _OF_TENSORPACK.get(name, name) if is_text else name
-
-
-def check_arguments(kind: type, **arguments: object) -> None:
-    """Refuse arguments that do not match a constructor's annotations."""
-    constructor = kind.__init__  # type: ignore[misc]
-    parameters = inspect.signature(constructor, eval_str=True).parameters
-    for name, value in arguments.items():
-        _check(name, value, parameters[name].annotation)
-
-
-def check_seconds(name: str, seconds: Any) -> None:
-    """Refuse a value that is not a positive, finite number."""
-    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if not number or not 0 < float(seconds) < math.inf:
-        raise TowerError(
-            f"{name}={seconds!r} is not allowed: give a number of seconds."
-        )
 
 
 def _hints() -> dict[str, Any]:
@@ -468,42 +439,3 @@ def _resolved_hints(loaded: tuple[str, ...]) -> dict[str, Any]:
         else:
             names[name] = type(name, (), {})
     return typing.get_type_hints(StrategyOptions, localns=names)
-
-
-def _check(name: str, value: object, hint: Any) -> None:
-    """Refuse a value that does not match its annotation."""
-    if hint is float and name.endswith("_s"):
-        return check_seconds(name, value)
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    parts = typing.get_args(hint) if is_union else (hint,)
-    if not any(_matches(value, part) for part in parts):
-        *most, last = itertools.chain(*map(_describe_type, parts))
-        text = ", ".join(most) + ("," if len(most) > 1 else "")
-        text = f"{text} or {last}" if most else last
-        raise TowerError(f"{name}={value!r} is not allowed: give {text}.")
-
-
-def _allowed_values(part: Any) -> tuple[object, ...]:
-    """The values of a type that lists them; empty for other types."""
-    if typing.get_origin(part) is Literal:
-        return typing.get_args(part)
-    return {bool: (True, False), types.NoneType: (None,)}.get(part, ())
-
-
-def _matches(value: object, part: Any) -> bool:
-    if values := _allowed_values(part):
-        return any(isinstance(value, type(v)) and value == v for v in values)
-    if part in _NUMBERS:
-        kind, _ = _NUMBERS[part]
-        return isinstance(value, kind) and not isinstance(value, bool)
-    return isinstance(value, typing.get_origin(part) or part)
-
-
-def _describe_type(part: Any) -> list[str]:
-    """Describe the values that match a part of an annotation."""
-    if values := _allowed_values(part):
-        return list(map(repr, values))
-    if part in _NUMBERS:
-        return [_NUMBERS[part][1]]
-    kind = typing.get_origin(part) or part
-    return [_NAMES.get(kind, f"a {kind.__name__}")]

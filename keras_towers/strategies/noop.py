@@ -14,7 +14,7 @@ from keras_towers import compat, devices as devices_lib
 from keras_towers._strategy import Strategy
 from keras_towers._types import EpochIterator, Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import model_building, tower_call
+from keras_towers.fit.calls import current_call, model_building, tower_call
 from keras_towers.fit.calls.tower_runner import (
     TowerRunner,
     run_on_one_device,
@@ -129,7 +129,7 @@ class NoOpRunner(TowerRunner):
         if optimizer is None or not keras_call.trains:
             ends = {}
         with (
-            tower_call.iterators.holding(_read_once),
+            current_call.iterators.holding(_read_once),
             patches.shadowed(model, call.shadows()),
             patches.shadowed(optimizer, ends),
         ):

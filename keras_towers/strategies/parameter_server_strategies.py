@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Self, Unpack
 
 from keras_towers import devices as devices_lib
+from keras_towers.fit.given_values import check_arguments
 from keras_towers.fit.options import (
     Batches,
     ServerKeywords,
     StepKeywords,
     StrategyOptions,
     Where,
-    check_arguments,
     current_name,
     options_of,
 )

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers._types import Structure
-from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data import batches as data_lib, tower_datasets
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.reduction.gradients import Gradient
@@ -174,7 +174,7 @@ class TowerExtended(compat.MirroredExtended):
             return data_lib.Batch.of(batch).split(size, rank, 1).pieces[0]
 
         if size > 1:
-            dataset = data_lib.mapped(dataset, share)
+            dataset = tower_datasets.mapped(dataset, share)
         return super()._experimental_distribute_dataset(dataset, options)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):

@@ -13,7 +13,8 @@ from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
 )
 from keras_towers.errors import TowerError
-from keras_towers.fit.options import RankKeywords, check_seconds, options_of
+from keras_towers.fit.given_values import check_seconds
+from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.rendezvous import store, tf_config
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy

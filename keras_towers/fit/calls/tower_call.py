@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._strategy import Strategy
-from keras_towers._types import EpochIterator, Logs, Step, Structure
+from keras_towers._types import Logs, Step, Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import model_building
+from keras_towers.fit.calls import current_call, model_building
+from keras_towers.fit.calls.current_call import UserStep
 from keras_towers.fit.components import (
     FitStart,
     KerasCall,
-    KerasStrategy,
     TowerConfig,
     TowerFunction,
 )
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data import in_turn
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator, Within
 from keras_towers.fit.data.in_turn import InTurn
@@ -44,112 +40,6 @@ from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
-
-_calls: ThreadLocal[TowerCall] = ThreadLocal()
-iterators: ThreadLocal[Callable[..., EpochIterator]] = ThreadLocal()
-"""Makes the iterators of the call that this thread runs."""
-# Those of all ranks, in the one thread that makes such calls.
-_joint: list[TowerCall] = []
-
-
-def current() -> TowerCall | None:
-    """Return the call that this thread is running, or None."""
-    return _calls.get()
-
-
-def around() -> TowerCall | None:
-    """Return the call around what this thread is about to do, or None.
-
-    A thread that runs no call may do something for the call that all ranks run
-    in another thread, such as read its data.
-    """
-    return current() or (_joint[-1] if _joint else None)
-
-
-def outside() -> contextlib.AbstractContextManager[None]:
-    """Return a block in which this thread runs no call."""
-    return _calls.holding(None)
-
-
-def step_of(fn: Callable[..., object]) -> Callable[..., Structure] | None:
-    """Return what runs a function as a step of this thread's call.
-
-    None: it is no step of Keras, and runs on each tower.
-
-    Args:
-        fn: what ``Strategy.run`` gets.
-
-    Raises:
-        TowerError: it is one, but of no call.
-    """
-    call, is_of_keras = current(), _is_of_keras(fn)
-    if call is None:
-        if is_of_keras:
-            raise _without_call()
-        return None
-    if not is_of_keras and fn not in (
-        call.model.train_step,
-        call.model.test_step,
-    ):
-        return None
-    # The user wrote the train function, and AutoGraph rewrites it.
-    step = fn if isinstance(fn, _UserStep) else compat.convert_call(fn)
-    return functools.partial(call.run_step, step)
-
-
-def _is_of_keras(fn: Callable[..., object]) -> bool:
-    """Whether Keras makes a function, from a step of a model."""
-    module = getattr(fn, "__module__", "")
-    is_made = module == compat.trainer_module.__name__
-    return isinstance(fn, _UserStep) or (is_made and not inspect.ismethod(fn))
-
-
-def epoch_iterator(
-    original: Callable[..., EpochIterator],
-    *args: object,
-    distribute_strategy: Strategy | None = None,
-    **kwargs: object,
-) -> EpochIterator:
-    """Make Keras's iterator over the data of a call that towers run."""
-    if not isinstance(distribute_strategy, KerasStrategy):
-        kwargs["distribute_strategy"] = distribute_strategy
-        return original(*args, **kwargs)
-    make = iterators.get()
-    if make is None:
-        raise _without_call()
-    return make(*args, **kwargs)
-
-
-def build_without_call(
-    original: Callable[..., None],
-    model: keras.Model,
-    *args: object,
-    **kwargs: object,
-) -> None:
-    """Replace ``_maybe_symbolic_build``, which calls shadow on their models."""
-    if isinstance(model.distribute_strategy, KerasStrategy):
-        raise _without_call()
-    original(model, *args, **kwargs)
-
-
-def _without_call() -> TowerError:
-    return TowerError(
-        "a method of a model was called without keras_towers: your code stored "
-        "it before it imported keras_towers. Call the model's own fit, "
-        "evaluate, predict, train_on_batch, test_on_batch or predict_on_batch, "
-        "or import keras_towers first."
-    )
-
-
-class _UserStep:
-    """A step function of the model, marked to run on all towers."""
-
-    def __init__(self, step: Step):
-        # Towers cannot merge gradients inside a user's own tf.function.
-        self._step = compat.traced_by(step)
-
-    def __call__(self, batch: Structure) -> Structure:
-        return self._step(batch)
 
 
 class Runner:
@@ -219,7 +109,7 @@ class TowerCall:
         self._iterators: list[TowerEpochIterator] = []
         self.shuffle_order: ShuffleOrder | None = None
         self._prepared = prepared
-        outer = current()
+        outer = current_call.current()
         self._is_nested: bool = outer is not None
         # Inside another call of the same model, ranks have the same values.
         self._is_inner = (
@@ -240,8 +130,8 @@ class TowerCall:
     def installed(self) -> Iterator[None]:
         """Install this call on the model inside a ``with`` block."""
         with (
-            _calls.holding(self),
-            iterators.holding(self.iterator),
+            current_call.holding(self),
+            current_call.iterators.holding(self.iterator),
             patches.shadowed(self.model, self.shadows()),
             contextlib.ExitStack() as stack,
         ):
@@ -264,8 +154,7 @@ class TowerCall:
         order = self._step.order
         with contextlib.ExitStack() as stack:
             if self.config.transport.size > 1:
-                _joint.append(self)
-                stack.callback(_joint.remove, self)
+                stack.enter_context(current_call.of_all_ranks(self))
             if self._is_nested:
                 # The next step of the call around this one may be its first.
                 stack.enter_context(order.within_epoch())
@@ -320,7 +209,7 @@ class TowerCall:
 
     def _make_function(self, step: Step) -> Step:
         """Replacement for ``_make_function``, given a marked step."""
-        return self._original_method("_make_function")(_UserStep(step))
+        return self._original_method("_make_function")(UserStep(step))
 
     def wait_for_steps(self, trains: bool) -> None:
         """Wait for steps running in other threads, if any."""
@@ -477,7 +366,7 @@ class TowerCall:
                 self.places.ranks.job,
                 # Ranks compare their devices, built on all of them or not.
                 self.build_error is not None
-                or self.adoption.is_prepared(self.model, self.kind),
+                or self.adoption.prepared.have(self.model, self.kind),
             )
         new = self.place_variables()
         if new or self.kind == "fit" or not self._is_inner:
@@ -489,7 +378,7 @@ class TowerCall:
             )
         # Ranks have yet to compare a model that a call uses alone.
         if not self.is_alone:
-            self.adoption.mark_prepared(self.model, self.kind)
+            self.adoption.prepared.add(self.model, self.kind)
         self._prepared = True
 
     def place_variables(self) -> bool:

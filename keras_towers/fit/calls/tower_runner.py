@@ -15,9 +15,9 @@ from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit.calls import (
     callback_effects,
     callback_roles,
+    current_call,
     model_building,
     saving,
-    tower_call,
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall, refuse_in_thread
@@ -71,7 +71,7 @@ class TowerRunner(Runner):
         Args:
             kind: the method of Keras.
         """
-        if tower_call.around() is not None:
+        if current_call.around() is not None:
             return contextlib.nullcontext()
         joint = self._config.transport.size > 1
         if joint and in_turn.reads_data() and failed_calls.calls.are_elsewhere:
@@ -108,7 +108,7 @@ class TowerRunner(Runner):
         self, keras_call: KerasCall, start: FitStart | None
     ) -> Structure:
         kind, model = keras_call.kind, keras_call.model
-        outer = tower_call.around()
+        outer = current_call.around()
         # A fit that goes on from a backup has its evaluation on its tower.
         if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
@@ -121,13 +121,13 @@ class TowerRunner(Runner):
             outer.wait_for_steps(keras_call.trains)
             name = rank_checks.without_numbers(model.name)
             what = f"{kind} of model {name!r}"
-            if outer is not tower_call.current():
+            if outer is not current_call.current():
                 refuse_in_thread(keras_call, outer)
                 return self._start_alone(keras_call)
             if len(set(outer.meet(what, keras_call))) > 1:
                 return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
-        prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
+        prepared = kind.endswith("_on_batch") and self.adoption.prepared.have(
             model, kind
         )
         # Keras calls it at the same place on all ranks.
@@ -140,7 +140,7 @@ class TowerRunner(Runner):
             compares = not prepared and not validates
             if compares and ranks.job.size > 1:
                 observer = callback_roles.only_one(ObservesFit, keras_call)
-                again = self.adoption.is_compiled_again(model, kind)
+                again = self.adoption.prepared.had_another(model, kind)
                 call_agreement.check_call(config, keras_call, observer, again)
             elif prepared and outer is None and self._reads_together:
                 # Another rank may be about to read variables instead.
@@ -221,7 +221,7 @@ class TowerRunner(Runner):
         self, model: keras.Model, kind: str
     ) -> Iterator[TowerCall]:
         keras_call = KerasCall(kind, getattr(type(model), kind), model, {})
-        with self._config.strategy.scope(), tower_call.outside():
+        with self._config.strategy.scope(), current_call.outside():
             self.adoption.claim(model)
             call = self.make_call(keras_call, False, None)
             with call.installed():
@@ -232,7 +232,7 @@ class TowerRunner(Runner):
         arguments = keras_call.arguments
         config = self._config
         has_peers = config.job.size > 1 and not call.is_alone
-        outer = tower_call.current()
+        outer = current_call.current()
         nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or has_peers):

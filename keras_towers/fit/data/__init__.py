@@ -10,4 +10,6 @@
   One order of shuffled data on all ranks.
 ``in_turn``
   Python data that ask the model, read in the step that they are for.
+``tower_datasets``
+  Datasets of batches that are divided over towers before a step.
 """

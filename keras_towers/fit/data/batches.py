@@ -318,64 +318,6 @@ def rows_if(batch: Structure, condition: tf.Tensor) -> Structure:
     return tf.nest.map_structure(rows_if_of_leaf, batch)
 
 
-def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
-    """Group every ``towers`` consecutive batches into a ``TowerBatch``."""
-    if towers == 1:
-        return mapped(dataset, lambda batch: TowerBatch((batch,)))
-
-    def pieces_of(window: Structure) -> TowerBatch:
-        batches = tf.data.Dataset.zip(window)
-        size = batches.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
-
-        def piece(k: int) -> Structure:
-            index = tf.where(k < size, tf.constant(k, tf.int64), 0)
-            batch = batches.skip(index).take(1).get_single_element()
-            return rows_if(batch, k < size)
-
-        return TowerBatch(tuple(map(piece, range(towers))))
-
-    return mapped(dataset.window(towers), pieces_of)
-
-
-def mapped(
-    dataset: tf.data.Dataset, function: Callable[[Structure], Structure]
-) -> tf.data.Dataset:
-    """Map a function over a dataset; it gets each element as one argument."""
-    # TensorFlow unpacks plain tuples only, not named ones.
-    if type(dataset.element_spec) is tuple:
-        return dataset.map(lambda *element: function(element))
-    return dataset.map(function)
-
-
-def with_equal_rows(batch: Structure) -> Structure:
-    """Fail if the parts of a batch have different numbers of rows."""
-    # TensorFlow's own split would use the rows of the first part for all.
-    advice = (
-        "GPUs get their rows ahead of the steps. So if a part should go whole "
-        "to each tower, it needs a static shape (drop_remainder=True, "
-        "tf.ensure_shape)."
-    )
-    checks = Batch.of(batch).check_rows(advice, undivided=True)
-    with tf.control_dependencies(checks):
-        return identity_of(batch)
-
-
-def forget_sizes(batch: Structure) -> Structure:
-    """Erase the static batch size.
-
-    With a static size, TensorFlow would drop the last batches if fewer than one
-    per tower are left.
-    """
-
-    def forget(leaf: Leaf) -> Leaf:
-        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
-            return leaf
-        shape = [None, *leaf.shape[1:]]
-        return tf.compat.v1.placeholder_with_default(leaf, shape)
-
-    return tf.nest.map_structure(forget, batch)
-
-
 def is_whole(batch: Structure) -> bool:
     """Whether a batch is a global batch that is not split yet."""
     return not isinstance(batch, TowerBatch) and not any(

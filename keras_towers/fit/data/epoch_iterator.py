@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
@@ -21,7 +19,12 @@ from keras_towers._types import Structure
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
 from keras_towers.fit.context import patches
-from keras_towers.fit.data import batches as data_lib, in_turn, same_data
+from keras_towers.fit.data import (
+    batches as data_lib,
+    in_turn,
+    same_data,
+    tower_datasets,
+)
 from keras_towers.fit.data.in_turn import InTurn
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.places import Places
@@ -114,7 +117,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if is_global and batch_ranks.size > 1:
                 self.why_not_asking = in_turn.why_not_asking(adapter)
             if self._has_arrays and is_global and batch_ranks.size > 1:
-                local_rows = _read_local_rows(adapter, places)
+                local_rows = tower_datasets.read_local_rows(adapter, places)
         self._common_steps: int | None = None
         # Keras creates an iterator at the end of an epoch and another at the
         # start of the next, and creating one is expensive.
@@ -239,15 +242,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
             return dataset.prefetch(max(_PREFETCHED_BATCHES, takers))
         if is_global:
             return strategy.experimental_distribute_dataset(
-                data_lib.mapped(dataset, data_lib.with_equal_rows)
+                tower_datasets.mapped(dataset, tower_datasets.with_equal_rows)
             )
-        dataset = data_lib.mapped(dataset, data_lib.forget_sizes)
+        dataset = tower_datasets.mapped(dataset, tower_datasets.forget_sizes)
         return strategy.distribute_datasets_from_function(lambda _: dataset)
 
     def _group(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Group batches into the agreed number of ``TowerBatch``es."""
         towers = self._config.num_towers
-        dataset = data_lib.group(dataset, towers)
+        dataset = tower_datasets.group(dataset, towers)
         if self._common_steps is None:
             return dataset
 
@@ -256,7 +259,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             rows = data_lib.rows_if(batch, tf.constant(False))
             return data_lib.TowerBatch((rows,) * towers)
 
-        empty = data_lib.mapped(self._first_batch().take(1), without_rows)
+        empty = tower_datasets.mapped(self._first_batch().take(1), without_rows)
         endless = dataset.concatenate(empty.cache().repeat())
         return endless.take(self._common_steps)
 
@@ -483,38 +486,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
             )
         elif self._owner is _Owner.RANK and self._num_batches:
             self._num_batches = -(-self._num_batches // self._config.num_towers)
-
-
-def _read_local_rows(adapter: Any, places: Places) -> tf.data.Dataset | None:
-    """Read only this process's examples from arrays, as ``TowerBatch``es."""
-    # None if an array is sparse or ragged.
-    arrays = keras.tree.lists_to_tuples(
-        compat.convert_to_sliceable(
-            adapter._inputs, target_backend="tensorflow"
-        )
-    )
-    if not all(isinstance(a, tf.Tensor) for a in tf.nest.flatten(arrays)):
-        return None
-    numbers = compat.ArrayDataAdapter(
-        np.arange(adapter._num_samples),
-        batch_size=adapter._batch_size,
-        shuffle=adapter._shuffle,
-    ).get_tf_dataset()
-
-    def examples(batch: tf.Tensor, arrays: Structure) -> data_lib.TowerBatch:
-        local = data_lib.Batch.of(batch).split(
-            places.replicas, places.first_tower, places.towers
-        )
-        pieces = tuple(
-            tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)
-            for piece in local.pieces
-        )
-        return local._replace(pieces=pieces)
-
-    arrays = tf.data.Dataset.from_tensors(arrays).repeat()
-    return tf.data.Dataset.zip((numbers, arrays)).map(
-        examples, num_parallel_calls=tf.data.AUTOTUNE
-    )
 
 
 class Undistributed:

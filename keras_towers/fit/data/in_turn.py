@@ -22,8 +22,9 @@ from keras_towers import compat, settings
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data.batches import identity_of, mapped
+from keras_towers.fit.data.batches import identity_of
 from keras_towers.fit.data.same_data import parts_of
+from keras_towers.fit.data.tower_datasets import mapped
 
 
 class InTurn:

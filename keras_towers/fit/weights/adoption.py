@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import itertools
 import weakref
@@ -26,6 +25,7 @@ from keras_towers.fit.weights.copies import bytes_on, native
 from keras_towers.fit.weights.model_binding import (
     ModelStage,
     ModelStages,
+    PreparedMethods,
     defaults,
     drop_functions,
     release_from_default,
@@ -54,6 +54,7 @@ class Adoption:
 
     Attributes:
         stages: where each model is on its way through the strategy.
+        prepared: which methods of each model are prepared for calls.
         in_block: whether a block is open, at whose end models are released.
     """
 
@@ -64,10 +65,7 @@ class Adoption:
         self._keeps = keeps
         self.update = update
         self.stages: ModelStages = ModelStages()
-        # For each model and method, the compilation for which it is prepared.
-        self._prepared: weakref.WeakKeyDictionary[
-            keras.Model, dict[str, _Compilation]
-        ] = weakref.WeakKeyDictionary()
+        self.prepared: PreparedMethods = PreparedMethods()
         # Those that loops of the user's own may train; ranks have not compared
         # them yet.
         self._new: list[weakref.ref[Variable]] = []
@@ -208,19 +206,6 @@ class Adoption:
                     "other one's `with` block, or build the model outside "
                     "of any scope."
                 )
-
-    def is_prepared(self, model: keras.Model, kind: str) -> bool:
-        """Whether a method is prepared for the model's current compilation."""
-        return self._prepared.get(model, {}).get(kind) == _compilation(model)
-
-    def is_compiled_again(self, model: keras.Model, kind: str) -> bool:
-        """Whether a method was prepared for another compilation."""
-        before = self._prepared.get(model, {}).get(kind)
-        return before is not None and before.parts != _compilation(model).parts
-
-    def mark_prepared(self, model: keras.Model, kind: str) -> None:
-        """Record that a method of the model is prepared."""
-        self._prepared.setdefault(model, {})[kind] = _compilation(model)
 
     def bind(
         self, model: keras.Model, placed: Sequence[keras.Variable] = ()
@@ -476,7 +461,7 @@ class Adoption:
 
     def _forget(self) -> None:
         self.stages.free_all()
-        self._prepared.clear()
+        self.prepared.clear()
         self.in_block = False
 
     def release_model(
@@ -491,45 +476,12 @@ class Adoption:
         with contextlib.ExitStack() as stack:
             for trainer in state_lib.models_in(model):
                 # It is to be claimed and compared again when it is used again.
-                stack.callback(self._prepared.pop, trainer, None)
+                stack.callback(self.prepared.forget, trainer)
                 stack.callback(self.stages.move, trainer, ModelStage.FREE)
                 stack.callback(unbind, trainer)
             for variable in state.everything():
                 restore = self.update.variables.restore
                 stack.callback(restore, variable, asks_ranks)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Compilation:
-    """The compilation for which a method of a model is prepared.
-
-    Attributes:
-        parts: what ``compile`` has made.
-        built: whether each of them is built.
-        failed: how many calls of the ranks have failed.
-    """
-
-    parts: tuple[weakref.ref[Any] | None, ...]
-    built: tuple[bool | None, ...]
-    failed: int
-
-
-def _compilation(model: keras.Model) -> _Compilation:
-    """Return the compilation of a model.
-
-    It is another one once the model is compiled again or built further, or
-    ranks have connected again after a call that has failed.
-    """
-    parts = [
-        getattr(model, name, None)
-        for name in ("optimizer", "_compile_metrics", "_compile_loss")
-    ]
-    return _Compilation(
-        # Not their ids, which are used again.
-        tuple(None if part is None else weakref.ref(part) for part in parts),
-        tuple(getattr(part, "built", None) for part in parts),
-        failed_calls.calls.failed,
-    )
 
 
 def _variables_of(trainer: keras.Model) -> set[int]:

@@ -17,6 +17,7 @@ Traced functions are dropped or made again here, where devices change.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import weakref
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from keras_towers.fit.components import (
     tower_strategy_of,
 )
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.rendezvous import failed_calls
 
 # Shadows that remain on a model if calls of it in two threads overlap.
 _SHADOWS_OF_CALLS = (
@@ -220,3 +222,67 @@ def renew_functions(trainer: keras.Model) -> None:
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)
+
+
+class PreparedMethods:
+    """The methods of models that are prepared for calls of all ranks."""
+
+    def __init__(self) -> None:
+        # By model and method, the compilation for which it is prepared.
+        self._for: weakref.WeakKeyDictionary[
+            keras.Model, dict[str, _Compilation]
+        ] = weakref.WeakKeyDictionary()
+
+    def have(self, model: keras.Model, kind: str) -> bool:
+        """Whether a method is prepared for the model's current compilation."""
+        return self._for.get(model, {}).get(kind) == _compilation(model)
+
+    def had_another(self, model: keras.Model, kind: str) -> bool:
+        """Whether a method was prepared for another compilation."""
+        before = self._for.get(model, {}).get(kind)
+        return before is not None and before.parts != _compilation(model).parts
+
+    def add(self, model: keras.Model, kind: str) -> None:
+        """Record that a method of the model is prepared."""
+        self._for.setdefault(model, {})[kind] = _compilation(model)
+
+    def forget(self, model: keras.Model) -> None:
+        """Prepare the methods of a model again before their next calls."""
+        self._for.pop(model, None)
+
+    def clear(self) -> None:
+        """Forget all models."""
+        self._for.clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compilation:
+    """The compilation for which a method of a model is prepared.
+
+    Attributes:
+        parts: what ``compile`` has made.
+        built: whether each of them is built.
+        failed: how many calls of the ranks have failed.
+    """
+
+    parts: tuple[weakref.ref[Any] | None, ...]
+    built: tuple[bool | None, ...]
+    failed: int
+
+
+def _compilation(model: keras.Model) -> _Compilation:
+    """Return the compilation of a model.
+
+    It is another one once the model is compiled again or built further, or
+    ranks have connected again after a call that has failed.
+    """
+    parts = [
+        getattr(model, name, None)
+        for name in ("optimizer", "_compile_metrics", "_compile_loss")
+    ]
+    return _Compilation(
+        # Not their ids, which are used again.
+        tuple(None if part is None else weakref.ref(part) for part in parts),
+        tuple(getattr(part, "built", None) for part in parts),
+        failed_calls.calls.failed,
+    )

@@ -1,0 +1,111 @@
+"""Datasets of batches that are divided over towers before a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers._types import Structure
+from keras_towers.fit.data.batches import (
+    Batch,
+    Leaf,
+    TowerBatch,
+    identity_of,
+    rows_if,
+)
+from keras_towers.fit.places import Places
+
+
+def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
+    """Group every ``towers`` consecutive batches into a ``TowerBatch``."""
+    if towers == 1:
+        return mapped(dataset, lambda batch: TowerBatch((batch,)))
+
+    def pieces_of(window: Structure) -> TowerBatch:
+        batches = tf.data.Dataset.zip(window)
+        size = batches.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
+
+        def piece(k: int) -> Structure:
+            index = tf.where(k < size, tf.constant(k, tf.int64), 0)
+            batch = batches.skip(index).take(1).get_single_element()
+            return rows_if(batch, k < size)
+
+        return TowerBatch(tuple(map(piece, range(towers))))
+
+    return mapped(dataset.window(towers), pieces_of)
+
+
+def mapped(
+    dataset: tf.data.Dataset, function: Callable[[Structure], Structure]
+) -> tf.data.Dataset:
+    """Map a function over a dataset; it gets each element as one argument."""
+    # TensorFlow unpacks plain tuples only, not named ones.
+    if type(dataset.element_spec) is tuple:
+        return dataset.map(lambda *element: function(element))
+    return dataset.map(function)
+
+
+def with_equal_rows(batch: Structure) -> Structure:
+    """Fail if the parts of a batch have different numbers of rows."""
+    # TensorFlow's own split would use the rows of the first part for all.
+    advice = (
+        "GPUs get their rows ahead of the steps. So if a part should go whole "
+        "to each tower, it needs a static shape (drop_remainder=True, "
+        "tf.ensure_shape)."
+    )
+    checks = Batch.of(batch).check_rows(advice, undivided=True)
+    with tf.control_dependencies(checks):
+        return identity_of(batch)
+
+
+def forget_sizes(batch: Structure) -> Structure:
+    """Erase the static batch size.
+
+    With a static size, TensorFlow would drop the last batches if fewer than one
+    per tower are left.
+    """
+
+    def forget(leaf: Leaf) -> Leaf:
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+            return leaf
+        shape = [None, *leaf.shape[1:]]
+        return tf.compat.v1.placeholder_with_default(leaf, shape)
+
+    return tf.nest.map_structure(forget, batch)
+
+
+def read_local_rows(adapter: Any, places: Places) -> tf.data.Dataset | None:
+    """Read only this process's examples from arrays, as ``TowerBatch``es."""
+    # None if an array is sparse or ragged.
+    arrays = keras.tree.lists_to_tuples(
+        compat.convert_to_sliceable(
+            adapter._inputs, target_backend="tensorflow"
+        )
+    )
+    if not all(isinstance(a, tf.Tensor) for a in tf.nest.flatten(arrays)):
+        return None
+    numbers = compat.ArrayDataAdapter(
+        np.arange(adapter._num_samples),
+        batch_size=adapter._batch_size,
+        shuffle=adapter._shuffle,
+    ).get_tf_dataset()
+
+    def examples(batch: tf.Tensor, arrays: Structure) -> TowerBatch:
+        local = Batch.of(batch).split(
+            places.replicas, places.first_tower, places.towers
+        )
+        pieces = tuple(
+            tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)
+            for piece in local.pieces
+        )
+        return local._replace(pieces=pieces)
+
+    arrays = tf.data.Dataset.from_tensors(arrays).repeat()
+    return tf.data.Dataset.zip((numbers, arrays)).map(
+        examples, num_parallel_calls=tf.data.AUTOTUNE
+    )
