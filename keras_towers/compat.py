@@ -24,7 +24,6 @@ from keras_towers.errors import CompatibilityError
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
     from tensorflow.core.framework.function_pb2 import FunctionDef
 
 TESTED_VERSIONS = {"TensorFlow": ("2.16", "2.21"), "Keras": ("3.8", "3.16")}
@@ -181,7 +180,6 @@ _run_independently = _tf(
 )
 op_definition = _tf("framework.op_def_registry:get")
 _kernels_of = _tf("framework.kernels:get_registered_kernels_for_op")
-_entries_of = _tf("framework.smart_cond:smart_constant_value")
 in_xla_context = _tf("ops.control_flow_util:GraphOrParentsInXlaContext")
 _XlaContext: Any = _tf("ops.control_flow_ops:XLAControlFlowContext")
 
@@ -646,12 +644,6 @@ def trace_context(xla: bool) -> Iterator[None]:
         yield
     finally:
         context.Exit()
-
-
-def constant_value(tensor: tf.Tensor) -> np.ndarray | None:
-    """Return the entries of a tensor of a graph; None: they are not known."""
-    # It is meant for predicates, and evaluates any constant.
-    return _entries_of(tensor)
 
 
 @functools.cache

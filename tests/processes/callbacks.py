@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.fit.test_plain_settings import Schedule
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
+from tests.fit.ranks.test_plain_settings import Schedule
 from tests.kit.again import begin_again
 from tests.kit.compare import (
     assert_all_close,

@@ -99,16 +99,6 @@ class TowerRunner(Runner):
             model_building.build(model, batch, kind)
         return self.step.memory.exceeds(model, kind, batch, examples)
 
-    @property
-    def _reads_together(self) -> bool:
-        """Whether a rank that reads a variable between calls may need all.
-
-        The variable may be another strategy's, whose block has left it in
-        parts. All ranks know of it.
-        """
-        access = self.adoption.update.variables.access
-        return access.size > 1 and access.known.agreements > 0
-
     def _start(
         self, keras_call: KerasCall, start: FitStart | None
     ) -> Structure:
@@ -142,14 +132,19 @@ class TowerRunner(Runner):
             self._config.transport.note_wait(begins)
         try:
             config, ranks = self._config, self.places(kind).ranks
-            again = self.adoption.prepared.had_another(model, kind)
-            where = call_agreement.beginning_of(keras_call, again)
-            if outer is None and not validates and self._reads_together:
-                access = self.adoption.update.variables.access
-                call_agreement.serve(config, access, kind, where)
-            if not prepared and not validates and ranks.job.size > 1:
-                observer = callback_roles.only_one(ObservesFit, keras_call)
-                call_agreement.check_call(config, keras_call, observer, where)
+            if ranks.job.size > 1 and not validates:
+                again = self.adoption.prepared.had_another(model, kind)
+                where = call_agreement.beginning_of(keras_call, again)
+                update = self.adoption.update
+                # A rank that reads a variable between calls needs all.
+                if outer is None and update.layouts.are_over_ranks:
+                    access = update.variables.access
+                    call_agreement.serve(config, access, kind, where)
+                if not prepared:
+                    observer = callback_roles.only_one(ObservesFit, keras_call)
+                    call_agreement.check_call(
+                        config, keras_call, observer, where
+                    )
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
