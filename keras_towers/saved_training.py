@@ -157,7 +157,9 @@ class SavedTraining:
         self._found, self._data, refusal = None, {}, ""
         name = self._find(peers, failed) if self.is_kept else ""
         if self._writes:
-            self._settings = plain_settings.settings_of(model, peers.size)
+            self._settings = plain_settings.ModelSettings(
+                keras.__version__, plain_settings.of_model(model), peers.size
+            )
             try:
                 refusal = self._open(name)
                 # Of a damaged one it is unknown how far it was.

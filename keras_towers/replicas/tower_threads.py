@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices as devices_lib
-from keras_towers._types import Logs, Structure, Variable
+from keras_towers._types import Logs, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall, TowerFunction
 from keras_towers.fit.context import thread_state
@@ -164,7 +164,10 @@ class ReplicaSteps(TowerSteps):
         self._group = ReplicaGroup(name, compat.HOST, self._quorum)
         self._group.initialize()
         self._averages = Averages(
-            name, self._group, _device_of, self._apply_average
+            name,
+            self._group,
+            lambda variable: native(variable).device,
+            self._apply_average,
         )
         self._freed = freed
 
@@ -228,10 +231,6 @@ class ReplicaSteps(TowerSteps):
         if coordinator is not None:
             self._group.send_end_to_all()
             coordinator.stop()
-
-
-def _device_of(variable: Variable) -> str:
-    return native(variable).device
 
 
 def _to_numpy(logs: Logs) -> Structure:

@@ -352,8 +352,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         if config.transport.size > 1 and peak is not None:
             held = format_bytes(peak)
             lines.append(f"the peak memory of this process is {held}")
-        if step_reports.has_steps(config):
-            lines.append(step_reports.describe_planned(self))
+        lines += step_reports.describe_planned(self)
         lines += self._describe_axes()
         lines += modes.describe_nccl(config)
         return lines + step_reports.describe_steps(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -25,6 +26,9 @@ from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import build_optimizer
 from keras_towers.strategies.base import BaseStrategy
+
+# Makes Keras's iterator over data that no towers divide.
+_UNDIVIDED = functools.partial(compat.TFEpochIterator, Undistributed)
 
 
 class NoOpStrategy(BaseStrategy):
@@ -129,7 +133,7 @@ class NoOpRunner(TowerRunner):
         if optimizer is None or not keras_call.trains:
             ends = {}
         with (
-            current_call.iterators.holding(_read_once),
+            current_call.iterators.holding(_UNDIVIDED),
             patches.shadowed(model, call.shadows()),
             patches.shadowed(optimizer, ends),
         ):
@@ -206,11 +210,6 @@ class _NoOpCall:
         if not sum(1 for _ in itertools.islice(iterator, number)):
             raise StopIteration
         return self._report()
-
-
-def _read_once(**kwargs: object) -> EpochIterator:
-    """Make Keras's iterator over data that no towers divide."""
-    return compat.TFEpochIterator(Undistributed, **kwargs)
 
 
 def _count_only(iterator: EpochIterator, batches: int | None) -> None:

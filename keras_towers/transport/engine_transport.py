@@ -243,11 +243,6 @@ class EngineTransport(Extensible, Transport):
             tensors,
         )
 
-    @property
-    def _is_alone(self) -> bool:
-        """Whether there is nothing to exchange, now and later."""
-        return self.size == 1
-
     def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
         """Whether to exchange eager tensors without a ``tf.function``."""
         return False
@@ -402,7 +397,7 @@ class EngineTransport(Extensible, Transport):
                 ranks.
         """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if not tensors or self._is_alone:
+        if not tensors or self.size == 1:
             return tensors
         specs = [
             tf.TensorSpec(

@@ -115,11 +115,6 @@ def without_settings_of_others(
     }
 
 
-def settings_of(model: keras.Model, ranks: int) -> ModelSettings:
-    """Return the settings of a model that ranks train."""
-    return ModelSettings(keras.__version__, of_model(model), ranks)
-
-
 def of_model(model: keras.Model) -> dict[str, str]:
     """Describe loss, metrics, layers and optimizers of a model.
 

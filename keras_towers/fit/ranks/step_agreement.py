@@ -263,11 +263,6 @@ class StepAgreement:
             lambda: are_equal(self._transport, mine, nearly, key)
         )()
 
-    @staticmethod
-    def is_mismatch(error: Exception) -> bool:
-        """Whether an error says that the steps of ranks differ."""
-        return rank_checks.OTHER_STEP in str(error)
-
     def mismatch_error(self, batches: str | None = None) -> TowerError:
         """Return an error that names the differences. Collective.
 

@@ -243,7 +243,9 @@ class AdaptiveFunction(TowerFunction):
                 self._rows = max(rows, self._rows or 0)
                 if failures > self._failures:
                     self._take_next_plan(failures)
-                tries = begins_again or not self._is_known_to_fit(rows)
+                # Steps of this call have fit.
+                fits = self._steps > _FIRST_STEPS and rows <= self._largest
+                tries = begins_again or not fits
                 if tries:
                     handles = self._handles.items()
                     self._before = {k: _value_of(h) for k, h in handles}
@@ -290,10 +292,6 @@ class AdaptiveFunction(TowerFunction):
         """Plan steps for less memory than with the last plan."""
         self._failures, self._failed = failures, self._plan
         self._retrace()
-
-    def _is_known_to_fit(self, rows: int) -> bool:
-        """Whether a step fits into memory, as steps of this call have."""
-        return self._steps > _FIRST_STEPS and rows <= self._largest
 
     @property
     def _joint(self) -> Transport:

@@ -87,8 +87,10 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
     }
 
 
-def describe_planned(strategy: KerasStrategy) -> str:
-    """Describe the memory that is planned."""
+def describe_planned(strategy: KerasStrategy) -> list[str]:
+    """Describe the memory that is planned, once steps have been traced."""
+    if strategy not in _costs:
+        return []
     planned = planned_memory(strategy)
     parts = [
         f"{format_bytes(n)} for {what}" for what, n in planned.items() if n
@@ -96,12 +98,7 @@ def describe_planned(strategy: KerasStrategy) -> str:
     on_host = all_on_host(strategy._config.devices)
     where = "this process" if on_host else "each device"
     total = format_bytes(sum(planned.values()))
-    return f"planned memory of {where}: {total} ({', '.join(parts)})"
-
-
-def has_steps(config: TowerConfig) -> bool:
-    """Whether steps have been traced under a strategy."""
-    return config.strategy in _costs
+    return [f"planned memory of {where}: {total} ({', '.join(parts)})"]
 
 
 def describe_steps(config: TowerConfig) -> list[str]:
