@@ -21,20 +21,20 @@ class FolderTransport(extending.EngineTransport):
     def __init__(self):
         job = extending.join_job(self.name)
         super().__init__(job)
-        if job.rank == 0:
-            job.put("folder", tempfile.mkdtemp())
-        self.folder = pathlib.Path(job.get("folder", timeout_s=60))
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        if job.size > 1:  # all ranks use that of rank 0
+            job.put(f"folder-{job.rank}", str(self.folder))
+            self.folder = pathlib.Path(job.get("folder-0", timeout_s=60))
         self.renew()
 
     def engine_sum(self, tensors, key):
-        numbered = enumerate(tensors)
-        each = [self.of_all_ranks(t, f"{key}.{n}") for n, t in numbered]
+        each = [self.of_all(t, f"{key}.{n}") for n, t in enumerate(tensors)]
         return [tf.add_n(terms) for terms in each]
 
     def engine_gather(self, tensor, key):
-        return tf.concat(self.of_all_ranks(tensor, key), axis=0)
+        return tf.concat(self.of_all(tensor, key), axis=0)
 
-    def of_all_ranks(self, tensor, key):
+    def of_all(self, tensor, key):
         def exchange(content):
             self.turns[key] += 1  # every step uses the key again
             turn = self.folder / f"{self.round}.{key}.{self.turns[key]}"

@@ -15,8 +15,9 @@ HEAD = """# Command line
 `keras-towers` starts jobs ([`run`](#keras-towers-run)), builds engines
 ([`install`](#keras-towers-install)), checks an installation
 ([`doctor`](#keras-towers-doctor)), plans memory and hosts
-([`plan`](#keras-towers-plan)), measures speed ([`bench`](#keras-towers-bench)), and
-compares results with one device ([`verify`](#keras-towers-verify)).
+([`plan`](#keras-towers-plan)), measures speed
+([`bench`](#keras-towers-bench)), and compares results with one device
+([`verify`](#keras-towers-verify)).
 """
 # The commands in the order of the page.
 NAMES = re.findall(r"\[`(\w+)`\]", HEAD)
