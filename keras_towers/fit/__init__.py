@@ -1,8 +1,8 @@
 """How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
 
-Its parts, from the bottom up: ``options`` and ``places``, ``components``,
-``context``, ``weights``, ``data``, ``ranks``, ``update``, ``step``, ``calls``,
-``keras_patches``. But ``weights`` asks an ``update``, which it is given.
+Its parts, from the bottom up: ``given_values``, ``options`` and ``places``,
+``components``, ``context``, ``weights``, ``data``, ``ranks``, ``update``,
+``step``, ``calls``, ``keras_patches``. But ``weights`` asks an ``update``, which it is given.
 
 ``components``
   The components that a strategy is composed of.
