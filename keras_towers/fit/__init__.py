@@ -2,7 +2,8 @@
 
 Its parts, from the bottom up: ``given_values``, ``options`` and ``places``,
 ``components``, ``context``, ``weights``, ``data``, ``ranks``, ``update``,
-``step``, ``calls``, ``keras_patches``. But ``weights`` asks an ``update``, which it is given.
+``step``, ``calls``, ``keras_patches``. But ``weights`` asks an ``update``,
+which it is given.
 
 ``components``
   The components that a strategy is composed of.
