@@ -55,8 +55,8 @@ SHOWN_BY = {
     "parameter_servers": """
         parameter_servers/remote_runtime parameter_servers/server_process
         parameter_servers/server_tasks parameter_servers/server_variables
-        parameter_servers/training_session
-        parameter_servers/worker_fit
+        parameter_servers/training_session parameter_servers/averaged_session
+        parameter_servers/worker_fit parameter_servers/worker_runner
     """,
     "partition/rules/test_reductions.py": "partition/paired_variances",
     "partition/rules/test_rules.py": """

@@ -20,6 +20,10 @@ The modules, from the runtime up:
   A ``fit`` of one worker, which resumes after its last batch.
 ``server_tasks``
   Parameter servers beside the workers of a job, on this machine.
+``averaged_session``
+  Training in which servers average the gradients of all workers.
+``worker_runner``
+  How workers of parameter servers run calls, and pass gradients on.
 
 The strategies are in ``strategies/parameter_server_strategies.py`` and
 ``replica_strategies.py``.

@@ -18,9 +18,9 @@ from keras_towers.fit.options import (
     Tokens,
 )
 from keras_towers.fit.weights.copies import native
+from keras_towers.parameter_servers.averaged_session import AveragedSession
 from keras_towers.parameter_servers.server_connection import ServerPeers
-from keras_towers.parameter_servers.training_session import AveragedSession
-from keras_towers.parameter_servers.worker_fit import (
+from keras_towers.parameter_servers.worker_runner import (
     ServerUpdate,
     WorkerRunner,
 )

@@ -31,7 +31,6 @@ EACH: str = (
     'batches="split", every tower can get other parts whole.'
 )
 
-
 Leaf: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
 """A tensor of any kind, or its spec."""
 
@@ -279,11 +278,8 @@ def of_any_size(
 def _starts(size: Any, number: int) -> list[Count]:
     """Return the first row of each of N pieces, and the end of the last."""
     least, left = size // number, size % number
-    starts: list[Count] = []
-    for k in range(number + 1):
-        more = min(k, left) if isinstance(left, int) else tf.minimum(left, k)
-        starts.append(k * least + more)
-    return starts
+    smaller: Any = min if isinstance(left, int) else tf.minimum
+    return [k * least + smaller(left, k) for k in range(number + 1)]
 
 
 def _as_tensor(leaf: Any) -> Structure:
