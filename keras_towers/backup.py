@@ -17,7 +17,7 @@ from keras_towers import backup_folder
 from keras_towers._types import Logs
 from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.fit import components
-from keras_towers.fit.calls import current_call
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.components import FitStart
@@ -49,7 +49,7 @@ def _describe_data(steps: int | None) -> dict[str, str]:
     Args:
         steps: how many batches an epoch has; None: unknown.
     """
-    call = current_call.current()
+    call = tower_call.current()
     if call is None or call.epoch_iterator is None:
         return {}
     data = call.epoch_iterator.data_adapter
@@ -226,7 +226,7 @@ class Backup(ResumesFit):
         ends = self._should_end()
         due = self._every and done - self._saved.position.batch >= self._every
         if ends or due:
-            call = current_call.current()
+            call = tower_call.current()
             if call is not None:
                 # Asynchronous towers may still train on earlier batches.
                 call.wait_for_steps(trains=True)

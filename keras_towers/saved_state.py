@@ -19,7 +19,7 @@ from keras_towers._types import Variable
 from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError
 from keras_towers.fit import components
-from keras_towers.fit.calls import current_call
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.weights import agreement, checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
@@ -103,7 +103,7 @@ class SavedState:
             metrics: the metrics in the middle of an epoch; None: it is not in
                 the middle of one.
         """
-        call = current_call.current()
+        call = tower_call.current()
         if call is not None:
             call.prepare()
         self._build_optimizers(model)

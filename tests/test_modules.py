@@ -24,7 +24,7 @@ SHOWN_BY = {
         engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
-        fit/calls/current_call fit/calls/lone_call fit/calls/model_building
+        fit/calls/keras_loop fit/calls/lone_call fit/calls/model_building
         fit/calls/tower_runner
         fit/context/patches fit/context/thread_state
     """,

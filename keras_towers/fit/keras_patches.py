@@ -68,7 +68,7 @@ from keras_towers._notices import first_time
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import components
-from keras_towers.fit.calls import current_call, saving
+from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.data import in_turn
@@ -166,7 +166,7 @@ def _create_variable(
     variable: Variable,
     value: Any,
 ) -> None:
-    strategy, call = components.active_strategy(), current_call.current()
+    strategy, call = components.active_strategy(), tower_call.current()
     if thread_state.current_step() is not None:
         # A step creates its variables as on one device.
         with tf.init_scope(), compat.single_device_mode():
@@ -269,9 +269,9 @@ def _devices(graph: tf.Graph) -> set[str]:
 _TRAINER = compat.TensorFlowTrainer
 _PATCHES: tuple[patches.Patch, ...] = (
     # Catches references to Keras's methods taken before the patch.
-    (_TRAINER, "_maybe_symbolic_build", current_call.build_without_call),
+    (_TRAINER, "_maybe_symbolic_build", keras_loop.build_without_call),
     # Keras's loops create their iterator by this name.
-    (compat.trainer_module, "TFEpochIterator", current_call.epoch_iterator),
+    (compat.trainer_module, "TFEpochIterator", keras_loop.epoch_iterator),
     # Objects created in a scope belong to its strategy.
     (
         _TRAINER,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers._notices import announce
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import callback_roles, current_call
+from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.components import (
@@ -137,7 +137,7 @@ class TrainFunction(TowerFunction):
         self.steps = steps
 
     def __call__(self, data: Iterator[Structure]) -> Logs:
-        call = current_call.current()
+        call = tower_call.current()
         if not isinstance(call, self._call_type):
             raise TowerError(self._call_type.refusal)
         call.prepare()

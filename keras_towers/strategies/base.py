@@ -19,7 +19,7 @@ from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
-from keras_towers.fit.calls import current_call, saving
+from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.tower_runner import TowerRunner
 from keras_towers.fit.components import (
     KerasStrategy,
@@ -278,10 +278,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             # AutoGraph would wrap the message in its own.
             vars(error)["ag_pass_through"] = True
             raise error
-        step = current_call.step_of(fn)
+        step = tower_call.step_of(fn)
         if step is not None:
             return step(*args)
-        if current_call.current() is None:
+        if tower_call.current() is None:
             with tf.init_scope():
                 self._update.variables.unfold_for_replicas()
                 self._adoption.share_created()

@@ -15,7 +15,7 @@ from keras_towers import compat, devices as devices_lib
 from keras_towers._strategy import Strategy
 from keras_towers._types import EpochIterator, Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import current_call, model_building, tower_call
+from keras_towers.fit.calls import keras_loop, model_building, tower_call
 from keras_towers.fit.calls.tower_runner import (
     TowerRunner,
     run_on_one_device,
@@ -133,7 +133,7 @@ class NoOpRunner(TowerRunner):
         if optimizer is None or not keras_call.trains:
             ends = {}
         with (
-            current_call.iterators.holding(_UNDIVIDED),
+            keras_loop.iterators.holding(_UNDIVIDED),
             patches.shadowed(model, call.shadows()),
             patches.shadowed(optimizer, ends),
         ):

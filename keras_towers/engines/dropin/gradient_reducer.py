@@ -21,7 +21,7 @@ from keras_towers import compat
 from keras_towers._types import Variable
 from keras_towers.engines.dropin import variable_key
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import current_call
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.components import KerasStrategy
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
@@ -360,7 +360,7 @@ def _attach(optimizer: keras.Optimizer, reducer: Reducer) -> None:
 
 
 def _refuse_strategies() -> None:
-    strategy, call = tf.distribute.get_strategy(), current_call.current()
+    strategy, call = tf.distribute.get_strategy(), tower_call.current()
     # In a call of our strategies, TensorFlow sees the strategy of one device.
     name = None if call is None else call.config.name
     if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:

@@ -14,6 +14,6 @@
   Runs Keras's methods with synchronous steps on all towers.
 ``tower_call``
   One call of a Keras method, and its interface to Keras's own loop.
-``current_call``
-  The call that a thread runs, and what Keras's own loop asks of it.
+``keras_loop``
+  The iterators and steps by which Keras's own loop runs a call on towers.
 """

@@ -34,7 +34,7 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import components
-from keras_towers.fit.calls import current_call
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights.joint_access import access_of
@@ -167,7 +167,7 @@ def _save(
     if _on_every_rank.get() or ranks is None or not is_path:
         return write()
     path = os.path.normpath(absolute(where))
-    call = current_call.current()
+    call = tower_call.current()
     if call is not None and call.config.transport.size > 1:
         meet = call.meet
         ranks = _RanksThatMeet(ranks.rank, lambda does: meet(does, None))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers._types import Logs, Step, Structure
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import current_call, model_building
-from keras_towers.fit.calls.current_call import UserStep
+from keras_towers.fit.calls import keras_loop, model_building
+from keras_towers.fit.calls.keras_loop import UserStep
 from keras_towers.fit.components import (
     FitStart,
     KerasCall,
@@ -21,6 +22,7 @@ from keras_towers.fit.components import (
     TowerFunction,
 )
 from keras_towers.fit.context import patches
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data import in_turn
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator, Within
 from keras_towers.fit.data.in_turn import InTurn
@@ -40,6 +42,53 @@ from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
+
+
+_calls: ThreadLocal[TowerCall] = ThreadLocal()
+# Those of all ranks, in the one thread that makes such calls.
+_joint: list[TowerCall] = []
+
+
+def current() -> TowerCall | None:
+    """Return the call that this thread is running, or None."""
+    return _calls.get()
+
+
+def around() -> TowerCall | None:
+    """Return the call around what this thread is about to do, or None.
+
+    A thread that runs no call may do something for the call that all ranks run
+    in another thread, such as read its data.
+    """
+    return current() or (_joint[-1] if _joint else None)
+
+
+def outside() -> contextlib.AbstractContextManager[None]:
+    """Return a block in which this thread runs no call."""
+    return _calls.holding(None)
+
+
+def step_of(fn: Callable[..., object]) -> Callable[..., Structure] | None:
+    """Return what runs a function as a step of this thread's call.
+
+    None: it is no step of Keras, and runs on each tower.
+
+    Args:
+        fn: what ``Strategy.run`` gets.
+
+    Raises:
+        TowerError: it is one, but of no call.
+    """
+    call, is_step = current(), keras_loop.is_of_keras(fn)
+    if call is None and is_step:
+        raise keras_loop.without_call()
+    if call is None or not (
+        is_step or fn in (call.model.train_step, call.model.test_step)
+    ):
+        return None
+    # The user wrote the train function, and AutoGraph rewrites it.
+    step = fn if isinstance(fn, UserStep) else compat.convert_call(fn)
+    return functools.partial(call.run_step, step)
 
 
 class Runner:
@@ -109,7 +158,7 @@ class TowerCall:
         self._iterators: list[TowerEpochIterator] = []
         self.shuffle_order: ShuffleOrder | None = None
         self._prepared = prepared
-        outer = current_call.current()
+        outer = current()
         self._is_nested: bool = outer is not None
         # Inside another call of the same model, ranks have the same values.
         self._is_inner = (
@@ -130,8 +179,8 @@ class TowerCall:
     def installed(self) -> Iterator[None]:
         """Install this call on the model inside a ``with`` block."""
         with (
-            current_call.holding(self),
-            current_call.iterators.holding(self.iterator),
+            _calls.holding(self),
+            keras_loop.iterators.holding(self.iterator),
             patches.shadowed(self.model, self.shadows()),
             contextlib.ExitStack() as stack,
         ):
@@ -154,7 +203,8 @@ class TowerCall:
         order = self._step.order
         with contextlib.ExitStack() as stack:
             if self.config.transport.size > 1:
-                stack.enter_context(current_call.of_all_ranks(self))
+                _joint.append(self)
+                stack.callback(_joint.remove, self)
             if self._is_nested:
                 # The next step of the call around this one may be its first.
                 stack.enter_context(order.within_epoch())

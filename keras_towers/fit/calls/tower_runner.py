@@ -15,9 +15,9 @@ from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit.calls import (
     callback_effects,
     callback_roles,
-    current_call,
     model_building,
     saving,
+    tower_call,
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall, refuse_in_thread
@@ -71,7 +71,7 @@ class TowerRunner(Runner):
         Args:
             kind: the method of Keras.
         """
-        if current_call.around() is not None:
+        if tower_call.around() is not None:
             return contextlib.nullcontext()
         joint = self._config.transport.size > 1
         if joint and in_turn.reads_data() and failed_calls.calls.are_elsewhere:
@@ -103,7 +103,7 @@ class TowerRunner(Runner):
         self, keras_call: KerasCall, start: FitStart | None
     ) -> Structure:
         kind, model = keras_call.kind, keras_call.model
-        outer = current_call.around()
+        outer = tower_call.around()
         # A fit that goes on from a backup has its evaluation on its tower.
         if self.runs_plain_keras and start is None and outer is None:
             self.adoption.refuse_others(model)
@@ -116,7 +116,7 @@ class TowerRunner(Runner):
             outer.wait_for_steps(keras_call.trains)
             name = rank_checks.without_numbers(model.name)
             what = f"{kind} of model {name!r}"
-            if outer is not current_call.current():
+            if outer is not tower_call.current():
                 refuse_in_thread(keras_call, outer)
                 return self._start_alone(keras_call)
             if len(set(outer.meet(what, keras_call))) > 1:
@@ -220,7 +220,7 @@ class TowerRunner(Runner):
         self, model: keras.Model, kind: str
     ) -> Iterator[TowerCall]:
         keras_call = KerasCall(kind, getattr(type(model), kind), model, {})
-        with self._config.strategy.scope(), current_call.outside():
+        with self._config.strategy.scope(), tower_call.outside():
             self.adoption.claim(model)
             call = self.make_call(keras_call, False, None)
             with call.installed():
@@ -231,7 +231,7 @@ class TowerRunner(Runner):
         arguments = keras_call.arguments
         config = self._config
         has_peers = config.job.size > 1 and not call.is_alone
-        outer = current_call.current()
+        outer = tower_call.current()
         nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or has_peers):

@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.outcomes import assert_ordinary
-from keras_towers.fit.calls import current_call
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.data.epoch_iterator import RELEASES
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, assert_same_model
@@ -224,7 +224,7 @@ def test_a_call_in_a_callback_leaves_the_batch_size_of_fit():
     class Predicts(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.predict(X, batch_size=len(X), verbose=0)
-            settings = current_call.current().settings
+            settings = tower_call.current().settings
             seen.append((settings.kind, settings.examples))
 
     with kt.TowerStrategy(2):
