@@ -54,14 +54,14 @@ def write_only_rows(program: Program) -> Program:
     this whose variables need not be those of the others.
     """
     inputs = program.inputs
-    has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
+    has_rows = Tensor(tf.bool, tf.TensorShape(()))
     # Of one exchange after another, too.
     exchanged: dict[Tensor, Tensor] = {}
     for exchange in program.exchanges:
         given_here = exchange.given
         exchanged[exchange.result] = exchanged.get(given_here, given_here)
     of_rows = {inputs.start, inputs.total, inputs.is_first}
-    of_rows.update(t for t in inputs.of_graph if t.on_towers)
+    of_rows.update(t for t in inputs.of_graph if "parts" in t.axes)
     builder = Builder()
     for operation in program.operations:
         if any(exchanged.get(t, t) in of_rows for t in operation.inputs):
