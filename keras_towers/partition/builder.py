@@ -207,6 +207,9 @@ class Builder:
             over = AT_ROOT if kind == "root" else tensor.axes - COLUMNS
         if kind == "before":
             to = over
+        # Of what does not vary, a sum would count a term once that all have.
+        varies = bool(over) and over <= tensor.axes
+        assert varies or kind in ("first", "root"), f"{kind} over {over}"
         result = Tensor(
             tensor.dtype,
             shape,

@@ -168,11 +168,7 @@ def _exchange_here(
         kind: ExchangeKind = exchange.kind
         if group.goes_on and kind == "scatter":
             kind = "sum"
-        if len(group.values) < len(group.devices):
-            # It is computed once, and so it is the result.
-            own = group.have_own
-            group.result = _of_one(group) if own else group.values[0]
-        elif kind in ("sum", "scatter") or (
+        if kind in ("sum", "scatter") or (
             kind == "gather" and group.have_own
         ):
             carrier = collectives
@@ -201,14 +197,6 @@ def _broadcast(members: Sequence[Members], collectives: Collectives) -> None:
         copies = collectives.broadcast(wholes, devices)
         for group, *of_devices in zip(groups, *copies, strict=True):
             group.result = of_devices
-
-
-def _of_one(members: Members) -> list[Any]:
-    """Return what each member gets of what only one of them has."""
-    (value,) = members.values
-    if members.exchange.kind == "scatter":
-        return _rows_of_takers(value, members)
-    return [value for _ in members.devices]
 
 
 def _on_one_device(members: Members) -> Any:
