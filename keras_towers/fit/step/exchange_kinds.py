@@ -168,9 +168,7 @@ def _exchange_here(
         kind: ExchangeKind = exchange.kind
         if group.goes_on and kind == "scatter":
             kind = "sum"
-        if kind in ("sum", "scatter") or (
-            kind == "gather" and group.have_own
-        ):
+        if kind in ("sum", "scatter") or (kind == "gather" and group.have_own):
             carrier = collectives
             if gradients and exchange.gradient and "towers" in exchange.over:
                 carrier = gradients.collectives_for(exchange)
