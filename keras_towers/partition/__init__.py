@@ -79,6 +79,8 @@ with a program.
 
 ``sizes``
   Sizes as exact expressions in the number of examples.
+``axes``
+  Along what a value varies: the axes of the places that have their own.
 ``program``
   A step over towers as data: operations, and exchanges between them.
 ``reasons``

@@ -67,7 +67,7 @@ class LayoutOptions:
 
     Attributes:
         axes: those of the axes of a batch along which there are several places.
-        shards: the axes along which variables in shards are divided.
+        shard_axes: those along which variables in shards are divided.
         xla: whether XLA compiles the functions of towers.
         gather_ratio: the minimal ratio of the size of a sum over rows to the
             size of one unit's rows for which the rows are gathered and the sum
@@ -88,7 +88,7 @@ class LayoutOptions:
     """
 
     axes: Axes = TOWERS
-    shards: Axes = SHARDS
+    shard_axes: Axes = SHARDS
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True

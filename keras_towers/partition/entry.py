@@ -165,7 +165,7 @@ class _GraphInputs:
             shares=self._shares,
             of_columns=of_columns,
         )
-        self._shard_axes = options.shards
+        self._shard_axes = options.shard_axes
         self._builder = Builder()
         total = self.inputs.total
         size, count = self._examples()

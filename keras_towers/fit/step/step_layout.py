@@ -243,7 +243,7 @@ def _divide_trace(
         places.columns,
         LayoutOptions(
             axes=places.axes,
-            shards=TOWERS if places.ranks.replicate_shards else SHARDS,
+            shard_axes=TOWERS if places.ranks.replicate_shards else SHARDS,
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
             gather_bytes=_gather_bytes(config, settings),

@@ -107,7 +107,7 @@ def test_shards_within_a_process_are_gathered_there():
         [Sharded(0), rows],
         graph.outputs,
         {"gradient": [rows]},
-        options=LayoutOptions(axes=SHARDS, shards=TOWERS),
+        options=LayoutOptions(axes=SHARDS, shard_axes=TOWERS),
     )
     sums = [e.over for e in program.exchanges if e.gradient == "gradient:0"]
     assert sums == [BATCH - AT_ROOT, AT_ROOT]
