@@ -19,11 +19,7 @@ exchanges of their own. JAX's ``shard_map`` types values likewise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from keras_towers.partition.program import Tensor
+from typing import Literal, TypeAlias
 
 Axis: TypeAlias = Literal["parts", "columns", "towers", "ranks"]
 Axes: TypeAlias = frozenset[Axis]
@@ -37,13 +33,3 @@ SHARDS: Axes = frozenset({"towers", "ranks"})
 BATCH: Axes = frozenset({"parts", "towers", "ranks"})
 # Those between which messages are sent, the inner one first.
 OF_MESSAGES: tuple[Axis, ...] = "columns", "towers", "ranks"
-
-
-def axes_of(tensors: Iterable[Tensor]) -> Axes:
-    """Return the axes along which any of some tensors varies."""
-    return ONCE.union(*(tensor.axes for tensor in tensors))
-
-
-def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
-    """Whether tensors are computed from rows of the batch."""
-    return "parts" in axes_of(tensors)

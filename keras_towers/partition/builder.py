@@ -15,7 +15,6 @@ from keras_towers.partition.axes import (
     COLUMNS,
     ONCE,
     Axes,
-    axes_of,
 )
 from keras_towers.partition.program import (
     Attributes,
@@ -24,6 +23,7 @@ from keras_towers.partition.program import (
     Operation,
     Phase,
     Tensor,
+    axes_of,
     level_after,
     phase_of,
 )

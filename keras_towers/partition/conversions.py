@@ -22,7 +22,6 @@ from keras_towers.partition.axes import (
     SHARDS,
     TOWERS,
     Axes,
-    axes_of,
 )
 from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.gathers import Gathers, whole_bytes
@@ -40,7 +39,7 @@ from keras_towers.partition.layouts import (
     may_hold_rows,
     stacked_layout,
 )
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Tensor, axes_of
 from keras_towers.partition.reasons import (
     EXCHANGE,
     SHAPE,

@@ -23,8 +23,6 @@ from keras_towers.partition.axes import (
     BATCH,
     ONCE,
     Axes,
-    axes_of,
-    depends_on_batch,
 )
 from keras_towers.partition.sizes import Dimension
 
@@ -82,6 +80,16 @@ class Phase(enum.IntEnum):
     READ = 1
     TOWERS = 2
     UPDATE = 3
+
+
+def axes_of(tensors: Iterable[Tensor]) -> Axes:
+    """Return the axes along which any of some tensors varies."""
+    return ONCE.union(*(tensor.axes for tensor in tensors))
+
+
+def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors are computed from rows of the batch."""
+    return "parts" in axes_of(tensors)
 
 
 def is_pure(operation: Operation) -> bool:

@@ -32,7 +32,7 @@ from collections.abc import Hashable, Iterable
 
 import tensorflow as tf
 
-from keras_towers.partition.axes import COLUMNS, depends_on_batch
+from keras_towers.partition.axes import COLUMNS
 from keras_towers.partition.lifetimes import Lifetimes, events_of, used_by
 from keras_towers.partition.program import (
     Exchange,
@@ -40,6 +40,7 @@ from keras_towers.partition.program import (
     Phase,
     Program,
     Tensor,
+    depends_on_batch,
     is_pure,
     level_after,
 )

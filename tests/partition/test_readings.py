@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.axes import depends_on_batch
+from keras_towers.partition.program import depends_on_batch
 from tests.partition import kit
 from tests.partition.kit import check_divided, replicated
 
