@@ -98,7 +98,7 @@ def test_each_rank_has_its_own_variables_and_generators():
     assert [variable.numpy() for variable in variables] == [7, 7]
 
 
-def test_tables_live_on_the_first_rank():
+def test_tables_are_written_on_all_ranks_and_read_on_the_first():
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
 
     def function(x, _):
@@ -110,11 +110,7 @@ def test_tables_live_on_the_first_rank():
     found, size = run(*PARTS)
     np.testing.assert_array_equal(found, BATCH * 2)
     assert size.numpy() == 3
-    assert sorted(at_root(program)) == [
-        "LookupTableFindV2",
-        "LookupTableInsertV2",
-        "LookupTableSizeV2",
-    ]
+    assert at_root(program) == ["LookupTableFindV2", "LookupTableSizeV2"]
 
 
 @pytest.mark.parametrize(
