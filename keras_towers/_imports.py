@@ -24,7 +24,7 @@ from keras_towers.errors import CompatibilityError, TowerError
 
 # The modules that work without TensorFlow; all others import it.
 _INDEPENDENT = re.compile(
-    r"(bench|building|cli|installed|launching|rendezvous|user_models)(\..+)?"
+    r"(bench|building|cli|installed|launching(?!\.late_entry)|rendezvous|user_models)(\..+)?"
     r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
     r"|parameter_servers(\.server_tasks)?|fit(\.(options|given_values))?|strategies|_bytes|_imports|_types|__main__|agent|commands|errors|known_engines"
     r"|settings|system"
