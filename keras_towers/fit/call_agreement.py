@@ -19,9 +19,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import plain_settings
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
-from keras_towers.rendezvous.liveness import TaskState, describe_each
-from keras_towers.transport.engine_transport import MAYBE_LOST
+from keras_towers.rendezvous import failed_calls, rank_checks
+from keras_towers.transport.engine_transport import refusing_ended
 
 logger = logging.getLogger("keras_towers")
 
@@ -129,22 +128,13 @@ def _meet(
     Raises:
         TowerError: other ranks make another call, or have ended.
     """
-    transport = config.transport
-    if transport.size == 1:
-        return rank_checks.gather(config.job, settings, where)
-    try:
-        return watch.wait_for_ranks(
-            lambda: rank_checks.gather(transport, settings, where)
-        )
-    except watch.RanksEnded as error:
-        ended = str(error)
-    except tf.errors.OpError:
-        if failed_calls.calls.begin_again(transport):
-            return _meet(config, settings, kind, where)
-        if failed_calls.calls.has_failed():
-            raise
-        ended = transport.ended_ranks() or "another rank has ended"
-    raise not_called(config, kind, ended)
+    with naming_ended_ranks(config, kind):
+        try:
+            return rank_checks.gather(config.job, settings, where)
+        except tf.errors.OpError:
+            if not failed_calls.calls.begin_again(config.transport):
+                raise
+    return _meet(config, settings, kind, where)
 
 
 def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
@@ -171,21 +161,7 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
 
 @contextlib.contextmanager
 def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
-    """Refuse a call of this block whose steps need ranks that have ended.
-
-    For calls that begin without a comparison of the ranks.
-    """
-    if config.transport.size == 1:
-        yield
-        return
+    """Refuse a call of this block that needs ranks that have ended."""
     refuse = functools.partial(not_called, config, kind)
-    try:
-        with activity.refusing_by(refuse):
-            yield
-    except MAYBE_LOST:
-        if failed_calls.calls.has_failed():
-            raise
-        gone = watch.wait_for_gone_ranks()
-        if not gone or set(gone.values()) != {TaskState.ENDED}:
-            raise
-        raise refuse(describe_each(gone)) from None
+    with refusing_ended(config.transport, refuse):
+        yield

@@ -491,8 +491,9 @@ class BytePSTransport(EngineTransport):
         if not new:
             return
         if self._compares_names:
+            where = "prepares another step, or is about to sum other tensors"
             with tf.init_scope():
-                ranks = self._gather_names(new)
+                ranks = rank_checks.gather(self, new, where)
             if any(other != ranks[0] for other in ranks):
                 listed = [", ".join(names[:_NAMED]) for names in ranks]
                 raise tf.errors.InvalidArgumentError(
@@ -509,15 +510,6 @@ class BytePSTransport(EngineTransport):
             for number in range(2):
                 declared = f"{name}/{number}".encode()
                 self._library.byteps_tensorflow_declare_tensor(declared)
-
-    def _gather_names(self, new: list[str]) -> list[list[str]]:
-        where = "prepares another step, or is about to sum other tensors"
-        try:
-            return watch.wait_for_ranks(
-                lambda: rank_checks.gather(self, new, where)
-            )
-        except watch.RanksEnded as error:
-            raise tf.errors.UnavailableError(None, None, str(error)) from None
 
 
 def _begun_rounds() -> dict[str, int]:

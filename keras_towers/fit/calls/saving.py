@@ -403,6 +403,7 @@ class _RanksOfStore:
                 activity.within(f"a save of {path}", waits=True),
                 activity.doing(f"{waits} ({_REMEDY})"),
                 activity.exchanges.running(activity.SAVE, is_counted=False),
+                activity.refusing_by(TowerError),
             ):
                 told = watch.wait_for_ranks(
                     lambda: self._store.wait(key, limit_s or math.inf, given_up)
@@ -413,7 +414,7 @@ class _RanksOfStore:
                 f"rank {self.rank} has waited {limit_s} s: it {waits}. "
                 f"{_REMEDY}"
             ) from None
-        except (watch.RanksEnded, TowerError, OSError):
+        except (TowerError, OSError):
             # It has ended, or waits in something else for this rank.
             return None
         finally:

@@ -34,6 +34,7 @@ from keras_towers.fit.weights.shards import (
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, next_key
+from keras_towers.transport.engine_transport import refusing_ended
 
 
 class Action(NamedTuple):
@@ -187,14 +188,13 @@ class JointAccess:
             )
         return self.take_part(accesses, value)
 
-    def serve(self, where: str, gather: Any = None) -> None:
+    def serve(self, where: str) -> None:
         """Serve other ranks until all come here. Collective.
 
         Args:
             where: where this rank is, equally on all ranks.
-            gather: exchanges what ranks do; None: also notices ranks that end.
         """
-        while any(accesses := self._gather(where, None, gather)):
+        while any(accesses := self._gather(where, None)):
             self.take_part(accesses)
 
     def meet(self, does: str) -> list[str]:
@@ -218,60 +218,61 @@ class JointAccess:
                 return [access.kind if access else "" for access in accesses]
             self.take_part(accesses)
 
-    def _gather(
-        self,
-        doing: str,
-        access: Action | None,
-        gather: Any = None,
-    ) -> list[Action | None]:
+    def _gather(self, doing: str, access: Action | None) -> list[Action | None]:
         """Exchange what ranks are about to do.
 
         Raises:
             TowerError: they do different things.
         """
-        told = doing, access and tuple(access)
-        try:
-            missed = None
-            if not self._is_at_exit:
-                missed = failed_calls.calls.connect_if_broken(self._transport)
-            if missed is not None:
-                raise NoValueError(
-                    f"a call has failed on rank {missed.rank}, and rank "
-                    f"{self.rank} has not made this call: it {doing}. The "
-                    f"error of rank {missed.rank}: {missed.why}"
-                )
-            ranks = (gather or _gather_watched)(
-                self._transport, told, doing, "reads or writes variables"
+        if self._is_at_exit:
+            # The others may be waiting for the end of this rank.
+            return self._compare(doing, access)
+
+        def refuse(ended: str) -> NoValueError:
+            return NoValueError(
+                f"{ended}, and rank {self.rank} {doing}, but each rank has its "
+                "part of it."
             )
-        except watch.RanksEnded as error:
-            ended = str(error)
+
+        calls = failed_calls.calls
+        try:
+            with refusing_ended(self._transport, refuse):
+                missed = calls.connect_if_broken(self._transport)
+                if missed is None:
+                    return self._compare(doing, access)
         except tf.errors.OpError:
-            if self._is_at_exit:
-                # The others may be waiting for the end of this rank.
+            if not calls.has_failed():
                 raise
-            ended = self._transport.ended_ranks() or "another rank has ended"
-        else:
-            different = {
-                action
-                for action, accessed in ranks
-                if accessed is not None and Action(*accessed).place
-            }
-            waiting = {action for action, accessed in ranks if accessed is None}
-            if len(different) > 1 or len(waiting) > 1:
-                points = {
-                    f"rank {rank}": action
-                    for rank, (action, _) in enumerate(ranks)
-                }
-                raise TowerError(
-                    f"the ranks do different things: {describe_each(points)}. "
-                    "Every rank must read and write the same variables in "
-                    "the same order, since each has only a part of them."
-                )
-            return [each and Action(*each) for _, each in ranks]
+            return self._gather(doing, access)
         raise NoValueError(
-            f"{ended}, and rank {self.rank} {doing}, but each rank has its "
-            "part of it."
+            f"a call has failed on rank {missed.rank}, and rank {self.rank} "
+            f"has not made this call: it {doing}. The error of rank "
+            f"{missed.rank}: {missed.why}"
         )
+
+    def _compare(
+        self, doing: str, access: Action | None
+    ) -> list[Action | None]:
+        told = doing, access and tuple(access)
+        ranks = rank_checks.gather(
+            self._transport, told, doing, "reads or writes variables"
+        )
+        different = {
+            action
+            for action, accessed in ranks
+            if accessed is not None and Action(*accessed).place
+        }
+        waiting = {action for action, accessed in ranks if accessed is None}
+        if len(different) > 1 or len(waiting) > 1:
+            points = {
+                f"rank {r}": action for r, (action, _) in enumerate(ranks)
+            }
+            raise TowerError(
+                f"the ranks do different things: {describe_each(points)}. "
+                "Every rank must read and write the same variables in "
+                "the same order, since each has only a part of them."
+            )
+        return [each and Action(*each) for _, each in ranks]
 
     def take_part(
         self, accesses: Sequence[Action | None], value: Any = None
@@ -350,9 +351,7 @@ def _serve_at_exit(access: JointAccess) -> None:
         with contextlib.suppress(Exception):
             # BytePS would wait for them for ever.
             if not watch.gone_ranks():
-                access.serve(
-                    "is at the end of the script", gather=rank_checks.gather
-                )
+                access.serve("is at the end of the script")
 
 
 def access_of(*saved: object) -> JointAccess | None:
@@ -391,10 +390,6 @@ def refusing(where: str) -> Meeting:
         )
 
     return meet
-
-
-def _gather_watched(*args: Any) -> list[Any]:
-    return watch.wait_for_ranks(lambda: rank_checks.gather(*args))
 
 
 def _name_of(variable: ShardedVariable) -> str:

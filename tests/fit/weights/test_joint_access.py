@@ -13,7 +13,6 @@ from keras_towers.fit.weights import joint_access
 from keras_towers.fit.weights.joint_access import JointAccess, KnownVariables
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
 from keras_towers.partition.layouts import InShards, MeshLayout
-from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.liveness import TaskState
 from tests.reduction.ranks import on_ranks
 
@@ -21,12 +20,6 @@ WHOLES = {
     "first": np.arange(12, dtype="float32").reshape(4, 3),
     "second": np.arange(15, dtype="float32").reshape(5, 3) - 7,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch):
-    """What watches the ranks is one for a process."""
-    monkeypatch.setattr(joint_access, "_gather_watched", rank_checks.gather)
 
 
 class Rank:
@@ -143,7 +136,7 @@ def test_who_waits_for_the_others_at_the_end_of_the_script(
     served = []
 
     class Access:
-        def serve(self, why, gather):
+        def serve(self, why):
             served.append(why)
 
     joint_access._serve_at_exit(Access())
