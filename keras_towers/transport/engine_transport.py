@@ -216,7 +216,7 @@ class EngineTransport(Extensible, Transport):
         if tensor.shape.num_elements() == 0:
             return tensor[:own]
         return self._run(
-            f"reduce_scatter.{key}.{list(counts)}",
+            f"reduce_scatter.{key}.{_in_words(counts)}",
             lambda tensors: [self.engine_scatter(tensors[0], counts, key)],
             [tensor],
             own,
@@ -230,7 +230,7 @@ class EngineTransport(Extensible, Transport):
             return _gather_strings(self, tensor, key)
         if counts is not None:
             return self._run(
-                f"all_gather.{key}.{list(counts)}",
+                f"all_gather.{key}.{_in_words(counts)}",
                 lambda tensors: [
                     self.engine_gather_known(tensors[0], counts, key)
                 ],
@@ -305,7 +305,7 @@ class EngineTransport(Extensible, Transport):
 
     def gather_objects(self, value: Plain) -> list[Plain]:
         return watch.wait_for_ranks(
-            lambda: plain_values.gather(self.all_gather, value)
+            lambda: plain_values.gather(self.all_gather, self.size, value)
         )
 
     def ended_ranks(self) -> str:
@@ -489,6 +489,12 @@ class EngineTransport(Extensible, Transport):
         if not self._is_of_all_ranks:
             return collective(tensors)
         return exchange_counts.counted(name, collective, tensors)
+
+
+def _in_words(counts: Sequence[int]) -> str:
+    """Tell numbers of rows; briefly, if they are equal on many ranks."""
+    same = f"{counts[0]} x {len(counts)}"
+    return same if len({*counts}) == 1 else str([*counts])
 
 
 _BYTES = [bytes([number]) for number in range(256)]

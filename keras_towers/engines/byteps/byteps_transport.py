@@ -56,7 +56,7 @@ from keras_towers.rendezvous import (
 )
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
-from keras_towers.transport import messages
+from keras_towers.transport import messages, plain_values
 from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.memory_turns import Turns
 
@@ -478,7 +478,8 @@ class BytePSTransport(EngineTransport):
     def _meet(self) -> None:
         """Declare the names that later comparisons of names use."""
         self._compares_names = False
-        self.gather_objects(None)
+        # Not a short one, whose names are only some.
+        self.gather_objects(" " * 4 * plain_values.FIRST_WORDS)
         self._compares_names = True
 
     def _declare(self, specs: Mapping[str, tuple[int, tf.DType]]) -> None:

@@ -41,10 +41,9 @@ class Action(NamedTuple):
     """What a rank is about to do with a variable.
 
     Attributes:
-        kind: ``"writes"``; ``"reads"``; ``"saves"``, which reads a variable
-            that stays in parts after the block, too; or something else that a
-            rank does, and that needs no variable.
-        place: the place of the variable; empty: there is none.
+        kind: ``"writes"``; ``"reads"``; or ``"saves"``, which reads a variable
+            that stays in parts after the block, too.
+        place: the place of the variable.
         path: its name, for messages.
         digest: that of the value that it writes.
     """
@@ -58,7 +57,19 @@ class Action(NamedTuple):
         return f"{self.kind} variable {self.path!r}"
 
 
-Meeting = Callable[[Action, Any], tf.Tensor | None]
+class Told(NamedTuple):
+    """What a rank tells the others where it meets them.
+
+    Attributes:
+        does: what it is about to do; empty: nothing, it serves others.
+        action: what that is, if it is something with a variable.
+    """
+
+    does: str
+    action: Action | None = None
+
+
+Access = Callable[[Action, Any], tf.Tensor | None]
 
 
 class KnownVariables:
@@ -128,8 +139,8 @@ class JointAccess:
     def __init__(self, transport: Transport, known: KnownVariables = known):
         self._transport = transport
         self.known: KnownVariables = known
-        # How ranks meet that do not all do the same: None: all do.
-        self._meeting: ThreadLocal[Meeting] = ThreadLocal()
+        # Reads and writes in another way; None: as between two calls.
+        self._other: ThreadLocal[Access] = ThreadLocal()
         self._is_at_exit = False
 
     @property
@@ -159,7 +170,7 @@ class JointAccess:
         """Return the whole of a variable, on the host. Collective."""
         kind = "saves" if thread_state.keeping_parts.get() else "reads"
         access = Action(kind, variable.place, _name_of(variable))
-        whole = self._meet(access, None)
+        whole = self._access(access, None)
         assert whole is not None
         return whole
 
@@ -171,22 +182,16 @@ class JointAccess:
         value = np.ravel(whole.numpy()).view(np.uint8)
         digest = hashlib.sha256(value.data).hexdigest()[:16]
         access = Action("writes", variable.place, _name_of(variable), digest)
-        self._meet(access, whole)
+        self._access(access, whole)
 
-    def _meet(self, access: Action, value: object) -> tf.Tensor | None:
-        meeting = self._meeting.get()
-        if meeting is None and failed_calls.calls.runs_in_another_thread():
-            meeting = refusing("in a thread of your own while a call runs")
-        if meeting is not None:
-            return meeting(access, value)
-        accesses = self._gather(str(access), access)
-        places = {each.place for each in accesses if each and each.place}
-        if len(places) > 1:
-            raise TowerError(
-                f"the ranks have different variables {access.path!r}: build "
-                "and compile the same models, in the same order, on every rank."
-            )
-        return self.take_part(accesses, value)
+    def _access(self, action: Action, value: object) -> tf.Tensor | None:
+        access = self._other.get()
+        if access is None and failed_calls.calls.runs_in_another_thread():
+            access = refusing("in a thread of your own while a call runs")
+        if access is not None:
+            return access(action, value)
+        _, read = self.meet(Told(str(action), action), value)
+        return read
 
     def serve(self, where: str) -> None:
         """Serve other ranks until all come here. Collective.
@@ -194,14 +199,40 @@ class JointAccess:
         Args:
             where: where this rank is, equally on all ranks.
         """
-        while any(accesses := self._gather(where, None)):
-            self.take_part(accesses)
+        while any(self.meet(Told(""), where=where)[0]):
+            pass
 
-    def meet(self, does: str) -> list[str]:
+    def meet(
+        self,
+        mine: Told,
+        value: object = None,
+        where: str = "",
+        tell: Callable[[Told], list[Told]] | None = None,
+    ) -> tuple[list[str], tf.Tensor | None]:
+        """Meet ranks that may be about to do something else. Collective.
+
+        They do together what some do with variables. A rank that is about to
+        do something else serves them until none needs that.
+
+        Args:
+            mine: what this rank is about to do.
+            value: what it writes.
+            where: where it serves.
+            tell: tells that to the others, and returns what each of them does;
+                None: as between two calls.
+
+        Returns:
+            What each rank is about to do, and what this one has read.
+        """
+        while True:
+            ranks = self._tell(mine, where) if tell is None else tell(mine)
+            actions = [of_rank.action for of_rank in ranks]
+            read = self.take_part(actions, value) if any(actions) else None
+            if mine.action is not None or not any(actions):
+                return [of_rank.does for of_rank in ranks], read
+
+    def meet_to_save(self, does: str) -> list[str]:
         """Return what each rank does that saves a file. Collective.
-
-        The others serve it wherever they are, and do nothing, as an empty text
-        says. This rank serves those that read or write.
 
         Args:
             does: what this rank does.
@@ -212,21 +243,18 @@ class JointAccess:
                 "runs, but each rank has a part of the weights. Save at the "
                 "end of the call."
             )
-        while True:
-            accesses = self._gather(does, Action(does, "", ""))
-            if not any(access and access.place for access in accesses):
-                return [access.kind if access else "" for access in accesses]
-            self.take_part(accesses)
+        return self.meet(Told(does))[0]
 
-    def _gather(self, doing: str, access: Action | None) -> list[Action | None]:
-        """Exchange what ranks are about to do.
+    def _tell(self, mine: Told, where: str) -> list[Told]:
+        """Tell the others between two calls what this rank is about to do.
 
         Raises:
             TowerError: they do different things.
         """
         if self._is_at_exit:
             # The others may be waiting for the end of this rank.
-            return self._compare(doing, access)
+            return self._compare(mine, where)
+        doing = mine.does or where
 
         def refuse(ended: str) -> NoValueError:
             return NoValueError(
@@ -239,40 +267,43 @@ class JointAccess:
             with refusing_ended(self._transport, refuse):
                 missed = calls.connect_if_broken(self._transport)
                 if missed is None:
-                    return self._compare(doing, access)
+                    return self._compare(mine, where)
         except tf.errors.OpError:
             if not calls.has_failed():
                 raise
-            return self._gather(doing, access)
+            return self._tell(mine, where)
         raise NoValueError(
             f"a call has failed on rank {missed.rank}, and rank {self.rank} "
             f"has not made this call: it {doing}. The error of rank "
             f"{missed.rank}: {missed.why}"
         )
 
-    def _compare(
-        self, doing: str, access: Action | None
-    ) -> list[Action | None]:
-        told = doing, access and tuple(access)
-        ranks = rank_checks.gather(
-            self._transport, told, doing, "reads or writes variables"
-        )
-        different = {
-            action
-            for action, accessed in ranks
-            if accessed is not None and Action(*accessed).place
-        }
-        waiting = {action for action, accessed in ranks if accessed is None}
-        if len(different) > 1 or len(waiting) > 1:
+    def _compare(self, mine: Told, where: str) -> list[Told]:
+        told = mine.does, where, mine.action and tuple(mine.action)
+        doing, kind = mine.does or where, "reads or writes variables"
+        ranks = rank_checks.gather(self._transport, told, doing, kind)
+        acting = {does for does, _, action in ranks if action}
+        waiting = {at for does, at, _ in ranks if not does}
+        if len(acting) > 1 or len(waiting) > 1:
             points = {
-                f"rank {r}": action for r, (action, _) in enumerate(ranks)
+                f"rank {r}": d or at for r, (d, at, _) in enumerate(ranks)
             }
             raise TowerError(
                 f"the ranks do different things: {describe_each(points)}. "
-                "Every rank must read and write the same variables in "
-                "the same order, since each has only a part of them."
+                "Every rank must read and write the same variables in the same "
+                "order, since each has only a part of them."
             )
-        return [each and Action(*each) for _, each in ranks]
+        actions = [action and Action(*action) for _, _, action in ranks]
+        if len({action.place for action in actions if action}) > 1:
+            raise TowerError(
+                f"rank {self.rank} {mine.does}, which is another one on other "
+                "ranks: build and compile the same models, in the same order, "
+                "on every rank."
+            )
+        return [
+            Told(does, action)
+            for (does, _, _), action in zip(ranks, actions, strict=True)
+        ]
 
     def take_part(
         self, accesses: Sequence[Action | None], value: Any = None
@@ -280,7 +311,7 @@ class JointAccess:
         """Do what ranks are about to do with variables. Collective.
 
         Args:
-            accesses: what each rank does; None: nothing.
+            accesses: what each rank does with a variable; None: nothing.
             value: what this rank writes.
 
         Returns:
@@ -289,7 +320,7 @@ class JointAccess:
         result, mine = None, accesses[self.rank]
         ranks_of: dict[tuple[str, str], list[int]] = {}
         for rank, access in enumerate(accesses):
-            if access is not None and access.place:
+            if access is not None:
                 ranks_of.setdefault(access[:2], []).append(rank)
         for (kind, place), ranks in ranks_of.items():
             access = accesses[ranks[0]]
@@ -322,14 +353,14 @@ class JointAccess:
         return result
 
     @contextlib.contextmanager
-    def meeting_by(self, meeting: Meeting) -> Iterator[None]:
-        """Let ranks meet in another way in this block.
+    def accessing_by(self, access: Access) -> Iterator[None]:
+        """Read and write in another way in this block.
 
         Args:
-            meeting: does what this rank is about to do together with the other
+            access: does what this rank is about to do together with the other
                 ranks, given what it writes; returns what it reads.
         """
-        with self._meeting.holding(meeting):
+        with self._other.holding(access):
             yield
 
 
@@ -375,21 +406,21 @@ def access_of(*saved: object) -> JointAccess | None:
     return None
 
 
-def refusing(where: str) -> Meeting:
-    """Return a meeting where ranks cannot meet.
+def refusing(where: str) -> Access:
+    """Return how to read and write where ranks cannot meet: not at all.
 
     Args:
         where: where this rank is: "in Mine.on_predict_batch_end".
     """
 
-    def meet(access: Action, value: object) -> tf.Tensor | None:
+    def refuse(access: Action, value: object) -> tf.Tensor | None:
         raise NoValueError(
             f"variable {access.path!r} cannot be read or written {where}: "
             "each rank has a part of it, and ranks get there at different "
             "times. Read or write it at the end of the call."
         )
 
-    return meet
+    return refuse
 
 
 def _name_of(variable: ShardedVariable) -> str:

@@ -151,7 +151,7 @@ def test_ranks_tell_what_they_save_and_serve_meanwhile():
         if rank.rank == 2:
             rank.access.serve("is at the end")
         else:
-            told = rank.access.meet(f"saves {rank.rank}")
+            told = rank.access.meet_to_save(f"saves {rank.rank}")
             rank.access.serve("is at the end")
         return told
 
@@ -181,9 +181,9 @@ def test_what_is_left_in_parts_becomes_ordinary_when_it_is_read():
 
 def test_lone_reads_where_ranks_do_not_meet_are_refused():
     def work(rank):
-        meeting = joint_access.refusing("in on_batch_end of Mine")
+        access = joint_access.refusing("in on_batch_end of Mine")
         with (
-            rank.access.meeting_by(meeting),
+            rank.access.accessing_by(access),
             pytest.raises(TowerError, match="in on_batch_end of Mine"),
         ):
             rank.variables["first"].numpy()
