@@ -160,7 +160,7 @@ def a_read_that_others_do_not_take_part_in_is_refused():
             threads[-1].join()
 
         def read():
-            with s.refused("in a thread of your own while a call runs"):
+            with s.refused("a call runs in another thread, and rank"):
                 first.numpy()
             refused.append(True)
 

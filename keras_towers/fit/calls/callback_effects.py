@@ -282,7 +282,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if event in self._events:
             self._transport.note_wait(event)
             # Callbacks of other ranks may make calls that this rank does not.
-            while any(self._meet(Told(""))[0]):
+            while any(self._meet()[0]):
                 pass
             activity.mark_over()
 
@@ -305,29 +305,30 @@ class SyncedCallbacks(keras.callbacks.Callback):
             if self._adoption is not None:
                 why = why_not_alone(call, self.model, self._adoption)
         with activity.within(f"the beginning of {what}", waits=True):
-            return self._meet(Told(what), why)[0]
+            return self._meet(what, needs_all=why)[0]
 
     def _access(self, action: Action, value: object) -> tf.Tensor | None:
         """Read or write a variable of which each rank has rows."""
         with activity.within(f"{action} in {self._running}", waits=True):
-            return self._meet(Told(str(action), action), value=value)[1]
+            return self._meet(str(action), action, value)[1]
 
     def _meet(
-        self, mine: Told, needs_all: str = "", value: object = None
+        self,
+        does: str = "",
+        action: Action | None = None,
+        value: object = None,
+        needs_all: str = "",
     ) -> tuple[list[str], tf.Tensor | None]:
         """Meet the other ranks, and share what callbacks have done until then.
 
         Args:
-            mine: what this rank is about to do; nothing: its callbacks are
-                done.
+            does: as of ``JointAccess.meet``; empty: the callbacks are done.
+            action: as there.
+            value: as there.
             needs_all: why not only some ranks can do it; empty: they can.
-            value: what it writes.
-
-        Returns:
-            As ``JointAccess.meet``.
         """
         tell = functools.partial(self._share_effects, needs_all)
-        return self._joint.meet(mine, value, tell=tell)
+        return self._joint.meet(does, action, value, tell=tell)
 
     def _share_effects(self, needs_all: str, mine: Told) -> list[Told]:
         """Share requests to stop, and the values that callbacks have written.
@@ -337,19 +338,16 @@ class SyncedCallbacks(keras.callbacks.Callback):
         end, and write it once more.
         """
         model = self.model
-        told = (
-            *(mine.does, mine.action and tuple(mine.action), needs_all),
-            [name for name in _STOPS if getattr(model, name, False)],
-            model._initial_epoch,
-            bool(self._written),
-        )
+        asked = [name for name in _STOPS if getattr(model, name, False)]
+        has_written = bool(self._written)
+        told = *mine, needs_all, asked, model._initial_epoch, has_written
         ranks = rank_checks.gather(
             self._transport, told, "ends an event of callbacks"
         )
         all_do, actions, reasons, stops, epochs, written = zip(
             *ranks, strict=True
         )
-        for name in {*itertools.chain(*stops)} - {*told[3]}:
+        for name in {*itertools.chain(*stops)} - {*asked}:
             setattr(model, name, True)
         # A callback of rank 0 may have restored the epoch to continue with.
         model._initial_epoch = epochs[0]
@@ -361,10 +359,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 for rank, does in enumerate(all_do)
             }
             raise TowerError(f"{describe_each(calls)}, but {reason}.")
-        return [
-            Told(does, action and Action(*action))
-            for does, action in zip(all_do, actions, strict=True)
-        ]
+        return [*zip(all_do, actions, strict=True)]
 
     def _take_over(self) -> None:
         """Give all ranks the values that callbacks of any rank have written."""

@@ -160,7 +160,7 @@ def _save(
     ranks: _Ranks | None = _job
     joint = access_of(*parts)
     if joint is not None:
-        ranks = _RanksThatMeet(joint.rank, joint.meet_to_save)
+        ranks = _RanksThatMeet(joint.rank, lambda does: joint.meet(does)[0])
     # In a nested call of these functions, the outer call decides. Objects that
     # are no paths are local to each rank.
     is_path = isinstance(where, str | os.PathLike)

@@ -57,19 +57,9 @@ class Action(NamedTuple):
         return f"{self.kind} variable {self.path!r}"
 
 
-class Told(NamedTuple):
-    """What a rank tells the others where it meets them.
-
-    Attributes:
-        does: what it is about to do; empty: nothing, it serves others.
-        action: what that is, if it is something with a variable.
-    """
-
-    does: str
-    action: Action | None = None
-
-
 Access = Callable[[Action, Any], tf.Tensor | None]
+# What a rank is about to do; and the action with a variable, if it is one.
+Told = tuple[str, Sequence[str] | None]
 
 
 class KnownVariables:
@@ -186,12 +176,9 @@ class JointAccess:
 
     def _access(self, action: Action, value: object) -> tf.Tensor | None:
         access = self._other.get()
-        if access is None and failed_calls.calls.runs_in_another_thread():
-            access = refusing("in a thread of your own while a call runs")
         if access is not None:
             return access(action, value)
-        _, read = self.meet(Told(str(action), action), value)
-        return read
+        return self.meet(str(action), action, value)[1]
 
     def serve(self, where: str) -> None:
         """Serve other ranks until all come here. Collective.
@@ -199,12 +186,13 @@ class JointAccess:
         Args:
             where: where this rank is, equally on all ranks.
         """
-        while any(self.meet(Told(""), where=where)[0]):
+        while any(self.meet(where=where)[0]):
             pass
 
     def meet(
         self,
-        mine: Told,
+        does: str = "",
+        action: Action | None = None,
         value: object = None,
         where: str = "",
         tell: Callable[[Told], list[Told]] | None = None,
@@ -215,95 +203,77 @@ class JointAccess:
         do something else serves them until none needs that.
 
         Args:
-            mine: what this rank is about to do.
+            does: what this rank is about to do, the same text on all ranks that
+                do the same; empty: nothing, it serves others.
+            action: what that is, if it is something with a variable.
             value: what it writes.
-            where: where it serves.
-            tell: tells that to the others, and returns what each of them does;
-                None: as between two calls.
+            where: where it serves others.
+            tell: tells the others, and returns what each of them tells; None:
+                as between two calls.
 
         Returns:
             What each rank is about to do, and what this one has read.
         """
+        mine = does, action and tuple(action)
         while True:
-            ranks = self._tell(mine, where) if tell is None else tell(mine)
-            actions = [of_rank.action for of_rank in ranks]
+            ranks = tell(mine) if tell else self._tell(mine, does or where)
+            actions = [acts and Action(*acts) for _, acts in ranks]
             read = self.take_part(actions, value) if any(actions) else None
-            if mine.action is not None or not any(actions):
-                return [of_rank.does for of_rank in ranks], read
+            if action is not None or not any(actions):
+                return [does for does, _ in ranks], read
 
-    def meet_to_save(self, does: str) -> list[str]:
-        """Return what each rank does that saves a file. Collective.
-
-        Args:
-            does: what this rank does.
-        """
-        if failed_calls.calls.runs_in_another_thread():
-            raise NoValueError(
-                f"rank {self.rank} {does} in a thread of your own while a call "
-                "runs, but each rank has a part of the weights. Save at the "
-                "end of the call."
-            )
-        return self.meet(Told(does))[0]
-
-    def _tell(self, mine: Told, where: str) -> list[Told]:
+    def _tell(self, mine: Told, doing: str) -> list[Told]:
         """Tell the others between two calls what this rank is about to do.
 
         Raises:
-            TowerError: they do different things.
+            TowerError: they do different things, or are not there.
         """
         if self._is_at_exit:
             # The others may be waiting for the end of this rank.
-            return self._compare(mine, where)
-        doing = mine.does or where
+            return self._compare(mine, doing)
 
-        def refuse(ended: str) -> NoValueError:
+        def refuse(why: str, advice: str = "") -> NoValueError:
             return NoValueError(
-                f"{ended}, and rank {self.rank} {doing}, but each rank has its "
-                "part of it."
+                f"{why}, and rank {self.rank} {doing}, but each rank has its "
+                f"part of it.{advice}"
             )
 
         calls = failed_calls.calls
+        if calls.runs_in_another_thread():
+            later = " Do that when the call has ended."
+            raise refuse("a call runs in another thread", later)
         try:
             with refusing_ended(self._transport, refuse):
                 missed = calls.connect_if_broken(self._transport)
                 if missed is None:
-                    return self._compare(mine, where)
+                    return self._compare(mine, doing)
+                raise refuse(
+                    f"a call has failed on rank {missed.rank} ({missed.why})"
+                )
         except tf.errors.OpError:
             if not calls.has_failed():
                 raise
-            return self._tell(mine, where)
-        raise NoValueError(
-            f"a call has failed on rank {missed.rank}, and rank {self.rank} "
-            f"has not made this call: it {doing}. The error of rank "
-            f"{missed.rank}: {missed.why}"
-        )
+        return self._tell(mine, doing)
 
-    def _compare(self, mine: Told, where: str) -> list[Told]:
-        told = mine.does, where, mine.action and tuple(mine.action)
-        doing, kind = mine.does or where, "reads or writes variables"
-        ranks = rank_checks.gather(self._transport, told, doing, kind)
-        acting = {does for does, _, action in ranks if action}
-        waiting = {at for does, at, _ in ranks if not does}
+    def _compare(self, mine: Told, doing: str) -> list[Told]:
+        ranks = rank_checks.gather(
+            self._transport, (*mine, doing), doing, "reads or writes variables"
+        )
+        acting = {does for does, action, _ in ranks if action}
+        waiting = {at for does, _, at in ranks if not does}
         if len(acting) > 1 or len(waiting) > 1:
-            points = {
-                f"rank {r}": d or at for r, (d, at, _) in enumerate(ranks)
-            }
+            points = {f"rank {r}": at for r, (_, _, at) in enumerate(ranks)}
             raise TowerError(
                 f"the ranks do different things: {describe_each(points)}. "
                 "Every rank must read and write the same variables in the same "
                 "order, since each has only a part of them."
             )
-        actions = [action and Action(*action) for _, _, action in ranks]
-        if len({action.place for action in actions if action}) > 1:
+        if len({action[1] for _, action, _ in ranks if action}) > 1:
             raise TowerError(
-                f"rank {self.rank} {mine.does}, which is another one on other "
-                "ranks: build and compile the same models, in the same order, "
-                "on every rank."
+                f"the ranks do different things, though each {doing}: build "
+                "and compile the same models, in the same order, on every rank."
             )
-        return [
-            Told(does, action)
-            for (does, _, _), action in zip(ranks, actions, strict=True)
-        ]
+        return [(does, action) for does, action, _ in ranks]
 
     def take_part(
         self, accesses: Sequence[Action | None], value: Any = None

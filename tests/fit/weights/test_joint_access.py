@@ -151,7 +151,7 @@ def test_ranks_tell_what_they_save_and_serve_meanwhile():
         if rank.rank == 2:
             rank.access.serve("is at the end")
         else:
-            told = rank.access.meet_to_save(f"saves {rank.rank}")
+            told = rank.access.meet(f"saves {rank.rank}")[0]
             rank.access.serve("is at the end")
         return told
 
