@@ -412,4 +412,4 @@ class JointCalls:
 
 
 calls: JointCalls = JointCalls()
-"""Those of this process, whatever the number of its strategies."""
+"""The only one in this process, whatever the number of its strategies."""

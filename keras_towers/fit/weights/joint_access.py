@@ -38,7 +38,7 @@ from keras_towers.transport.engine_transport import refusing_ended
 
 
 class Action(NamedTuple):
-    """What a rank is about to do with a variable.
+    """An action that a rank is about to take on a variable.
 
     Attributes:
         kind: ``"writes"``; ``"reads"``; or ``"saves"``, which reads a variable
@@ -112,7 +112,7 @@ class KnownVariables:
 
 
 known: KnownVariables = KnownVariables()
-"""Those of this process, whatever the number of its strategies."""
+"""The only one in this process, whatever the number of its strategies."""
 
 
 class JointAccess:
