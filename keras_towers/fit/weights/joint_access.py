@@ -217,7 +217,7 @@ class JointAccess:
         mine = does, action and tuple(action)
         while True:
             ranks = tell(mine) if tell else self._tell(mine, does or where)
-            actions = [acts and Action(*acts) for _, acts in ranks]
+            actions = [Action(*acts) if acts else None for _, acts in ranks]
             read = self.take_part(actions, value) if any(actions) else None
             if action is not None or not any(actions):
                 return [does for does, _ in ranks], read
