@@ -10,17 +10,20 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import tensorflow as tf
 
-from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.fit import plain_settings
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.joint_access import JointAccess, Told
 from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.transport.engine_transport import refusing_ended
+
+_Result = TypeVar("_Result")
 
 logger = logging.getLogger("keras_towers")
 
@@ -44,7 +47,7 @@ def check_call(
     config: TowerConfig,
     keras_call: KerasCall,
     observer: object,
-    is_compiled_again: bool = False,
+    where: str,
 ) -> None:
     """Check that all ranks call the same method with the same arguments.
 
@@ -57,19 +60,13 @@ def check_call(
         config: the towers.
         keras_call: the call.
         observer: the callback that measures its steps on all ranks, or None.
-        is_compiled_again: whether an earlier call of the method was of another
-            compilation of the model.
+        where: what this rank does, as ``beginning_of`` says it.
 
     Raises:
         TowerError: a setting that changes results differs.
     """
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
-    where = f"is at the beginning of {kind}"
-    if is_compiled_again:
-        # Ranks that have not compiled it are in a step by now.
-        compiled = rank_checks.without_numbers(model.name)
-        where += f", since model {compiled!r} was compiled again"
     names: tuple[str, ...] = _EPOCHS
     if config.options.batches == "split":
         names += _FOR_SAME_DATA
@@ -91,7 +88,9 @@ def check_call(
         if config.transport.size > 1:
             name = None if observer is None else type(observer).__name__
             settings["callback that measures"] = str(name)
-    ranks = _meet(config, settings, kind, where)
+    ranks = _begin(
+        config, kind, lambda: rank_checks.gather(config.job, settings, where)
+    )
     differing = plain_settings.without_settings_of_others(
         rank_checks.differing_settings(ranks)
     )
@@ -120,21 +119,55 @@ def check_call(
         )
 
 
-def _meet(
-    config: TowerConfig, settings: Plain, kind: str, where: str
-) -> list[Plain]:
-    """Gather what ranks compare at the beginning of a call.
+def beginning_of(keras_call: KerasCall, is_compiled_again: bool) -> str:
+    """Say that a rank begins a call, to follow "rank 0".
+
+    Args:
+        keras_call: the call.
+        is_compiled_again: whether an earlier call of the method was of another
+            compilation of the model.
+    """
+    where = f"is at the beginning of {keras_call.kind}"
+    if is_compiled_again:
+        # Ranks that have not compiled it are in a step by now.
+        compiled = rank_checks.without_numbers(keras_call.model.name)
+        where += f", since model {compiled!r} was compiled again"
+    return where
+
+
+def serve(
+    config: TowerConfig, access: JointAccess, kind: str, where: str
+) -> None:
+    """Serve ranks that read, write or save before they make a call, too.
+
+    Args:
+        config: the towers.
+        access: to variables of which each rank has rows.
+        kind: the method of Keras.
+        where: what this rank does, as ``beginning_of`` says it.
+    """
+
+    def tell(mine: Told) -> list[Told]:
+        return _begin(config, kind, lambda: access.compare(mine, where))
+
+    access.serve(where, tell)
+
+
+def _begin(
+    config: TowerConfig, kind: str, meet: Callable[[], _Result]
+) -> _Result:
+    """Meet the other ranks at the beginning of a call.
 
     Raises:
         TowerError: other ranks make another call, or have ended.
     """
     with naming_ended_ranks(config, kind):
         try:
-            return rank_checks.gather(config.job, settings, where)
+            return meet()
         except tf.errors.OpError:
             if not failed_calls.calls.begin_again(config.transport):
                 raise
-    return _meet(config, settings, kind, where)
+    return _begin(config, kind, meet)
 
 
 def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:

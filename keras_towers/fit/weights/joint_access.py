@@ -3,9 +3,9 @@
 A read needs the rows of all ranks, and a write changes those of all. So all
 ranks take part in each, and compare in the same round what they do: a variable
 goes by its place in the model, never by the order in which a rank met it. If
-only some ranks read or write, the others serve them where they wait: at the end
-of an event of callbacks (``SyncedCallbacks``), at a save, at the end of the
-strategy's block, and of the script.
+only some ranks read or write, the others serve them where they wait: at the
+beginning of a call, at the end of an event of callbacks (``SyncedCallbacks``),
+at a save, at the end of the strategy's block, and of the script.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Action(NamedTuple):
 Access = Callable[[Action, Any], tf.Tensor | None]
 # What a rank is about to do; and the action with a variable, if it is one.
 Told = tuple[str, Sequence[str] | None]
+Tell = Callable[[Told], list[Told]]
 
 
 class KnownVariables:
@@ -180,13 +181,14 @@ class JointAccess:
             return access(action, value)
         return self.meet(str(action), action, value)[1]
 
-    def serve(self, where: str) -> None:
+    def serve(self, where: str, tell: Tell | None = None) -> None:
         """Serve other ranks until all come here. Collective.
 
         Args:
             where: where this rank is, equally on all ranks.
+            tell: as of ``meet``.
         """
-        while any(self.meet(where=where)[0]):
+        while any(self.meet(where=where, tell=tell)[0]):
             pass
 
     def meet(
@@ -195,7 +197,7 @@ class JointAccess:
         action: Action | None = None,
         value: object = None,
         where: str = "",
-        tell: Callable[[Told], list[Told]] | None = None,
+        tell: Tell | None = None,
     ) -> tuple[list[str], tf.Tensor | None]:
         """Meet ranks that may be about to do something else. Collective.
 
@@ -226,11 +228,11 @@ class JointAccess:
         """Tell the others between two calls what this rank is about to do.
 
         Raises:
-            TowerError: they do different things, or are not there.
+            NoValueError: they are not there.
         """
         if self._is_at_exit:
             # The others may be waiting for the end of this rank.
-            return self._compare(mine, doing)
+            return self.compare(mine, doing)
 
         def refuse(why: str, advice: str = "") -> NoValueError:
             return NoValueError(
@@ -246,7 +248,7 @@ class JointAccess:
             with refusing_ended(self._transport, refuse):
                 missed = calls.connect_if_broken(self._transport)
                 if missed is None:
-                    return self._compare(mine, doing)
+                    return self.compare(mine, doing)
                 raise refuse(
                     f"a call has failed on rank {missed.rank} ({missed.why})"
                 )
@@ -255,7 +257,16 @@ class JointAccess:
                 raise
         return self._tell(mine, doing)
 
-    def _compare(self, mine: Told, doing: str) -> list[Told]:
+    def compare(self, mine: Told, doing: str) -> list[Told]:
+        """Tell the others what this rank is about to do, and compare that.
+
+        Args:
+            mine: what this rank is about to do.
+            doing: the same, or where it serves, to follow "rank 0".
+
+        Raises:
+            TowerError: they do different things.
+        """
         ranks = rank_checks.gather(
             self._transport, (*mine, doing), doing, "reads or writes variables"
         )
@@ -263,6 +274,8 @@ class JointAccess:
         waiting = {at for does, _, at in ranks if not does}
         if len(acting) > 1 or len(waiting) > 1:
             points = {f"rank {r}": at for r, (_, _, at) in enumerate(ranks)}
+            if not acting:
+                raise TowerError(rank_checks.different_things(points))
             raise TowerError(
                 f"the ranks do different things: {describe_each(points)}. "
                 "Every rank must read and write the same variables in the same "
