@@ -70,7 +70,7 @@ SHOWN_BY = {
         engines/horovod/hvd/elastic_states
     """,
     "processes/test_ranks.py": """
-        fit/calls/callback_effects fit/update/local_sgd
+        fit/update/local_sgd
         reduction/compression reduction/gradients transport/engine_transport
     """,
     "reduction/test_collectives.py": """
