@@ -114,10 +114,12 @@ class StrategyOptions:
             keeping it from the forward pass (rematerialization). Results do not
             change. None: as little as is needed for a step that would otherwise
             not fit into the memory of a device, and nothing if this memory is
-            unknown, as for CPUs. True: what saves most memory. A number between
-            0 and 1: the same, but at most this part of the step's work. False:
-            nothing. Unless it is False, layers made under ``keras.RematScope``
-            or with ``keras.remat`` are computed again in any case.
+            unknown, as for CPUs. True: as much as is worth its time: each
+            percent more of the step's work saves a percent of its memory. A
+            number between 0 and 1: the same, but at most this part of the
+            step's work. False: nothing. Unless it is False, layers made under
+            ``keras.RematScope`` or with ``keras.remat`` are computed again in
+            any case.
         mode: how the towers of a process sum gradients and exchange other
             tensors: ``"nccl"``, ``"collective"`` (TensorFlow's collective ops:
             a ring on CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs
