@@ -1,4 +1,4 @@
-"""What a step computes again instead of keeping it.
+"""Rematerialization: a step computes values again instead of keeping them.
 
 The backward pass uses what the forward pass has computed. Of that, a plan keeps
 some, and computes the rest again, just before it is used, from what it keeps:
@@ -109,22 +109,9 @@ def rematerialize(
     return program, best, begins
 
 
-@contextlib.contextmanager
-def rematerialized(
-    program: Program, sizes: TensorSizes, limit: float, parts: int = 1
-) -> Iterator[Program]:
-    """Let a program compute again in this block what ``rematerialize`` says."""
-    before = [(o, o.inputs) for o in program.operations]
-    try:
-        yield rematerialize(program, sizes, limit, parts=parts)[0]
-    finally:
-        for operation, inputs in before:
-            operation.inputs = inputs
-
-
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is computed again.
+    """A plan of what to compute again.
 
     Attributes:
         copies: what is computed again.
@@ -160,7 +147,7 @@ def _chosen(
 
 
 class _Peak:
-    """What is alive when a step needs most memory, and may be made again.
+    """The tensors that are alive when a step needs most memory.
 
     Args:
         program: the program.

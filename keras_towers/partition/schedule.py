@@ -13,9 +13,9 @@ does, and what may be in flight beside it::
 
 XLA orders what it compiles itself.
 
-In the order of the program, what takes as much memory as it frees, or more, comes
-right before what uses it: the gradient that is computed once for all towers,
-before the update of its variable.
+In the order of the program, what takes as much memory as it frees comes right
+before what uses it, on any level: the gradient that is computed once for all
+towers, before the update of its variable.
 
 Gradients are exchanged as they arrive: the backward pass is divided into levels
 at whose ends those of some bytes are exchanged, while the next level is
@@ -62,7 +62,7 @@ _MOST_EXCHANGES = 24
 
 @dataclasses.dataclass(frozen=True)
 class RematLimits:
-    """What may be computed again.
+    """The limits of what may be computed again.
 
     Attributes:
         limit: the bytes of a tower for which as little as possible is computed
@@ -360,7 +360,7 @@ def _users(lifetimes: Lifetimes, tensor: Tensor) -> list[Operation]:
 
 
 class _Queue:
-    """What frees memory in a part of a level, and what waits for it.
+    """The operations of a level that free memory, and those that wait for it.
 
     Args:
         in_flight: the bytes of freed memory that nothing waits for.

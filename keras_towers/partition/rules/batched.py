@@ -208,7 +208,7 @@ def _filter_gradient(
 
 @rule(*_RANKS_OF_DIAGONALS)
 def _main_diagonal(node: Node, *inputs: Value) -> Values:
-    """Of each row the main diagonal has the entry in the row's own column."""
+    """The main diagonal has each row's entry in the row's own column."""
     ranks = _RANKS_OF_DIAGONALS[node.type]
     builder, converter = node.builder, node.converter
     values, (offset, *options) = inputs[: len(ranks)], inputs[len(ranks) :]

@@ -6,9 +6,11 @@ If the row numbers of a tower refer to its rows, it indexes them locally.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
+from keras_towers.partition.builder import static
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.division import Factors, NewAxis, divide
 from keras_towers.partition.layouts import (
@@ -16,6 +18,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     BelowLimit,
     RowNumbers,
+    Sharded,
     Value,
     Values,
     known_axes,
@@ -25,6 +28,7 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import axes, notes, rule
 from keras_towers.partition.rules.row_numbers import (
+    entry_numbers,
     index_value,
     note_lengths,
     repeat_rows,
@@ -53,6 +57,9 @@ _SEGMENTS = ("UnsortedSegmentSum", *_EXTREMES)
 _SORTED_SEGMENTS = tuple(
     f"Segment{name}" for name in ("Sum", "Mean", "Max", "Min", "Prod")
 )
+_LOOKED_UP_SEGMENTS = tuple(
+    f"SparseSegment{name}" for name in ("Sum", "Mean", "SqrtN")
+)
 _MATRIX: tuple[Role, ...] = ("indices", "entries", "shape")
 _ROLES: dict[str, tuple[Role, ...]] = {
     "GatherNd": ("rows", "indices"),
@@ -61,6 +68,7 @@ _ROLES: dict[str, tuple[Role, ...]] = {
     **dict.fromkeys(_UPDATES, ("rows", "indices", "entries")),
     **dict.fromkeys(_SEGMENTS, ("entries", "numbers", "count")),
     **dict.fromkeys(_SORTED_SEGMENTS, ("entries", "numbers")),
+    **dict.fromkeys(_LOOKED_UP_SEGMENTS, ("same", "entries", "numbers")),
     "UnsortedSegmentJoin": ("entries", "numbers", "count"),
 }
 
@@ -70,7 +78,7 @@ def _index_locally(node: Node, *inputs: Value) -> Values:
     numbers, operands = _local_operands(
         node.converter, inputs, _ROLES[node.type]
     )
-    if node.type in _SORTED_SEGMENTS:
+    if node.type in (*_SORTED_SEGMENTS, *_LOOKED_UP_SEGMENTS):
         of_entries = numbers.layout
         require(numbers.are_all and of_entries.blocks == 1 and of_entries.rows)
     layout = numbers.layout if node.type == "GatherNd" else numbers.row_layout
@@ -167,6 +175,40 @@ def _sparse_reorder(node: Node, *inputs: Value) -> Values:
         rank,
     )
     return [indices, entries]
+
+
+@rule("SparseFillEmptyRows")
+def _fill_empty_rows(node: Node, *inputs: Value) -> Values:
+    """Add an entry to each row of a sparse matrix that has none."""
+    builder, units = node.builder, node.units
+    numbers, operands = _local_operands(
+        node.converter, inputs, (*_MATRIX, "same")
+    )
+    vector, rows = static((None,)), numbers.row_layout
+    indices, entries, is_empty, places = node.copy(
+        operands, [static((None, 2)), *[vector] * 3]
+    )
+    unit = units.data_dependent_unit(
+        ("filled", entries), builder.axis_size(entries)
+    )
+    filled = Sharded(0, unit)
+    found = index_value(builder, indices, filled, rows, rank=2)
+    found.meaning = dataclasses.replace(
+        unless_none(found.row_numbers), are_all=True
+    )
+    return [
+        found,
+        Value(filled, entries, shape=(unit.size,)),
+        Value(rows, is_empty, shape=(rows.size,)),
+        entry_numbers(builder, places, numbers.layout, filled),
+    ]
+
+
+@rule("SparseFillEmptyRowsGrad")
+def _gradients_of_filled(node: Node, places: Value, grads: Value) -> Values:
+    numbers = _row_numbers_of(places, "numbers")
+    rows = node.converter.shard(grads, numbers.row_layout)
+    return node.run_on_towers([numbers.local, rows], numbers.layout, PARTIAL)
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")

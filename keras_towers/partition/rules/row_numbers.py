@@ -87,6 +87,25 @@ def index_value(
     return Value(rows, numbers, shape=(rows.size, rank), meaning=row_numbers)
 
 
+def entry_numbers(
+    builder: Builder, own: Tensor, layout: Sharded, of: Sharded
+) -> Value:
+    """Return a value of row numbers.
+
+    Args:
+        builder: adds operations.
+        own: the local row numbers.
+        layout: their layout.
+        of: the layout of the numbered rows, along axis 0.
+    """
+    start = builder.scaled_size(of.rows, of.unit.start)
+    numbers = builder.op(
+        "AddV2", [own, builder.cast(start, own.dtype)], (None,)
+    )
+    meaning = RowNumbers(own, layout, of.unit, of.rows)
+    return Value(layout, numbers, shape=(layout.size,), meaning=meaning)
+
+
 @rule("StringSplit", "StringSplitV2")
 def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     """Split each tower's texts into words."""
@@ -222,7 +241,8 @@ def _note_derived_numbers(node: Node, inputs: Values, outputs: Values) -> None:
         changes = _changes(node, inputs, at)
         if not isinstance(before, RowNumbers) or changes is None:
             continue
-        changes["are_all"] = before.are_all and node.type in _KEEP_ALL.split()
+        keeps = changes.get("are_all", node.type in _KEEP_ALL.split())
+        changes["are_all"] = before.are_all and keeps
         numbered = list(inputs)
         numbered[at] = Value(before.layout, before.local, shape=value.shape)
         results = _lay_out_locally(node, numbered)
@@ -269,18 +289,20 @@ def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
     if at or (node.type == "GatherV2" and known_ints(inputs[2]) != [0]):
         return None
     if row_numbers.is_first_column:
-        if node.type == "StridedSlice" and _takes_first_column(node, inputs):
-            return {"is_first_column": False}
+        if node.type == "StridedSlice":
+            *others, last = _spans_of(node, inputs)
+            if last == Span(len(others), 0, 1, dropped=True):
+                is_whole = all(span.is_whole for span in others)
+                return {"is_first_column": False, "are_all": is_whole}
         return {} if node.type in ("Cast", "Identity") else None
     if node.type in _MOVES.split():
         return {}
     return {"is_first_column": True} if _becomes_column(node, inputs) else None
 
 
-def _takes_first_column(node: Node, inputs: Values) -> bool:
-    shape = inputs[0].sizes
-    taken = spans(node, shape, *[end.entries for end in inputs[1:]])
-    return taken[-1:] == [Span(len(shape) - 1, 0, 1, dropped=True)]
+def _spans_of(node: Node, inputs: Values) -> list[Span]:
+    ends = [end.entries for end in inputs[1:]]
+    return spans(node, inputs[0].sizes, *ends)
 
 
 def _becomes_column(node: Node, inputs: Values) -> bool:
