@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from keras_towers.partition.axes import COLUMNS
 from keras_towers.partition.lifetimes import Lifetimes, events_of
 from keras_towers.partition.program import (
     Exchange,
@@ -206,7 +207,7 @@ class _Place(NamedTuple):
 
 def _group_of(operation: Operation) -> Hashable:
     """Return what the operations that are added to a graph together share."""
-    return operation.level, operation.phase, operation.on_columns
+    return operation.level, operation.phase, operation.axes & COLUMNS
 
 
 def exchange_early(program: Program, sizes: TensorSizes) -> list[Operation]:
@@ -257,7 +258,9 @@ def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
     for event in events_of(program):
         if isinstance(event, Exchange):
             # What towers compute with is gathered late; all else is free.
-            later = reached if event.least and event.result.on_towers else 0
+            later = (
+                reached if event.least and "towers" in event.result.axes else 0
+            )
             exchanges.append(dataclasses.replace(event, least=later))
             event.result.level = exchanges[-1].level + 1
             continue

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_towers import compat
@@ -18,12 +19,13 @@ from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step_order import StepOrder
-from keras_towers.partition import partition_graph
+from keras_towers.partition import axes, partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     BelowLimit,
+    ListOf,
     Partial,
     RowSplits,
     Sharded,
@@ -183,6 +185,82 @@ def trace(function, *given):
     return graph
 
 
+def laid_out(function, *given, **options):
+    """Trace a function, and return its program, which nothing runs.
+
+    Args:
+        function: the step, a function of tensors.
+        *given: its inputs, as for ``check_on_towers``.
+        **options: the attributes of ``LayoutOptions``.
+    """
+    graph = trace(function, *given)
+    layouts = [g.layout for g in given]
+    options = LayoutOptions(**options)
+    return partition_graph(graph, layouts, _fetched(graph), options=options)
+
+
+def _fetched(graph):
+    """The outputs of a graph that a session can return."""
+    return [t for t in graph.outputs if t.dtype not in _SPECIAL]
+
+
+def results_of(program):
+    """The values of the results of a traced function."""
+    return [program.values[t.name] for t in program.graphs[0].outputs]
+
+
+def described(program):
+    """How towers have the results of a traced function: in words, and shapes.
+
+    ``rows 0 of [n, 3]``, ``rows 1 of [4, 6*n] in 2 blocks``, ``sum of [3]``,
+    ``list of rows 0``; what is the same everywhere is ``whole [3]``. What is
+    computed once for it follows after a colon.
+    """
+    results = ", ".join(map(_description, results_of(program)))
+    once = sorted(computed_once(program))
+    return ": ".join([results, *[" ".join(once)] * bool(once)])
+
+
+def each(table):
+    """Parametrize a test by the rows of a table, with its keys as names."""
+    return pytest.mark.parametrize("case", table.values(), ids=table.keys())
+
+
+def check_described(wanted, function, *given, **options):
+    """Check a function on towers, and how they have its results.
+
+    Args:
+        wanted: what ``described`` says of them.
+        function: as for ``check_on_towers``, as all that follows.
+        *given: its inputs.
+        **options: further ones.
+    """
+    known = {g.examples for g in given} - {None}
+    towers = [(count - 1, 0, 1) for count in known] or FEW
+    program = check_on_towers(function, *given, towers=towers, **options)
+    assert described(program) == wanted
+    return program
+
+
+def _description(value):
+    layout = value.layout
+    if isinstance(layout, ListOf):
+        return f"list of {_place(layout.element)}"
+    known = value.shape is not None
+    shape = list(value.shape) if known else "?"
+    if layout == REPLICATED:
+        return f"whole {shape}"
+    blocks = getattr(layout, "blocks", 1)
+    more = f" in {blocks} blocks" if blocks > 1 else ""
+    return f"{_place(layout)} of {shape}{more}"
+
+
+def _place(layout):
+    if isinstance(layout, ListOf):
+        return f"list of {_place(layout.element)}"
+    return "sum" if layout == PARTIAL else f"rows {layout.axis}"
+
+
 def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
     """Run a program as steps do; return the results of the last process.
 
@@ -199,16 +277,16 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
     total = tf.constant(sum(counts), tf.int64)
     processes = [{given.total: total} for _ in range(ranks)]
     for tensor, values in zip(given.of_graph, parts, strict=True):
-        owners = towers if tensor.on_towers else processes
+        owners = towers if "towers" in tensor.axes else processes
         if len(values) == 1:
             values = values * len(owners)
-        for owner, value in zip(owners, values, strict=tensor.on_towers):
+        for owner, value in zip(owners, values, strict=owners is towers):
             owner[tensor] = tf.convert_to_tensor(value)
     for index, tensor in given.copies.items():
         for tower, handle in zip(towers, copies[index], strict=True):
             tower[tensor] = tf.convert_to_tensor(handle)
     for tensor, value in more:
-        for owner in towers if tensor.on_towers else processes:
+        for owner in towers if "towers" in tensor.axes else processes:
             owner[tensor] = tf.constant(value, tensor.dtype)
     for name, tensor in given.sizes.items():
         index, axis = map(int, name.split("."))
@@ -230,7 +308,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
             inputs = PlacedTensors(places)
             for tensor, value in processes[transport.rank].items():
                 inputs.shared[tensor] = value
-            for scope in inputs.scopes(towers=True):
+            for scope in inputs.scopes(axes.TOWERS):
                 for tensor, value in own[scope.tower].items():
                     scope[tensor] = value
             return runner.add_to_graph(inputs)
@@ -291,12 +369,9 @@ def check_on_towers(
         tolerance: the largest difference allowed.
         **options: the attributes of ``LayoutOptions``.
     """
-    graph = trace(function, *given)
-    layouts = [g.layout for g in given]
-    fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
-    program = partition_graph(
-        graph, layouts, fetched, options=LayoutOptions(**options)
-    )
+    program = laid_out(function, *given, **options)
+    graph = program.graphs[0]
+    fetched = _fetched(graph)
     generator = np.random.default_rng(seed)
     for counts in towers:
         drawn = [(g, g.draw(sum(counts), generator)) for g in given]
