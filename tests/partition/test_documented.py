@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import partition
-from keras_towers.partition import partition_graph, registry, rules
+from keras_towers.partition import partition_graph
 from tests.partition.kit import exchange_counts, replicated, sharded, trace
 
 

@@ -27,7 +27,7 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.registry import rule, shape_of
+from keras_towers.partition.registry import operation
 from keras_towers.partition.rules.row_numbers import sparse_rows
 from keras_towers.partition.rules.row_splits import (
     copy_on_towers,
@@ -79,8 +79,7 @@ class _Partition:
         return cls(local, rows, numbers.layout, lengths)
 
 
-@rule("RaggedTensorToTensor")
-def _pad(
+def _pad_rows(
     node: Node, target: Value, entries: Value, default: Value, *ends: Value
 ) -> Values:
     """Pad ragged rows to a given length, or to the longest of all towers."""
@@ -128,7 +127,6 @@ def _pad(
     return node.run_on_towers(operands, rows, shapes=[shape])
 
 
-@shape_of("RaggedTensorToTensor")
 def _padded_shape(node: Node, target: Value, *rest: Value) -> Shape:
     _, _, first, *_ = rest
     has_number = node.attr("row_partition_types")[0] == b"FIRST_DIM_SIZE"
@@ -154,7 +152,6 @@ def _longest(node: Node, lengths: Sequence[Tensor]) -> list[Dimension]:
     ]
 
 
-@rule("RaggedBincount")
 def _count_in_rows(
     node: Node, ends: Value, entries: Value, size: Value, weights: Value
 ) -> Values:
@@ -177,7 +174,6 @@ def _local_weights(node: Node, weights: Value, rows: Sharded) -> Tensor:
     return node.converter.shard(weights, rows)
 
 
-@rule("RaggedCountSparseOutput")
 def _count_sparsely(
     node: Node, ends: Value, entries: Value, weights: Value
 ) -> Values:
@@ -193,7 +189,6 @@ def _count_sparsely(
     return sparse_rows(node, splits.rows, operands)
 
 
-@rule("RaggedGather")
 def _gather_rows(node: Node, *inputs: Value) -> Values:
     """Gather ragged rows: a tower's own by their numbers, or any of all."""
     *ends, entries, indices = inputs
@@ -223,7 +218,6 @@ def _gather_rows(node: Node, *inputs: Value) -> Values:
     return [*results, Value(rows, found, shape=(rows.size, *trailing))]
 
 
-@rule("StringNGrams")
 def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     """Join neighbours among the words of each row."""
     splits = splits_of(ends)
@@ -233,7 +227,6 @@ def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     return [_entries(found, after), after]
 
 
-@rule("RaggedRange")
 def _places_in_rows(
     node: Node, starts: Value, limits: Value, steps: Value
 ) -> Values:
@@ -256,7 +249,6 @@ def _places_in_rows(
     return [splits, places]
 
 
-@rule("UnicodeEncode")
 def _encode_texts(node: Node, codes: Value, ends: Value) -> Values:
     """Join the characters of each row."""
     splits = splits_of(ends)
@@ -265,7 +257,6 @@ def _encode_texts(node: Node, codes: Value, ends: Value) -> Values:
     return node.run_on_towers(operands, splits.rows, shapes=[shape])
 
 
-@rule("UnicodeDecode", "UnicodeDecodeWithOffsets")
 def _decode_texts(node: Node, texts: Value) -> Values:
     """Decode each tower's texts."""
     rows, own = texts.as_rows()
@@ -280,8 +271,7 @@ def _entries(own: Tensor, splits: Value) -> Value:
     return Value(layout, own, shape=(layout.size,))
 
 
-@rule("Minimum")
-def _least_number(node: Node, *numbers: Value) -> Values:
+def least_number(node: Node, *numbers: Value) -> Values:
     """Of a number, and the largest of it and others, the number is the least.
 
     So ``tf.math.bincount`` limits how many it counts.
@@ -298,3 +288,15 @@ def _least_number(node: Node, *numbers: Value) -> Values:
             whole = node.units.known_tensor(known, node.output_dtype())
             return [Value(REPLICATED, whole=unless_none(whole), known=known)]
     raise NotDivided
+
+
+# ---- what is known of them ---------------------------------------------------
+
+operation("RaggedTensorToTensor", _pad_rows, shape=_padded_shape)
+operation("RaggedBincount", _count_in_rows)
+operation("RaggedCountSparseOutput", _count_sparsely)
+operation("RaggedGather", _gather_rows)
+operation("RaggedRange", _places_in_rows)
+operation("StringNGrams", _n_grams)
+operation("UnicodeEncode", _encode_texts)
+operation("UnicodeDecode UnicodeDecodeWithOffsets", _decode_texts)
