@@ -397,7 +397,7 @@ def _branches(node: Node, index: Value, *inputs: Value) -> Values:
 def _branch_names(node: Node) -> list[str]:
     if node.type.endswith("Case"):
         return [branch.name for branch in node.attr("branches")]
-    return [node.attr(f"{name}branches").name for name in ("else", "then")]
+    return [node.attr(f"{name}_branch").name for name in ("else", "then")]
 
 
 # ---- loops, whichever rounds a tower runs ------------------------------------

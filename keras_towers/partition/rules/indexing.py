@@ -38,15 +38,13 @@ from keras_towers.partition.rules.variables import look_up_in_value
 
 # ---- local row numbers -------------------------------------------------------
 
-# The role of an input: row numbers, also of all rows, or indices whose first
+# The role of an input: row numbers, or those of all rows, or indices whose first
 # column has them; one entry for each number; the numbered rows; the shape of a
 # tensor with these rows; the number of rows; or a replicated input.
 Role: TypeAlias = Literal[
-    *("numbers", "all numbers", "indices"),
-    *("entries", "rows", "shape", "count", "same"),
+    "numbers", "all", "indices", "entries", "rows", "shape", "count", "same"
 ]
-_OF_NUMBERS = ("numbers", "all numbers", "indices")
-
+_OF_NUMBERS = ("numbers", "all", "indices")
 _MATRIX: tuple[Role, ...] = ("indices", "entries", "shape")
 
 
@@ -55,7 +53,7 @@ def _index_locally(*roles: Role) -> Rule:
 
     def rule(node: Node, *inputs: Value) -> Values:
         numbers, operands = _local_operands(node.converter, inputs, roles)
-        if "all numbers" in roles:
+        if "all" in roles:
             entries = numbers.layout
             require(numbers.are_all and entries.blocks == 1 and entries.rows)
         picks = roles == ("rows", "indices")
@@ -396,7 +394,7 @@ operation("UnsortedSegmentJoin", _on_segments)
 # Their outputs end with the last segment that has an entry.
 operation(
     "SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd",
-    _index_locally("entries", "all numbers"),
+    _index_locally("entries", "all"),
 )
 operation("SparseTensorDenseMatMul", _sparse_matmul)
 operation("SparseReorder", _sparse_reorder)

@@ -103,6 +103,7 @@ def note_splits(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def row_lengths(node: Node, ends: Value, begins: Value) -> Values:
+    """Compute the lengths of each tower's rows."""
     last, first = splits_of(ends, "row_limits"), splits_of(begins, "row_starts")
     require(last.entries == first.entries)
     lengths = node.run_on_towers([last.local, first.local], last.rows)

@@ -140,6 +140,7 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
 def look_up_in_value(
     node: Node, table: Value, indices: Value, axis: Value
 ) -> Values:
+    """Look rows up in a table in shards."""
     require(axis.number == 0 and not node.attr("batch_dims"))
     require(_stays_in_shards(node, table, indices))
     return [_look_up_in_shards(node, table, indices)]
