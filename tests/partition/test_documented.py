@@ -91,9 +91,9 @@ def test_each_operation_has_one_row():
 
 
 def test_rows_say_what_may_be_said():
-    columns = typing.get_type_hints(OperationFacts)
     for name in ("bounds", "factor", "memory", "work", "effect"):
-        words, _ = typing.get_args(columns[name])
+        column = OperationFacts.__annotations__[name]
+        words, _ = typing.get_args(eval(column, vars(typing)))
         said = {getattr(facts, name) for facts in OPERATIONS.values()}
         assert said == {None, *typing.get_args(words)}
 

@@ -2,9 +2,9 @@
 
 At the end of the file of its family, each operation has one row with all that
 is known of it, such as ``operation("MatMul", ...)``. ``OperationFacts`` in
-``registry.py`` says what that may be. To add an operation, add a row, and a case
-to ``tests/partition/rules/cases``. An operation without a row is computed once,
-as on one device.
+``registry.py`` says what that may be. To add an operation, add a row, and a
+case to ``tests/partition/rules/cases``. An operation without a row is computed
+once, as on one device.
 
 ``batched``
   Operations on each item of a batch: images, matrices, distributions.

@@ -38,9 +38,9 @@ from keras_towers.partition.rules.variables import look_up_in_value
 
 # ---- local row numbers -------------------------------------------------------
 
-# The role of an input: row numbers, or those of all rows, or indices whose first
-# column has them; one entry for each number; the numbered rows; the shape of a
-# tensor with these rows; the number of rows; or a replicated input.
+# The role of an input: row numbers, or those of all rows, or indices whose
+# first column has them; one entry for each number; the numbered rows; the shape
+# of a tensor with these rows; the number of rows; or a replicated input.
 Role: TypeAlias = Literal[
     "numbers", "all", "indices", "entries", "rows", "shape", "count", "same"
 ]
