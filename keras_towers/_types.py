@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 Logs: TypeAlias = "dict[str, Any] | None"
-"""What a method of a callback gets: the logs of a batch or an epoch."""
+"""The logs of a batch or an epoch, as methods of callbacks get them."""
 
 Structure: TypeAlias = Any
 """Tensors or arrays, nested as ``tf.nest`` allows."""
@@ -61,7 +61,7 @@ class ConcreteFunction(Protocol):
 
 
 class DataAdapter(Protocol):
-    """What Keras reads the data of a call from."""
+    """The adapter from which Keras reads the data of a call."""
 
     @property
     def num_batches(self) -> int | None: ...

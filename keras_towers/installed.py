@@ -1,4 +1,4 @@
-"""What is installed, and what this machine has.
+"""The installed packages, and the devices of this machine.
 
 A separate process, ``python -m keras_towers.installed``, imports TensorFlow and
 Keras and reports their state as JSON: an import that crashes does not crash who

@@ -1,4 +1,4 @@
-"""What a model needs on several devices, from a step that never runs.
+"""The needs of a model on several devices, from a step that never runs.
 
 A step is traced and laid out by the code that trains, in a TensorFlow graph
 that has no session: variables have shapes there, and devices names, and neither
@@ -139,7 +139,7 @@ CHOICES: Sequence[Choice] = (
         ),
     ),
 )
-"""What is compared; the first one is all that one device can do."""
+"""The choices to compare; the first one is all that one device can do."""
 
 _AGAIN = Choice("remat=True", lambda setting: _on_towers(setting, remat=True))
 # With one host, where it saves anything.
@@ -161,7 +161,7 @@ _LAYOUTS = Choice("layouts", _on_mesh)
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Needs):
-    """What a choice needs.
+    """The needs of a choice.
 
     Attributes:
         choice: its name.

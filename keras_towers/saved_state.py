@@ -39,7 +39,7 @@ def transport_to_ranks() -> Transport | None:
 
 
 def rank_sum_now() -> RankSum | None:
-    """What sums gradients over the ranks, if there are several."""
+    """Return the sum of gradients over the ranks; None: there is one."""
     strategy = components.active_strategy()
     return None if strategy is None else strategy._update.rank_sum
 
@@ -75,7 +75,7 @@ class Position:
 
 @dataclasses.dataclass
 class SavedState:
-    """What a backup has of a model.
+    """The state of a model in a backup.
 
     Attributes:
         name: that of its checkpoint.

@@ -1,4 +1,4 @@
-"""What training goes on with: its position, and the state of its model.
+"""The state of training in a backup: its position, and that of its model.
 
 Each rank writes the rows of variables that it alone has, and rank 0 the rest.
 The batches before the position are skipped in ``fit/data/epoch_iterator.py``.

@@ -34,7 +34,7 @@ CUDA_PACKAGES = tuple(
     f"nvidia-{name}=={_PACKAGED}.0.*"
     for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
 )
-"""What NVIDIA publishes of CUDA's compiler, for machines without a toolkit.
+"""NVIDIA's packages of CUDA's compiler, for machines without a toolkit.
 
 There is no such package for CUDA 12. The first CUDA 13 compiles for all drivers
 of CUDA 13, and programs contain its runtime, beside that of TensorFlow.

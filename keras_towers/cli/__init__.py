@@ -11,7 +11,7 @@
 ``plan``
   ``keras-towers plan``: what a model needs on several devices.
 ``plan_hosts``
-  What a step takes on several hosts: the table and the curve of ``plan``.
+  The time of a step on several hosts: the table and the curve of ``plan``.
 ``run``
   ``keras-towers run``: start a script as the ranks of a distributed job.
 ``memory_plot``

@@ -1,4 +1,4 @@
-"""What a step takes on several hosts: the table and the curve of ``plan``."""
+"""The time of a step on several hosts: the table and the curve of ``plan``."""
 
 from __future__ import annotations
 

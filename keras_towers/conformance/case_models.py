@@ -299,7 +299,7 @@ def _of_two_views(model: keras.Model, x: tf.Tensor) -> tf.Tensor:
 def _contrasted(
     model: keras.Model, x: tf.Tensor, y: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-    """What it applies is not linear in its gradients."""
+    """A step whose updates are not linear in its gradients."""
     variables = model.trainable_variables
     with tf.GradientTape() as tape:
         loss = _of_two_views(model, x)

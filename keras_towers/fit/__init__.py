@@ -7,7 +7,7 @@ Its parts, from the bottom up: ``options`` and ``places``, ``components``,
 given.
 
 ``call_agreement``
-  What all ranks have to agree on when they call a method: its arguments.
+  Agreement of all ranks on the arguments of a method that they call.
 ``components``
   The components that a strategy is composed of.
 ``keras_patches``
@@ -17,7 +17,7 @@ given.
 ``places``
   Where the steps of a call compute, and with whom.
 ``plain_settings``
-  What a model's layers and optimizers are set to, as far as it is plain.
+  The plain settings of a model's layers and optimizers.
 ``step_agreement``
   Whether all ranks are about to take the same step, on the same data.
 ``step_clock``

@@ -1,4 +1,4 @@
-"""What all ranks have to agree on when they call a method: its arguments.
+"""Agreement of all ranks on the arguments of a method that they call.
 
 ``weights/agreement.py`` compares variables, and ``rendezvous/rank_checks.py``
 exchanges what ranks compare.

@@ -285,15 +285,11 @@ class KerasStrategy:
         """Make the strategy TensorFlow's current one inside a block."""
         raise NotImplementedError
 
-    def _planned(
-        self, transport: Transport, **options: object
-    ) -> KerasStrategy:
-        """Return a strategy on such devices, to plan with; it never runs.
+    def _planned(self, transport: Transport) -> KerasStrategy:
+        """Return a strategy like this one, to plan with; it never runs.
 
         Args:
             transport: connects its ranks.
-            **options: those of ``StrategyOptions`` that are other ones; if this
-                strategy does not follow them, all.
         """
         raise NotImplementedError
 
@@ -306,9 +302,7 @@ def active_strategy() -> KerasStrategy | None:
 
 def strategy_of(model: keras.Model) -> Any:
     """Return the strategy of any kind that a model is placed on, or None."""
-    placed_on = getattr(model, "_distribute_strategy", None)
-    # During a call the attribute holds a StrategyProxy.
-    return getattr(placed_on, "strategy", placed_on)
+    return getattr(model, "_distribute_strategy", None)
 
 
 def tower_strategy_of(model: keras.Model) -> KerasStrategy | None:

@@ -57,7 +57,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -65,12 +65,10 @@ import tensorflow as tf
 import keras_towers
 from keras_towers import compat
 from keras_towers._notices import first_time
-from keras_towers._strategy import Strategy
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import saving, tower_call
-from keras_towers.fit.calls.tower_call import StrategyProxy
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.data import in_turn
@@ -98,51 +96,6 @@ def _scaled_loss(
     if across and components.active_strategy() is not None:
         return value
     return original(value)
-
-
-def _proxy_for_keras(
-    original: Callable[[keras.Model], StrategyProxy | Strategy],
-    model: keras.Model,
-) -> StrategyProxy | Strategy:
-    """Return a proxy that fails if Keras's method was called directly."""
-    seen = original(model)
-    if isinstance(seen, StrategyProxy) or not isinstance(
-        seen, components.KerasStrategy
-    ):
-        return seen
-    return StrategyProxy(seen, _NoCall(model))
-
-
-class _NoCall:
-    """Placeholder for a missing call; rejects every use."""
-
-    def __init__(self, model: keras.Model):
-        self._model = model
-
-    def is_step(self, fn: object) -> bool:
-        return True
-
-    def iterator(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TowerError(
-            f"a method of model {self._model.name!r} was called without "
-            "keras_towers: your code stored it before it imported "
-            "keras_towers. Call the model's own fit, evaluate, predict, "
-            "train_on_batch, test_on_batch or predict_on_batch, or import "
-            "keras_towers first."
-        )
-
-    run_step = iterator
-
-
-def _epoch_iterator(
-    original: Callable[..., object],
-    *args: object,
-    distribute_strategy: StrategyProxy | Strategy | None = None,
-    **kwargs: object,
-) -> object:
-    if isinstance(distribute_strategy, StrategyProxy):
-        return distribute_strategy.call.iterator(*args, **kwargs)
-    return original(*args, distribute_strategy=distribute_strategy, **kwargs)
 
 
 def _notify(
@@ -316,9 +269,9 @@ def _devices(graph: tf.Graph) -> set[str]:
 _TRAINER = compat.TensorFlowTrainer
 _PATCHES: tuple[patches.Patch, ...] = (
     # Catches references to Keras's methods taken before the patch.
-    (_TRAINER, "distribute_strategy", _proxy_for_keras),
+    (_TRAINER, "_maybe_symbolic_build", tower_call.build_without_call),
     # Keras's loops create their iterator by this name.
-    (compat.trainer_module, "TFEpochIterator", _epoch_iterator),
+    (compat.trainer_module, "TFEpochIterator", tower_call.epoch_iterator),
     # Objects created in a scope belong to its strategy.
     (
         _TRAINER,

@@ -240,7 +240,7 @@ class StrategyOptions:
 
     @property
     def in_shards(self) -> list[str]:
-        """What divides variables into shards, in words."""
+        """The options that divide variables into shards, in words."""
         return [
             "a layout map" if name == "layouts" else f'{name}="sharded"'
             for name in ("layouts", "weights", "updates")

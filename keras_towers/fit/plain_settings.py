@@ -1,4 +1,4 @@
-"""What a model's layers and optimizers are set to, as far as it is plain.
+"""The plain settings of a model's layers and optimizers.
 
 A backup notes it (``saved_training.py``): other than a traced step, it is the
 same with any version of Keras and for any strategy. Ranks compare that of

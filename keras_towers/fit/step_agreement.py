@@ -108,7 +108,7 @@ class Constants:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedStep:
-    """What the ranks compare of a step.
+    """A step as the ranks compare it.
 
     Attributes:
         exchanged: describes what they exchange, in its order.

@@ -34,7 +34,7 @@ _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
 
 
 class ProcessContext:
-    """What the processes of a job have in common.
+    """The command, place and console that the processes of a job share.
 
     Attributes:
         command: what they run.

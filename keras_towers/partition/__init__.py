@@ -120,7 +120,7 @@ with a program.
 ``entry``
   Lays out a traced graph: given layouts of its inputs, whole results.
 ``kernels``
-  What XLA compiles, as the kernels that TensorFlow has registered say.
+  The operations that XLA compiles, by the kernels that TensorFlow has.
 ``compiled_draws``
   Functions that run without XLA, of which XLA compiles the random draws.
 ``emission``
@@ -128,7 +128,7 @@ with a program.
 ``stackable``
   Lists of tensors that go from one function to another as a stack.
 ``xla_pieces``
-  What a level computes with XLA, as functions and single operations in turn.
+  The parts of a level: functions that XLA compiles, and single operations.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
 ``mesh``
@@ -136,11 +136,11 @@ with a program.
 ``tensor_sizes``
   How large the tensors of a program are, for an assumed batch.
 ``lifetimes``
-  What a tower has in memory at each time of a step.
+  The memory of a tower at each time of a step.
 ``segments``
   How a step is divided into segments that are computed again.
 ``rematerialization``
-  What a step computes again instead of keeping it.
+  Rematerialization: a step computes values again instead of keeping them.
 ``schedule``
   When a step computes what: the order of its operations.
 """

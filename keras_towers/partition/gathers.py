@@ -34,7 +34,7 @@ class _Whole:
 
 
 class Gathers:
-    """What is gathered at the end of each level, within a budget.
+    """Gathers values at the end of each level, within a budget.
 
     A quarter of the budget may be gathered for a level, so that with those of
     the level before there is room for as much that is kept. A larger value is

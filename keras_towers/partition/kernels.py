@@ -1,4 +1,4 @@
-"""What XLA compiles, as the kernels that TensorFlow has registered say."""
+"""The operations that XLA compiles, by the kernels that TensorFlow has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tower has in memory at each time of a step.
+"""The memory of a tower at each time of a step.
 
 Operations run in the order of the program, each result has memory until its
 last use, elementwise ones that of an input that ends there, and an operation

@@ -33,7 +33,7 @@ from keras_towers.partition.units import Units
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Marks:
-    """What is asked of single operations of a step, by their names.
+    """Requests about single operations of a step, by their names.
 
     Attributes:
         layouts: for operations that return gradients to an optimizer, how to

@@ -319,7 +319,7 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the order of a program's operations leads to.
+    """The memory and the work of a program in the order of its operations.
 
     Attributes:
         bytes: the bytes that a tower has at a time, for an assumed batch.

@@ -1,4 +1,4 @@
-"""What a step computes again instead of keeping it.
+"""Rematerialization: a step computes values again instead of keeping them.
 
 The backward pass uses what the forward pass has computed. Of that, a plan keeps
 some, and computes the rest again, just before it is used, from what it keeps:
@@ -110,22 +110,9 @@ def rematerialize(
     return program, best, begins
 
 
-@contextlib.contextmanager
-def rematerialized(
-    program: Program, sizes: TensorSizes, limit: float, parts: int = 1
-) -> Iterator[Program]:
-    """Let a program compute again in this block what ``rematerialize`` says."""
-    before = [(o, o.inputs) for o in program.operations]
-    try:
-        yield rematerialize(program, sizes, limit, parts=parts)[0]
-    finally:
-        for operation, inputs in before:
-            operation.inputs = inputs
-
-
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is computed again.
+    """A plan of what to compute again.
 
     Attributes:
         copies: what is computed again.
@@ -153,7 +140,7 @@ def _chosen(plans: Sequence[_Plan], limit: float, most: float) -> _Plan | None:
 
 
 class _Peak:
-    """What is alive when a step needs most memory, and may be made again.
+    """The tensors that are alive when a step needs most memory.
 
     Args:
         program: the program.

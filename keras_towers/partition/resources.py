@@ -109,7 +109,7 @@ class Resources:
 
 
 class VariableContents:
-    """What variables hold at a point of the trace.
+    """The values of variables at a point of the trace.
 
     Args:
         converter: converts values of the graph, or of the function.

@@ -60,7 +60,7 @@ _MOST_EXCHANGES = 24
 
 @dataclasses.dataclass(frozen=True)
 class RematLimits:
-    """What may be computed again.
+    """The limits of what may be computed again.
 
     Attributes:
         limit: the bytes of a tower for which as little as possible is computed
@@ -334,7 +334,7 @@ def _users(lifetimes: Lifetimes, tensor: Tensor) -> list[Operation]:
 
 
 class _Queue:
-    """What frees memory in a part of a level, and what waits for it.
+    """The operations of a level that free memory, and those that wait for it.
 
     Args:
         in_flight: the bytes of freed memory that nothing waits for.

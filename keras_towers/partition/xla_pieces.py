@@ -1,4 +1,4 @@
-"""What a level computes with XLA, as functions and single operations in turn.
+"""The parts of a level: functions that XLA compiles, and single operations.
 
 XLA compiles functions of numbers, of the operations that it has kernels for.
 What uses variables, files or strings stays outside of them, and may need their

@@ -41,7 +41,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 Summed = TypeVar("Summed", bound=Gradient)
 
 StateLayout: TypeAlias = list[list[list[tuple[list[int | None], str, bool]]]]
-"""Of each optimizer and each of its states, the tensors.
+"""The tensors of each state of each optimizer.
 
 A tensor is its shape, the name of its dtype, and whether it is a rank's own.
 """

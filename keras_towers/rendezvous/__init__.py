@@ -1,7 +1,7 @@
 """How the ranks of a job find, watch and check one another.
 
 ``commits``
-  What the launcher of a job that starts again knows of its backups.
+  The backups of a job that starts again, as far as its launcher knows them.
 ``failed_calls``
   A call that fails on one rank ends on all ranks.
 ``file_store``
@@ -21,11 +21,11 @@
 ``network``
   Network addresses of this machine and of other machines.
 ``rank_checks``
-  What the ranks of a job compare: versions, scripts, and what they do next.
+  Comparisons of the ranks of a job: versions, scripts, and their next steps.
 ``rank_environment``
-  What a launcher tells ranks of their job, in environment variables.
+  The environment variables by which a launcher tells ranks of their job.
 ``reports``
-  What ranks report of their progress, and what that says of others.
+  The reports of ranks on their progress, and what these say of others.
 ``signatures``
   Who may speak to a job's store: the token, and the signatures.
 ``store``
@@ -41,7 +41,7 @@
 ``separate_training``
   Whether the processes of a job would each train a model of their own.
 ``activity``
-  What this rank does, and in which exchanges it waits, for the watch.
+  The activity of this rank: what it does, and in which exchanges it waits.
 ``joined_job``
   The job of this process, for transports that other packages add.
 """

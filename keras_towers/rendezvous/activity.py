@@ -1,4 +1,4 @@
-"""What this rank does, and in which exchanges it waits, for the watch.
+"""The activity of this rank: what it does, and in which exchanges it waits.
 
 Whoever begins something for which a rank may wait marks it here. All ranks make
 the same marks and exchanges, in the same order: their numbers tell how far a
@@ -65,7 +65,7 @@ updates = UpdateCounts()
 
 
 SAVE = "a save of another rank"
-"""What a rank waits for that is no exchange, wherever the others are."""
+"""A wait of a rank that is for no exchange, wherever the others are."""
 
 
 class ExchangeCounts:

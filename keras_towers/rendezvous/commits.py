@@ -1,4 +1,4 @@
-"""What the launcher of a job that starts again knows of its backups.
+"""The backups of a job that starts again, as far as its launcher knows them.
 
 Rank 0 completes each backup. Its launcher names the folder of those of
 ``kt.elastic``, and remembers the last one of a job: a rank that does not find

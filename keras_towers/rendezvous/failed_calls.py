@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import threading
 import time
@@ -34,6 +35,14 @@ _FAILED, _LEFT, _RENEWED = "failed-", "left-", "renewed-"
 
 class Abortable(Peers, Protocol):
     """Ranks whose connection can be aborted."""
+
+    @property
+    def loses_exchanges(self) -> bool:
+        """Whether an exchange that begins while ranks leave may be lost.
+
+        It then ends only when they connect again, and leave again.
+        """
+        ...
 
     def abort(self) -> None:
         """End the collectives in which this rank waits for others.
@@ -96,6 +105,9 @@ class JointCalls:
         self.failed = 0
         self.why = "a call has failed on one of the ranks"
         self._is_broken = False
+        # How often ranks have left again in this round, since some had lost
+        # exchanges.
+        self._losses = 0
         # The ranks of a call while it runs.
         self._running: Abortable | None = None
         self._thread: int | None = None
@@ -261,13 +273,17 @@ class JointCalls:
         """
         store = store_lib.store_of_job()
         if store is not None:
-            until = time.monotonic() + limit_s
-            for name, act in ((_LEFT, ranks.leave), (_RENEWED, ranks.renew)):
-                key = f"{name}{self.round}"
-                if not self._all_do(act, key, ranks, store, until):
+            until, again = time.monotonic() + limit_s, True
+            while again:
+                ranks.leave()
+                lost = ranks.loses_exchanges and not watch.join_wait()
+                try:
+                    again = self._leave_together(ranks, store, until, lost)
+                except TimeoutError:
                     return False
         with self._lock:
             self.round += 1
+            self._losses = 0
         if not repeats:
             self.failed += 1
         ranks.reconnect()
@@ -276,32 +292,55 @@ class JointCalls:
         self._is_broken = False
         return True
 
-    def _all_do(
-        self,
-        act: Callable[[], None],
-        key: str,
-        ranks: Abortable,
-        store: StoreClient,
-        until: float,
+    def _leave_together(
+        self, ranks: Abortable, store: StoreClient, until: float, lost: bool
     ) -> bool:
-        """Act, and wait until all ranks have done so; return if they have.
+        """Leave a call with all ranks; return whether they have to do it again.
 
         Args:
-            act: what each rank does, again and again until then.
-            key: the key of that they have.
             ranks: the ranks.
             store: the job's store.
             until: when to give up, by ``time.monotonic``.
+            lost: whether this rank waits in an exchange that is lost.
+
+        Raises:
+            TimeoutError: not all ranks have left their calls.
+        """
+        number = f"{self.round}-{self._losses}"
+        part = ranks.rank if lost else None
+        all_do = functools.partial(self._all_do, ranks, store, until)
+        losers = all_do(ranks.leave, f"{_LEFT}{number}", part)
+        all_do(ranks.renew, f"{_RENEWED}{number}", None)
+        if losers:
+            # The engine finds what it has lost, and ends that with the rest.
+            ranks.reconnect()
+            ranks.leave()
+            self._losses += 1
+        return bool(losers)
+
+    def _all_do(
+        self,
+        ranks: Abortable,
+        store: StoreClient,
+        until: float,
+        act: Callable[[], None],
+        key: str,
+        part: int | None,
+    ) -> list[int]:
+        """Act, again and again, until all ranks have; return their parts.
+
+        Raises:
+            TimeoutError: not all have done so in time, or some are gone.
         """
         act()
-        store.give(key, ranks.rank, ranks.size, None)
+        store.give(key, ranks.rank, ranks.size, part)
         hold_s = settings.POLL_S
-        while store.get(key, hold_s) is None:
+        while (parts := store.get(key, hold_s)) is None:
             if time.monotonic() > until or watch.gone_ranks():
-                return False
+                raise TimeoutError
             act()
             hold_s = min(2 * hold_s, settings.HOLD_S)
-        return True
+        return parts
 
     def _listen(self) -> None:
         """Start the thread that hears of failures on other ranks."""
@@ -324,8 +363,12 @@ class JointCalls:
                 if time.monotonic() - begun < settings.LISTEN_S / 2:
                     time.sleep(settings.BEAT_S)
                 continue
+            late_at = time.monotonic() + settings.BEAT_S
             while self._abort(round_):
                 time.sleep(settings.NETWORK_POLL_S)
+                if time.monotonic() > late_at:
+                    self._end_lost(store, round_)
+                    late_at = time.monotonic() + settings.BEAT_S
 
     def _abort(self, round_: int) -> bool:
         """Abort the call that runs in a round; return whether it lasts."""
@@ -337,6 +380,20 @@ class JointCalls:
                 self._running.abort()
             return True
 
+    def _end_lost(self, store: StoreClient, round_: int) -> None:
+        """End the exchanges of the call that runs, if they may be lost.
+
+        For the thread of the call, which waits in them.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            ranks = self._running
+            if self.round != round_ or ranks is None:
+                return
+            _, in_python, in_graphs = activity.exchanges.read()
+            if ranks.loses_exchanges and (in_python or in_graphs):
+                until = time.monotonic() + settings.FAILED_CALL_S
+                self._leave_together(ranks, store, until, lost=True)
+
 
 calls: JointCalls = JointCalls()
-"""Those of this process, whatever the number of its strategies."""
+"""The only one in this process, whatever the number of its strategies."""

@@ -41,7 +41,7 @@ class TaskState(enum.StrEnum):
 
 
 def named(values: Mapping[str, _Value]) -> dict[str, _Value | str]:
-    """What a message says of each process; of many, of some and how many more.
+    """Return values of processes for messages: of many, some and how many more.
 
     Each value is among those that it says, before any is there twice.
 

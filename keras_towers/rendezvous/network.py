@@ -72,7 +72,7 @@ def _connection_error(address: str) -> OSError | None:
 
 
 def own_sockets(status: str) -> list[Any]:
-    """What ``psutil`` knows of this process's TCP sockets in a status."""
+    """Return this process's TCP sockets in a status, by ``psutil``."""
     ends = psutil.Process().net_connections("tcp")
     return [end for end in ends if end.status == status]
 

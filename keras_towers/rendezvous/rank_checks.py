@@ -1,4 +1,4 @@
-"""What the ranks of a job compare: versions, scripts, and what they do next.
+"""Comparisons of the ranks of a job: versions, scripts, and their next steps.
 
 Ranks exchange plain values and compare them. ``fit`` does so for the arguments
 of a call (``fit/call_agreement.py``) and for variables

@@ -1,4 +1,4 @@
-"""What a launcher tells ranks of their job, in environment variables.
+"""The environment variables by which a launcher tells ranks of their job.
 
 ``launching/rank_process.py`` passes the launcher's own ones to other hosts.
 """

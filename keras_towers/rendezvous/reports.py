@@ -1,4 +1,4 @@
-"""What ranks report of their progress, and what that says of others.
+"""The reports of ranks on their progress, and what these say of others.
 
 Every rank reports again and again. So no report looks at all of the others: a
 job that is twice as large costs twice as much, not four times.

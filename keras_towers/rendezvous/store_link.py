@@ -50,7 +50,7 @@ _WAIT = _Request("POST", _ANY)
 
 
 class StoreLink:
-    """What the threads of a process ask a store, all of them in one connection.
+    """A connection to a store, which all threads of a process share.
 
     The server answers requests in turn. What threads wait for, it holds: one
     request for any of several keys, in place of the one before. The connection

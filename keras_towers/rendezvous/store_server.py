@@ -138,7 +138,7 @@ class StoreServer(LocalStore):
 
 @dataclasses.dataclass(frozen=True)
 class _Head:
-    """What precedes the body of a request.
+    """The head of a request.
 
     Attributes:
         method: the method.

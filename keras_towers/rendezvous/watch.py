@@ -84,10 +84,11 @@ def _end_wait(error: Exception) -> bool:
     return running is not None
 
 
-def join_wait() -> None:
-    """Wait a little for the thread of a wait that was given up."""
+def join_wait() -> bool:
+    """Wait a little for a wait that was given up; return whether it ends."""
     if this_rank.thread is not None:
         this_rank.thread.join(settings.CANCEL_S)
+    return this_rank.thread is None or not this_rank.thread.is_alive()
 
 
 class StallWatch(threading.Thread):

@@ -5,7 +5,7 @@
 ``accumulators``
   Accumulators, which average the gradients of a variable.
 ``replica_counts``
-  What replicas count: gradients of an update, and staleness of steps.
+  Counts of replicas: gradients of an update, and staleness of steps.
 ``replica_group``
   The state that a model's replicas share, and what is done with it.
 ``averages``

@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 class Forgets(Protocol):
-    """What drops its traces when the strategy is exited."""
+    """Drops its traces when the strategy is exited."""
 
     def forget(self) -> None: ...
 

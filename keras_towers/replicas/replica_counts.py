@@ -1,4 +1,4 @@
-"""What replicas count: gradients of an update, and staleness of steps."""
+"""Counts of replicas: gradients of an update, and staleness of steps."""
 
 from __future__ import annotations
 

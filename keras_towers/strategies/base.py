@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import keras
@@ -175,12 +174,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         self._update = update
         self._runner = runner or TowerRunner(update)
 
-    def _planned(self, transport: Transport, **options: Any) -> BaseStrategy:
-        """Return a strategy on such devices, to plan with; it never runs."""
-        config = self._config
-        own = config.options if self._follows_options else StrategyOptions()
-        devices = config.devices if self._mesh is None else self._mesh
-        return planned(devices, dataclasses.replace(own, **options), transport)
+    def _planned(self, transport: Transport) -> BaseStrategy:
+        """Return a strategy like this one, to plan with; it never runs."""
+        devices = self._config.devices if self._mesh is None else self._mesh
+        return planned(devices, self._config.options, transport)
 
     @property
     def mode(self) -> str:
@@ -259,9 +256,16 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         inside = thread_state.current_step() is not None
         return 1 if inside else self.num_replicas
 
-    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
         """Run a function on each tower, as ``tf.distribute.Strategy`` does.
 
+        A step of a call of Keras, such as ``fit``, runs on all towers together.
         This recognizes a model of tf_keras by the module of its step function:
         no other call shows what it is.
 
@@ -274,11 +278,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             # AutoGraph would wrap the message in its own.
             vars(error)["ag_pass_through"] = True
             raise error
+        step = tower_call.step_of(fn)
+        if step is not None:
+            return step(*args)
         if tower_call.current() is None:
             with tf.init_scope():
                 self._update.variables.unfold_for_replicas()
                 self._adoption.share_created()
-        return super().run(fn, *args, **kwargs)
+        return super().run(fn, args, kwargs, options)
 
     def describe(self) -> str:
         """Describe the towers, what runs on them, and why.

@@ -32,7 +32,7 @@ MODES: dict[ModeName, Callable[[], reduction.Collectives]] = {
     "towers": reduction.OnTowers,
     "host": reduction.OnDevice,
 }
-"""What exchanges tensors among towers in each mode."""
+"""The collectives that exchange tensors among towers in each mode."""
 
 
 def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
@@ -50,7 +50,7 @@ def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """What exchanges tensors here, its name and why it was chosen.
+    """The mode of exchanges among towers, and why it was chosen.
 
     Attributes:
         name: its name, or that of a user's function.

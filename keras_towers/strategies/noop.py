@@ -129,6 +129,7 @@ class NoOpRunner(TowerRunner):
         if optimizer is None or not keras_call.trains:
             ends = {}
         with (
+            tower_call.iterators.holding(_read_once),
             patches.shadowed(model, call.shadows()),
             patches.shadowed(optimizer, ends),
         ):
@@ -168,17 +169,12 @@ class _NoOpCall:
         name = "train_function" if self.keras_call.trains else "test_function"
         return {
             # Makes fit's own call of evaluate use these steps, too.
-            "_distribute_strategy": tower_call.StrategyProxy(
-                self.strategy, self
-            ),
+            "_distribute_strategy": self.strategy,
             "_maybe_symbolic_build": self._begin,
             "_get_metrics_result_or_logs": self._report,
             name: self._steps,
             f"make_{name}": lambda *args, **kwargs: None,
         }
-
-    def iterator(self, **kwargs: object) -> EpochIterator:
-        return compat.TFEpochIterator(Undistributed, **kwargs)
 
     def _begin(
         self,
@@ -210,6 +206,11 @@ class _NoOpCall:
         if not sum(1 for _ in itertools.islice(iterator, number)):
             raise StopIteration
         return self._report()
+
+
+def _read_once(**kwargs: object) -> EpochIterator:
+    """Make Keras's iterator over data that no towers divide."""
+    return compat.TFEpochIterator(Undistributed, **kwargs)
 
 
 def _count_only(iterator: EpochIterator, batches: int | None) -> None:

@@ -13,7 +13,7 @@ is in ``phases.py``, and what is said of it in ``advice.py``.
 ``phases``
   The phases of a step, from what the ranks have measured.
 ``recording``
-  What each rank has measured, on one clock.
+  The measurements of each rank, on one clock.
 ``trace_file``
   The trace of all ranks, as tools show it.
 """

@@ -1,4 +1,4 @@
-"""What each rank has measured, on one clock."""
+"""The measurements of each rank, on one clock."""
 
 from __future__ import annotations
 

@@ -252,6 +252,10 @@ class EngineTransport(Extensible, Transport):
         """Whether to exchange eager tensors without a ``tf.function``."""
         return False
 
+    @property
+    def loses_exchanges(self) -> bool:
+        return False
+
     def note_wait(self, what: str) -> None:
         activity.mark(what, exchanges=True)
 

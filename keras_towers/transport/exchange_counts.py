@@ -74,7 +74,7 @@ def counted(
 
 @functools.cache
 def _counts(name: str) -> GraphCounts:
-    """Those of the exchanges of a name."""
+    """Return the counts of the exchanges of a name."""
     counts = GraphCounts()
     activity.exchanges.add(name, counts.read)
     return counts

@@ -46,22 +46,6 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target), f"{link}: no such heading"
 
 
-def test_files_that_the_page_on_the_inside_names_exist():
-    """By their path in the repository, in the package, or in a room of it."""
-    page = without_code(ROOT / "docs" / "architecture.md")
-    there = [
-        path.as_posix()
-        for folder in ("keras_towers", "benchmarks", "tests", "docs")
-        for path in [ROOT / folder, *(ROOT / folder).rglob("*")]
-    ]
-    for name in re.findall(r"`([\w/]+(?:\.py|/))`", page):
-        # The examples that are to be written.
-        if name.endswith("mine.py"):
-            continue
-        end = f"/{name.rstrip('/')}"
-        assert any(path.endswith(end) for path in there), name
-
-
 def test_the_site_has_every_page():
     """It does not see files outside of its folder."""
     listed = (ROOT / "mkdocs.yml").read_text()

@@ -226,17 +226,6 @@ def test_every_part_is_listed():
     assert folders | files <= set(ORDER)
 
 
-def test_what_replaces_names_of_keras_is_listed():
-    replaces = re.compile(r"patches\.(replaced|patched_while_used)\(")
-    found = {
-        path.relative_to(PACKAGE).as_posix().removeprefix("fit/")
-        for path in PACKAGE.rglob("*.py")
-        if replaces.search(path.read_text())
-    } - {"keras_patches.py"}
-    assert "verification.py" in found
-    assert all(name in keras_patches.__doc__ for name in found), found
-
-
 def written(node):
     """A string of the source, with an ellipsis for what is filled in."""
     if isinstance(node, ast.JoinedStr):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from keras_towers.rendezvous import failed_calls, watch
+from keras_towers.rendezvous import activity, failed_calls, watch
 from keras_towers.rendezvous.failed_calls import Failure, JointCalls
 from keras_towers.rendezvous.store_server import StoreServer
 from tests.kit.processes import wait_until
@@ -13,9 +13,13 @@ from tests.kit.processes import wait_until
 class Ranks:
     """What a rank knows of the others, and what is done to its connection."""
 
+    loses_exchanges = True
+
     def __init__(self, rank, size, meeting):
         self.rank, self.size, self._meeting = rank, size, meeting
         self.aborted, self.left = threading.Event(), 0
+        # Set once what was lost has been found, and has ended with the rest.
+        self.found = threading.Event()
         self.reconnected, self.all = 0, [self]
 
     def abort(self):
@@ -23,6 +27,8 @@ class Ranks:
 
     def leave(self):
         self.left += 1
+        if self.reconnected:
+            self.found.set()
 
     def renew(self):
         # By then nobody is in the call any more.
@@ -106,6 +112,23 @@ def test_a_failure_aborts_the_calls_of_all_and_names_the_first(job):
         lambda: waits(0),
         lambda: waits(1),
     ) == [None, Failure(2, 2, "another"), Failure(2, 2, "another")]
+
+
+def test_an_exchange_that_is_lost_when_ranks_leave_ends(job, monkeypatch):
+    monkeypatch.setattr(failed_calls.settings, "BEAT_S", 0.1)
+    (calls, own), (others, other) = job(2)
+    calls.begin(own)
+    others.begin(other)
+
+    def waits():
+        with activity.exchanges.running("a lost one"):
+            assert own.found.wait(20)
+        return calls.fail(own, "Horovod has been shut down")
+
+    found = in_threads(waits, lambda: others.fail(other, "my bug"))
+    assert found == [Failure(1, 1, "my bug"), None]
+    assert [own.reconnected, other.reconnected] == [2, 2]
+    assert calls.round == others.round == 1
 
 
 def test_whether_a_call_runs_in_another_thread(job):

@@ -236,6 +236,12 @@ class HorovodTransport(EngineTransport):
             _place[name] = int(getattr(self.engine, name)())
         return _place[name]
 
+    @property
+    def loses_exchanges(self) -> bool:
+        # What a thread adds to Horovod's queue while Horovod shuts down may
+        # stay there. Over MPI, it does not shut down.
+        return not self.engine.mpi_enabled()
+
     def leave(self) -> None:
         # All ranks shut down with this one, and their operations fail. Not so
         # after a shutdown of their own: then they would wait forever. MPI

@@ -53,7 +53,7 @@ CHIEF_ONLY = (
 
 
 Callbacks: TypeAlias = "keras.callbacks.CallbackList | Sequence | None"
-"""What ``fit`` takes as callbacks."""
+"""The callbacks that ``fit`` takes."""
 
 
 class _Marked(keras.callbacks.Callback):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -12,12 +13,13 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
-from keras_towers._types import Logs, Step, Structure
+from keras_towers._types import EpochIterator, Logs, Step, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.components import (
     FitStart,
     KerasCall,
+    KerasStrategy,
     TowerConfig,
     TowerFunction,
 )
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
 _calls: ThreadLocal[TowerCall] = ThreadLocal()
+iterators: ThreadLocal[Callable[..., EpochIterator]] = ThreadLocal()
+"""Makes the iterators of the call that this thread runs."""
 # Those of all ranks, in the one thread that makes such calls.
 _joint: list[TowerCall] = []
 
@@ -67,46 +71,74 @@ def outside() -> contextlib.AbstractContextManager[None]:
     return _calls.holding(None)
 
 
-class StrategyProxy:
-    """A strategy proxy that Keras uses while a call runs.
+def step_of(fn: Callable[..., object]) -> Callable[..., Structure] | None:
+    """Return what runs a function as a step of this thread's call.
 
-    Keras requests an iterator from it and runs its steps through it, so
-    each step is known to belong to this call and to need its batch split.
-    All other access is forwarded to the strategy. ``call`` has the methods
-    ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
+    None: it is no step of Keras, and runs on each tower.
+
+    Args:
+        fn: what ``Strategy.run`` gets.
+
+    Raises:
+        TowerError: it is one, but of no call.
     """
+    call, is_of_keras = current(), _is_of_keras(fn)
+    if call is None:
+        if is_of_keras:
+            raise _without_call()
+        return None
+    if not is_of_keras and fn not in (
+        call.model.train_step,
+        call.model.test_step,
+    ):
+        return None
+    # The user wrote the train function, and AutoGraph rewrites it.
+    step = fn if isinstance(fn, _UserStep) else compat.convert_call(fn)
+    return functools.partial(call.run_step, step)
 
-    def __init__(self, strategy: Strategy, call: Any):
-        self.strategy = strategy
-        self.call = call
 
-    def run(
-        self,
-        fn: Callable[..., object],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-        options: object = None,
-    ) -> Structure:
-        """Run a step of Keras on all towers, any other function directly."""
-        if self.call.is_step(fn):
-            # The user wrote the train function, and AutoGraph rewrites it.
-            step = fn if isinstance(fn, _UserStep) else compat.convert_call(fn)
-            return self.call.run_step(step, *args)
-        return self.strategy.run(fn, args, kwargs, options)
+def _is_of_keras(fn: Callable[..., object]) -> bool:
+    """Whether Keras makes a function, from a step of a model."""
+    module = getattr(fn, "__module__", "")
+    is_made = module == compat.trainer_module.__name__
+    return isinstance(fn, _UserStep) or (is_made and not inspect.ismethod(fn))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.strategy, name)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or self.strategy is other
+def epoch_iterator(
+    original: Callable[..., EpochIterator],
+    *args: object,
+    distribute_strategy: Strategy | None = None,
+    **kwargs: object,
+) -> EpochIterator:
+    """Make Keras's iterator over the data of a call that towers run."""
+    if not isinstance(distribute_strategy, KerasStrategy):
+        kwargs["distribute_strategy"] = distribute_strategy
+        return original(*args, **kwargs)
+    make = iterators.get()
+    if make is None:
+        raise _without_call()
+    return make(*args, **kwargs)
 
-    def __hash__(self) -> int:
-        return hash(self.strategy)
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The strategy's class, for ``isinstance``."""
-        return type(self.strategy)
+def build_without_call(
+    original: Callable[..., None],
+    model: keras.Model,
+    *args: object,
+    **kwargs: object,
+) -> None:
+    """Replace ``_maybe_symbolic_build``, which calls shadow on their models."""
+    if isinstance(model.distribute_strategy, KerasStrategy):
+        raise _without_call()
+    original(model, *args, **kwargs)
+
+
+def _without_call() -> TowerError:
+    return TowerError(
+        "a method of a model was called without keras_towers: your code stored "
+        "it before it imported keras_towers. Call the model's own fit, "
+        "evaluate, predict, train_on_batch, test_on_batch or predict_on_batch, "
+        "or import keras_towers first."
+    )
 
 
 class _UserStep:
@@ -121,7 +153,7 @@ class _UserStep:
 
 
 class Runner:
-    """What runs the calls of a strategy.
+    """Runs the calls of a strategy.
 
     Attributes:
         step: runs their steps.
@@ -143,10 +175,9 @@ class Runner:
 class TowerCall:
     """A call of ``fit``, ``evaluate``, ... of one model on towers.
 
-    While it runs, the attributes of the model by which Keras's loop finds
-    its strategy, builds and ends an epoch's steps are shadowed by this
-    object's. ``start`` is the position in the data where ``fit`` resumes,
-    or None.
+    While it runs, the attributes of the model by which Keras's loop builds it,
+    makes its functions and ends an epoch's steps are shadowed by this object's.
+    ``start`` is the position in the data where ``fit`` resumes, or None.
 
     Attributes:
         is_alone: whether other ranks do not make this call.
@@ -210,6 +241,7 @@ class TowerCall:
         """Install this call on the model inside a ``with`` block."""
         with (
             _calls.holding(self),
+            iterators.holding(self.iterator),
             patches.shadowed(self.model, self.shadows()),
             contextlib.ExitStack() as stack,
         ):
@@ -244,7 +276,6 @@ class TowerCall:
     def shadows(self) -> dict[str, object]:
         """Return the model attributes to shadow, by name."""
         return {
-            "_distribute_strategy": StrategyProxy(self.config.strategy, self),
             "_maybe_symbolic_build": self.build,
             "_get_metrics_result_or_logs": self._end_of_steps,
             "_make_function": self._make_function,
@@ -291,19 +322,6 @@ class TowerCall:
         """Replacement for ``_make_function``, given a marked step."""
         return self._original_method("_make_function")(_UserStep(step))
 
-    def is_step(self, fn: object) -> bool:
-        """Whether Keras, not the user's code, runs a function.
-
-        Keras always makes the predict function itself; a model may override
-        how its train and test functions are made.
-        """
-        keras_module = compat.trainer_module.__name__
-        return (
-            isinstance(fn, _UserStep)
-            or getattr(fn, "__module__", "") == keras_module
-            or fn in (self.model.train_step, self.model.test_step)
-        )
-
     def wait_for_steps(self, trains: bool) -> None:
         """Wait for steps running in other threads, if any."""
 
@@ -312,7 +330,7 @@ class TowerCall:
 
     @property
     def settings(self) -> StepSettings:
-        """What its steps are traced for, but for what functions learn."""
+        """The settings of its steps, without what functions learn."""
         examples = self.examples.get(self.kind)
         return StepSettings(
             self.model, self.kind, self.places, self._undivided, examples
@@ -460,8 +478,6 @@ class TowerCall:
                 # Ranks compare their devices, built on all of them or not.
                 self.build_error is not None
                 or self.adoption.is_prepared(self.model, self.kind),
-                batch,
-                self.examples.get(self.kind),
             )
         new = self.place_variables()
         if new or self.kind == "fit" or not self._is_inner:

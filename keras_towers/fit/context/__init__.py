@@ -5,9 +5,9 @@
 ``patches``
   Temporary patches of classes, modules and single objects.
 ``remat_scopes``
-  What users let be computed again: ``keras.RematScope``, ``keras.remat``.
+  Layers that users let run again: ``keras.RematScope``, ``keras.remat``.
 ``thread_state``
-  What each thread is doing: the step that it traces or runs, its blocks.
+  The state of each thread: the step that it traces or runs, its blocks.
 ``without_collection``
   Pauses Python's garbage collector while a step is traced.
 """

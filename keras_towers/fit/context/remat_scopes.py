@@ -1,4 +1,4 @@
-"""What users let be computed again: ``keras.RematScope``, ``keras.remat``.
+"""Layers that users let run again: ``keras.RematScope``, ``keras.remat``.
 
 On TensorFlow both are ``tf.recompute_grad``, which traces a function once more
 in its gradient. Draws are then other ones, what updates a variable does so

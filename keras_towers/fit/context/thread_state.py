@@ -1,4 +1,4 @@
-"""What each thread is doing: the step that it traces or runs, its blocks."""
+"""The state of each thread: the step that it traces or runs, its blocks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ keeping_parts: ThreadLocal[bool] = ThreadLocal()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenBlock:
-    """What makes a thread train on towers, and only this thread.
+    """A block in which a thread, and only this one, trains on towers.
 
     Attributes:
         opened: what the thread did: "the block of TowerStrategy was entered".

@@ -191,7 +191,7 @@ class InTurn:
 
 
 class _Reading:
-    """What a thread reads: a batch of an iterator; or the first batches."""
+    """A thread's read: of a batch of an iterator, or of the first batches."""
 
     def __init__(self, turn: InTurn, iterator: int = 0, number: int = 0):
         self.turn = turn

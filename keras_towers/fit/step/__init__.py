@@ -30,15 +30,15 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 ``placed_tensors``
   The tensors of a step, each with a value at every place where it differs.
 ``planned_step``
-  What a step needs on each device; steps that are planned, and never run.
+  The needs of a step on each device; steps that are planned, and never run.
 ``stacked_lists``
   Lists of tensors that functions take or return which XLA compiles.
 ``step_costs``
   The costs of a step on towers: exchanges, and undivided computations.
 ``step_layout``
-  What a step is traced for, and how it is laid out over towers.
+  The settings that a step is traced for, and its layout over towers.
 ``step_reports``
-  What users are told of steps: their costs, and what XLA leaves out.
+  Reports on steps, for users: their costs, and what XLA leaves out.
 ``tower_functions``
   The functions that towers call, and what XLA compiles with them.
 ``tower_program``

@@ -40,7 +40,7 @@ _RETRACE_RATIO = 4
 _MAX_CANCELLED = 4
 
 running_settings: ThreadLocal[StepSettings] = ThreadLocal()
-"""What the function that this thread runs traces its steps for."""
+"""The settings with which the function that this thread runs traces steps."""
 
 
 class AdaptiveFunction(TowerFunction):

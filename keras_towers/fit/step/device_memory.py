@@ -13,7 +13,7 @@ import itertools
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -24,8 +24,7 @@ from keras_towers._notices import announce, first_time, silence
 from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
-from keras_towers.fit.data.batches import Leaf
+from keras_towers.fit.components import KerasStrategy, TowerConfig
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.planned_step import (
     LaidOutStep,
@@ -55,10 +54,6 @@ _SHRINKS = 2
 _MARGIN = 0.1
 # Of variables that take this part of the memory, slots fit, too.
 _ROOM = 16
-# How many times as many devices are planned; of those whose memory has room
-# for the variables, so many.
-_TIMES = 2, 4, 8, 32, 128, 512
-_MOST_TRIES = 2
 
 
 class DoesNotFit(TowerError):
@@ -128,8 +123,6 @@ class MemoryCheck:
         kind: str,
         peers: Peers,
         is_placed: bool = False,
-        batch: Structure = None,
-        examples: int | None = None,
     ) -> None:
         """Refuse a built model whose variables do not fit. Collective.
 
@@ -139,40 +132,36 @@ class MemoryCheck:
             peers: the ranks that call it.
             is_placed: whether they have been placed for it before, or cannot
                 be yet, since this rank could not build the model.
-            batch: the specs of a batch, or one; None: unknown.
-            examples: the number of examples of a batch; None: unknown.
 
         Raises:
             DoesNotFit: they do not fit, on all ranks.
         """
-        config, own = self._config, self._config.strategy
-        assert isinstance(own, KerasStrategy), own
-        # Where weights are elsewhere, or towers train alone, plans do not hold.
-        limit = Limit.of(config, peers) if own._follows_options else None
-        self._limit = limit
+        config, limit = self._config, self._find_limit(peers)
         if limit is None or is_placed:
             return
-        batch = None if batch is None else tf.nest.map_structure(_spec, batch)
-        examples = _known_examples(batch, examples)
-        planner = _Planner(config, model, kind, batch, examples)
         if _ROOM * sum(map(byte_size, model.variables)) <= limit.size:
             # Planning takes time, and there is room for any optimizer.
             return
-        needs = planner.variables_of({})
+        ranks = config.places(kind).ranks.batch.size
+        with _planning(config, model, ranks) as strategy:
+            strategy._runner.plan_variables(model, kind)
+            needs = PlacedModel(strategy._config, model).held(ranks)
         self._held[model] = needs
-        if needs.held > limit.size * (1 + _MARGIN):
-            raise DoesNotFit(_describe(planner, needs, limit))
-        if needs.held > limit.size * (1 - _MARGIN):
-            _warn(planner, needs, limit)
+        self._compare(model, kind, needs)
+
+    def _find_limit(self, peers: Peers) -> Limit | None:
+        own, limit = self._config.strategy, None
+        assert isinstance(own, KerasStrategy), own
+        # Where weights are elsewhere, or towers train alone, plans do not hold.
+        if own._follows_options:
+            limit = Limit.of(self._config, peers)
+        self._limit = limit
+        return limit
 
     @functools.cached_property
     def is_limited(self) -> bool:
         """Whether the memory of the device of the only tower is known."""
-        own = self._config.strategy
-        assert isinstance(own, KerasStrategy), own
-        limit = Limit.of(self._config, ALONE) if own._follows_options else None
-        self._limit = limit
-        return limit is not None
+        return self._find_limit(ALONE) is not None
 
     def exceeds(
         self,
@@ -196,10 +185,20 @@ class MemoryCheck:
         known = self._exceeding.setdefault(model, {})
         key = f"{examples} {batch}"
         if key not in known:
-            planner = _Planner(config, model, kind, batch, examples)
             known[key] = False
+            specs = tf.nest.map_structure(
+                lambda s: (
+                    tf.TensorSpec([examples, *s.shape[1:]], s.dtype)
+                    if s.shape.rank
+                    else s
+                ),
+                batch,
+            )
             try:
-                [(_, needs)] = planner.needs_of({}, 1, [1], None)
+                with _planning(config, model, 1) as strategy:
+                    needs = lay_out_planned(
+                        strategy, model, specs, examples, kind
+                    ).needs(examples, 1)
             except Exception as error:
                 # Keras has the error of a step that cannot be traced.
                 logger.debug("no plan of a step: %s", shorten(error))
@@ -239,8 +238,11 @@ class MemoryCheck:
                 break
             settings = more
         self._say_how(layout, remat)
-        if held is not None:
-            self._report(layout, held)
+        # What runs out of memory is tried again, in smaller parts.
+        if held is not None and more is None:
+            needs = dataclasses.replace(held, step=layout.plan.bytes)
+            # Of what XLA compiles, it keeps less.
+            self._compare(settings.model, settings.kind, needs, settings.xla)
         return layout
 
     def _held_beside(self, layout: StepLayout) -> Needs | None:
@@ -275,28 +277,57 @@ class MemoryCheck:
             does = " and ".join(how)
             announce(f"{settings.kind} of model {model.name!r} {does}: {why}")
 
-    def _report(self, layout: StepLayout, held: Needs) -> None:
-        """Refuse a step that does not fit, or warn.
+    def _compare(
+        self, model: keras.Model, kind: str, needs: Needs, may_fit: bool = False
+    ) -> None:
+        """Refuse what does not fit; warn once of what may not fit.
+
+        Args:
+            model: the model.
+            kind: the method of Keras.
+            needs: what devices need for it.
+            may_fit: whether it may fit all the same.
 
         Raises:
-            DoesNotFit: it does not fit beside the variables, however.
+            DoesNotFit: it does not fit.
         """
-        limit, config, settings = self._limit, self._config, layout.settings
+        limit = self._limit
         assert limit is not None, "nothing to compare with"
-        total = held.held + layout.plan.bytes
-        # What runs out of memory is tried again, in smaller parts.
-        may_be_cut = settings.in_more_parts() is not None
-        if total <= limit.size * (1 - _MARGIN) or may_be_cut:
+        total = needs.held + (needs.step or 0)
+        if total <= limit.size * (1 - _MARGIN):
             return
-        spec, model = layout.divided.spec, settings.model
-        examples = _known_examples(spec, settings.examples)
-        planner = _Planner(config, model, settings.kind, spec, examples)
-        needs = dataclasses.replace(held, step=layout.plan.bytes)
-        # Of what XLA compiles, it keeps less.
-        if settings.xla or total <= limit.size * (1 + _MARGIN):
-            _warn(planner, needs, limit)
-        else:
-            raise DoesNotFit(_describe(planner, needs, limit))
+        may_fit = may_fit or total <= limit.size * (1 + _MARGIN)
+        weights, slots = max(
+            zip(needs.weights, needs.optimizer, strict=True), key=sum
+        )
+        parts = [f"{format_bytes(weights)} of weights"]
+        if slots:
+            parts.append(f"{format_bytes(slots)} of optimizer state")
+        if needs.step is not None:
+            parts.append(f"{format_bytes(needs.step)} while a step runs")
+        does, about = ("may", "about ") if may_fit else ("does", "")
+        text = (
+            f"{kind} of model {model.name!r} {does} not fit into memory: "
+            f"{limit}, and it needs {about}{format_bytes(total)} "
+            f"({', '.join(parts)})"
+        )
+        if not may_fit:
+            raise DoesNotFit(f"{text}. {self._advice(needs)}")
+        if first_time(model, ("memory", kind)):
+            logger.warning("%s", text)
+
+    def _advice(self, needs: Needs) -> str:
+        """Say how what does not fit may fit."""
+        options, advice = self._config.options, ["more devices"]
+        if options.layouts is options.weights is None:
+            advice = ['weights="sharded" on several devices']
+        if needs.step is not None and options.micro_batches != "auto":
+            advice.append('micro_batches="auto"')
+        return (
+            f"Try {', '.join(advice)} or a smaller batch; `keras-towers plan` "
+            "shows what devices then need. If they have more memory, set "
+            f"{ENV_DEVICE_MEMORY}; 0 skips this check."
+        )
 
 
 def _limits(
@@ -326,13 +357,6 @@ def _exceeds(layout: StepLayout, room: float) -> bool:
     return not layout.settings.xla and plan.bytes > room
 
 
-def _spec(leaf: Leaf | tf.TypeSpec | None) -> tf.TypeSpec | None:
-    """Return the spec of a part of a batch: an array, a tensor or a spec."""
-    if leaf is None or isinstance(leaf, tf.TypeSpec):
-        return leaf
-    return tf.TensorSpec(leaf.shape, leaf.dtype)
-
-
 def _known_examples(spec: Structure, examples: int | None) -> int | None:
     """Return the number of examples, if all other sizes are known."""
     leaves = [s for s in tf.nest.flatten(spec) if s is not None]
@@ -347,187 +371,18 @@ def _known_examples(spec: Structure, examples: int | None) -> int | None:
     return examples or (static.pop() if len(static) == 1 else None)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Planner:
-    """Plans a step of a model with other options, or on more devices.
+@contextlib.contextmanager
+def _planning(
+    config: TowerConfig, model: keras.Model, ranks: int
+) -> Iterator[KerasStrategy]:
+    """Let a strategy like that of towers place a model, to plan with.
 
-    Attributes:
-        config: the towers that it is to run on.
+    Args:
+        config: the towers.
         model: the model.
-        kind: the method of Keras that the step belongs to.
-        batch: the specs of its batch; None: unknown.
-        examples: the number of examples of a batch; None: unknown.
+        ranks: the number of ranks that share a batch.
     """
-
-    config: TowerConfig
-    model: keras.Model
-    kind: str
-    batch: Structure
-    examples: int | None
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks that share a batch."""
-        return self.config.places(self.kind).ranks.batch.size
-
-    def variables_of(
-        self, options: Mapping[str, object], times: int = 1
-    ) -> Needs:
-        """Return what devices hold, with options.
-
-        Args:
-            options: those that are other ones.
-            times: how many times as many devices there are.
-        """
-        ranks = times * self.ranks
-        with self._planning(options, ranks) as strategy:
-            strategy._runner.plan_variables(self.model, self.kind)
-            return PlacedModel(strategy._config, self.model).held(ranks)
-
-    def needs_of(
-        self,
-        options: Mapping[str, object],
-        times: int,
-        parts: Sequence[int],
-        limit: int | None,
-    ) -> Iterator[tuple[int, Needs]]:
-        """Yield what devices need with numbers of micro-batches.
-
-        Args:
-            options: those that are other ones.
-            times: how many times as many devices there are.
-            parts: the numbers: 1 alone, or all larger.
-            limit: the bytes of a device, for which as much is computed again
-                as is needed; None: nothing is.
-        """
-        ranks, examples = times * self.ranks, self.examples
-        assert examples is not None, "a batch of unknown size"
-        batch = tf.nest.map_structure(
-            lambda s: (
-                tf.TensorSpec([examples, *s.shape[1:]], s.dtype)
-                if s.shape.rank
-                else s
-            ),
-            self.batch,
-        )
-        options = {**options, "micro_batches": parts[0]}
-        with self._planning(options, ranks) as strategy:
-            step = lay_out_planned(
-                strategy, self.model, batch, examples, self.kind
-            )
-            for number in parts:
-                yield number, step.needs(examples, ranks, number, limit)
-
-    @contextlib.contextmanager
-    def _planning(
-        self, options: Mapping[str, object], ranks: int
-    ) -> Iterator[KerasStrategy]:
-        own: Any = self.config.strategy
-        make = functools.partial(own._planned, PlannedRanks(ranks), **options)
-        with silence(), planning(self.model, make, builds=False) as strategy:
-            yield strategy
-
-    def option_within(self, size: int, needs: Needs) -> tuple[str, Needs]:
-        """Return the first option with which it fits, and what it then needs.
-
-        Args:
-            size: the bytes of a device.
-            needs: what it needs without one.
-
-        Raises:
-            TowerError: none is known.
-        """
-        tries = 0
-        for options, times in self._choices():
-            held = self.variables_of(options, times) if options else needs
-            if held.held > size:
-                continue
-            if self.examples is None:
-                return self._name(options, times), held
-            cells = times * self.ranks * self.config.num_towers
-            rows = -(-self.examples // cells)
-            larger = [2**k for k in range(1, rows.bit_length())]
-            # It is known already what it needs as it is.
-            tries += times > 1
-            for parts in ([1], larger) if options else (larger,):
-                found = (
-                    self.needs_of(options, times, parts, size) if parts else ()
-                )
-                for number, needed in found:
-                    if needed.total is not None and needed.total <= size:
-                        return self._name(options, times, number), needed
-            if tries == _MOST_TRIES:
-                break
-        raise TowerError("no known option makes it fit")
-
-    def _choices(self) -> Iterator[tuple[Mapping[str, object], int]]:
-        """Yield options, and how many times as many devices they are for."""
-        own = self.config.options
-        divides = own.weights is not None or own.layouts is not None
-        in_shards: dict[str, object] = {"weights": "sharded", "updates": None}
-        yield {}, 1
-        if not divides and self.config.divides:
-            if self.kind in TRAINING and own.updates != "sharded":
-                yield {"updates": "sharded"}, 1
-            yield in_shards, 1
-        if own.layouts is None:
-            for times in _TIMES:
-                yield in_shards, times
-
-    def _name(
-        self, options: Mapping[str, object], times: int, parts: int = 1
-    ) -> str:
-        """Say how a user chooses options, and how many devices."""
-        named = [f'{k}="{v}"' for k, v in options.items() if v]
-        named += [f"micro_batches={parts}"] if parts > 1 else []
-        text = " and ".join(named)
-        if times == 1:
-            return text
-        config = self.config
-        number = times * self.ranks
-        if self.ranks > 1:
-            return f"{text} on {number} ranks"
-        return f"{text} on {number * config.num_towers} devices"
-
-
-def _describe(planner: _Planner, needs: Needs, limit: Limit) -> str:
-    """Say what a model needs, and with which option it fits."""
-    text = f"{_compare(planner, needs, limit)}."
-    try:
-        option, then = planner.option_within(limit.size, needs)
-    except Exception as error:
-        # What it needs as it is, is known all the same.
-        logger.debug("no option is known: %s", shorten(error))
-        text += " No known option makes it fit: use a smaller batch"
-    else:
-        size = format_bytes(then.total or then.held)
-        beside = "" if then.total else ", without the step"
-        text += f" It fits with {option}: {size}{beside}"
-    return (
-        f"{text}. If devices have more memory, set {ENV_DEVICE_MEMORY}; 0 "
-        "skips this check."
-    )
-
-
-def _compare(planner: _Planner, needs: Needs, limit: Limit) -> str:
-    """Say what a model needs, and what there is."""
-    held = [*zip(needs.weights, needs.optimizer, strict=True)]
-    weights, slots = max(held, key=sum)
-    parts = [f"{format_bytes(weights)} of weights"]
-    if slots:
-        parts.append(f"{format_bytes(slots)} of optimizer state")
-    if needs.step is not None:
-        parts.append(f"{format_bytes(needs.step)} while a step runs")
-    total = format_bytes(needs.held + (needs.step or 0))
-    return (
-        f"{planner.kind} of model {planner.model.name!r} does not fit into "
-        f"memory: {limit}, and it needs {total} ({', '.join(parts)})"
-    )
-
-
-def _warn(planner: _Planner, needs: Needs, limit: Limit) -> None:
-    """Warn once that a model may not fit."""
-    text = _compare(planner, needs, limit).replace("does not", "may not")
-    text = text.replace("and it needs", "and it needs about")
-    if first_time(planner.model, ("memory", planner.kind)):
-        logger.warning("%s", text)
+    own: Any = config.strategy
+    make = functools.partial(own._planned, PlannedRanks(ranks))
+    with silence(), planning(model, make, builds=False) as strategy:
+        yield strategy

@@ -62,7 +62,7 @@ class GradientExchange:
 
 @dataclasses.dataclass(eq=False)
 class Members:
-    """Those of this process that exchange a tensor: towers, or columns.
+    """The members of an exchange in this process: towers, or columns.
 
     Attributes:
         exchange: the exchange.

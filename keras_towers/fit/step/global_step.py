@@ -2,7 +2,7 @@
 
 Keras's loop calls the train function (``AdaptiveFunction``), which passes it on
 to Keras's own ``tf.function``. While TensorFlow traces that, Keras runs the
-model's ``train_step`` through a ``StrategyProxy``, and ``TowerCall.run_step``
+model's ``train_step`` by the strategy's ``run``, and ``TowerCall.run_step``
 comes here. ``GlobalStep._add_to_graph`` has one line for each stage.
 
 A tower that XLA compiles for its own batch has a step with fewer of them

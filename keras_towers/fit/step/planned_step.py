@@ -1,4 +1,4 @@
-"""What a step needs on each device; steps that are planned, and never run.
+"""The needs of a step on each device; steps that are planned, and never run.
 
 A planned step is traced and laid out by the code that trains, in a TensorFlow
 graph that has no session: variables have shapes there, and devices names, and
@@ -39,7 +39,6 @@ from keras_towers.fit.weights.without_memory import (
 from keras_towers.partition import Program
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.rematerialization import rematerialized
 from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.transport import SingleProcess
 
@@ -56,7 +55,7 @@ class PlannedRanks(SingleProcess):
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What devices need.
+    """The memory that devices need.
 
     Attributes:
         weights: the bytes of the model's weights on each of K devices.
@@ -165,48 +164,30 @@ class LaidOutStep(PlacedModel):
     traced: Trace
     program: Program
 
-    def sizes(self, examples: int, ranks: int, parts: int = 1) -> TensorSizes:
+    def sizes(self, examples: int, ranks: int) -> TensorSizes:
         """Return how large its tensors are.
 
         Args:
             examples: the number of examples of a global batch.
             ranks: the number of ranks that share it.
-            parts: the number of micro-batches of each tower.
         """
-        cells = ranks * self.config.num_towers * parts
+        cells = ranks * self.config.num_towers
         return TensorSizes(self.program, cells, -(-examples // cells))
 
-    def needs(
-        self,
-        examples: int,
-        ranks: int,
-        parts: int = 1,
-        memory: int | None = None,
-    ) -> Needs:
+    def needs(self, examples: int, ranks: int) -> Needs:
         """Return what devices need for a step.
 
         Args:
             examples: as for ``sizes``.
             ranks: likewise.
-            parts: likewise.
-            memory: the bytes of a device, for which as much is computed again
-                as is needed; None: as is scheduled.
         """
-        held, program = self.held(ranks), self.program
-        sizes = self.sizes(examples, ranks, parts)
-        found = _gradients_in(self.traced, program)
-        gradients = sum(map(sizes.bytes_of, found))
-        lifetimes = Lifetimes(program, sizes, parts)
-        step = lifetimes.most_bytes()
-        may_again = self.config.options.remat is None
-        if memory is not None and may_again and held.held + step > memory:
-            limit = memory - held.held
-            with rematerialized(program, sizes, limit, parts) as again:
-                step = Lifetimes(again, sizes, parts).most_bytes()
+        program, sizes = self.program, self.sizes(examples, ranks)
+        gradients = _gradients_in(self.traced, program)
+        lifetimes = Lifetimes(program, sizes)
         return dataclasses.replace(
-            held,
-            gradients=gradients,
-            step=step,
+            self.held(ranks),
+            gradients=sum(map(sizes.bytes_of, gradients)),
+            step=lifetimes.most_bytes(),
             over_time=lifetimes.live,
         )
 

@@ -46,7 +46,7 @@ _UNKNOWN_BYTES = "bytes that depend on the data"
 
 @dataclasses.dataclass
 class ComputedOnce:
-    """What is computed once for all towers because of a line of code.
+    """Computations that one line of code makes run once for all towers.
 
     Attributes:
         reason: why the line is not divided.
@@ -187,7 +187,7 @@ class StepCosts:
 
 @dataclasses.dataclass(frozen=True)
 class Exchanged:
-    """What is exchanged at a time.
+    """An exchange, and the tensor that it is of.
 
     Attributes:
         level: its level.

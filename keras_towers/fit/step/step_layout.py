@@ -1,4 +1,4 @@
-"""What a step is traced for, and how it is laid out over towers."""
+"""The settings that a step is traced for, and its layout over towers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MemoryPlan:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepSettings:
-    """What a step is traced for.
+    """The settings that a step is traced for.
 
     Attributes:
         model: the model that runs it.

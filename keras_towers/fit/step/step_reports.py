@@ -1,4 +1,4 @@
-"""What users are told of steps: their costs, and what XLA leaves out."""
+"""Reports on steps, for users: their costs, and what XLA leaves out."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Trace:
 
     @functools.cached_property
     def fixed_tables(self) -> dict[int, str]:
-        """What tables hold that never change, by the ids of their captures."""
+        """The contents of fixed tables, by the ids of their captures."""
         found: dict[int, str] = {}
         for inside, handle in self.needed_captures:
             users = {user.type: user for user in inside.consumers()}
@@ -134,7 +134,7 @@ class Trace:
 
     @functools.cached_property
     def needed_by_graph(self) -> _Needed:
-        """What is needed, by graph and name."""
+        """The operations that are needed, by graph and name."""
         needed: _Needed = {}
         ends = [tensor.op for tensor in self.results]
         ends += map(self.graph.get_operation_by_name, self.updates)

@@ -86,7 +86,7 @@ class TracedOperations:
 
     @property
     def checksums(self) -> list[int]:
-        """Those of its operations, in their order."""
+        """The checksums of its operations, in their order."""
         return [checksum for checksum, _ in self._listed]
 
     def first_beside(self, others: Sequence[int]) -> OperationText | None:

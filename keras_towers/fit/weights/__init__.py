@@ -3,7 +3,7 @@
 ``adoption``
   Placing models on towers and releasing them again.
 ``agreement``
-  What ranks have to agree on of variables, and one rank's values for all.
+  Agreement of ranks on variables, and one rank's values for all.
 ``copies``
   The copies and parts of variables, for whoever reads and writes them.
 ``least_loaded``
@@ -11,7 +11,7 @@
 ``mirrored_variable``
   A variable with a copy on each tower, which is one variable to its users.
 ``model_binding``
-  What binds a model to a strategy: its stages there, and its default strategy.
+  The binding of a model to a strategy: its stages, and its default strategy.
 ``model_state``
   Finding all variables of a compiled model, and of its optimizers.
 ``shards``

@@ -501,7 +501,7 @@ class Adoption:
 
 @dataclasses.dataclass(frozen=True)
 class _Compilation:
-    """What a method of a model is prepared for.
+    """The compilation for which a method of a model is prepared.
 
     Attributes:
         parts: what ``compile`` has made.
@@ -515,9 +515,10 @@ class _Compilation:
 
 
 def _compilation(model: keras.Model) -> _Compilation:
-    """What differs when the model is compiled again or built further.
+    """Return the compilation of a model.
 
-    And when ranks have connected again after a call that has failed.
+    It is another one once the model is compiled again or built further, or
+    ranks have connected again after a call that has failed.
     """
     parts = [
         getattr(model, name, None)

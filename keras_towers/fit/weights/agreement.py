@@ -1,4 +1,4 @@
-"""What ranks have to agree on of variables, and one rank's values for all.
+"""Agreement of ranks on variables, and one rank's values for all.
 
 They compare names, shapes and values; ``rendezvous/rank_checks.py`` exchanges
 what they compare.

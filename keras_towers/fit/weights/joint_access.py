@@ -37,7 +37,7 @@ from keras_towers.transport import Transport, next_key
 
 
 class Action(NamedTuple):
-    """What a rank is about to do with a variable.
+    """An action that a rank is about to take on a variable.
 
     Attributes:
         kind: ``"writes"``; ``"reads"``; ``"saves"``, which reads a variable
@@ -110,7 +110,7 @@ class KnownVariables:
 
 
 known: KnownVariables = KnownVariables()
-"""Those of this process, whatever the number of its strategies."""
+"""The only one in this process, whatever the number of its strategies."""
 
 
 class JointAccess:

@@ -1,4 +1,4 @@
-"""What binds a model to a strategy: its stages there, and its default strategy.
+"""The binding of a model to a strategy: its stages, and its default strategy.
 
 ::
 

@@ -322,7 +322,7 @@ class TowerVariables:
 
     @property
     def _mirrored(self) -> Sequence[keras.Variable]:
-        """Those of which every tower has a copy."""
+        """The variables of which every tower has a copy."""
         return [v for v, h in self._homes.items() if h.layout == ON_EACH]
 
     def copy_first(self) -> None:

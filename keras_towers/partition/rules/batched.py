@@ -158,7 +158,7 @@ def _filter_gradient(
 
 
 def _main_diagonal(node: Node, *inputs: Value) -> Values:
-    """Of each row the main diagonal has the entry in the row's own column."""
+    """The main diagonal has each row's entry in the row's own column."""
     # Of those inputs that are a matrix or its diagonal.
     ranks = {"MatrixDiagV3": [1], "MatrixDiagPartV3": [2]}.get(
         node.type, [2, 1]

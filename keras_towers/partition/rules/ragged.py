@@ -42,7 +42,7 @@ from keras_towers.partition.units import Units
 
 @dataclasses.dataclass(frozen=True)
 class _Partition:
-    """What parts entries into rows: row splits, or the row of each entry.
+    """A partition of entries into rows: row splits, or the row of each entry.
 
     Attributes:
         local: the local tensor.
@@ -272,7 +272,7 @@ def _entries(own: Tensor, splits: Value) -> Value:
 
 
 def least_number(node: Node, *numbers: Value) -> Values:
-    """Of a number, and the largest of it and others, the number is the least.
+    """A number is the least of itself and of the largest of it and others.
 
     So ``tf.math.bincount`` limits how many it counts.
     """
