@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.partition.layouts import Shape, Value, Values
 from keras_towers.partition.program import Attributes
 from keras_towers.partition.sizes import (
@@ -223,6 +225,27 @@ def operation(types: str, *rules: Rule, **facts: Any) -> None:
     """
     row = OperationFacts(rules, **facts)
     OPERATIONS.update(dict.fromkeys(types.split(), row))
+
+
+def add_operation(type_: str, axes: Axes, **facts: Any) -> None:
+    """Say how towers divide an operation of your own.
+
+    Args:
+        type_: its type, such as ``"MatMul"``.
+        axes: returns the axes that its inputs and outputs share, such as
+            ``elementwise()``, or a function that returns ``Factors``.
+        **facts: what else is known: the attributes of ``OperationFacts``.
+
+    Raises:
+        TowerError: TensorFlow has no such operation.
+    """
+    if compat.op_definition(type_) is None:
+        raise TowerError(
+            f"add_operation got {type_!r}, but TensorFlow has no operation of "
+            "this type: load the library that defines it first, for example "
+            "with tf.load_op_library."
+        )
+    operation(type_, axes=axes, **facts)
 
 
 def facts_of(type_: str) -> OperationFacts:
