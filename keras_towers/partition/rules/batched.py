@@ -280,75 +280,45 @@ def _in_ellipsis(labels: Sequence[object]) -> list[int]:
 
 # ---- what is known of them ---------------------------------------------------
 
-operation(
-    """
+# fmt: off
+operation("""
     MaxPool3D MaxPoolV2 LRN Dilation2D ResizeNearestNeighbor ResizeBicubic
     ResizeArea ScaleAndTranslate ExtractImagePatches ExtractVolumePatches
-    """,
-    axes=batch(1),
-)
+""", axes=batch(1))
 operation("MaxPool", axes=batch(1), shape=_image_shape)
 operation("AvgPool", axes=batch(1, 1, [0]), shape=_image_shape)
-operation(
-    "AvgPool3D SpaceToDepth DepthToSpace ResizeBilinear", axes=batch(1, 1, [0])
-)
+operation("AvgPool3D SpaceToDepth DepthToSpace ResizeBilinear",
+    axes=batch(1, 1, [0]))
 # Without images, oneDNN's convolutions return a tensor with the shape of their
 # input, and its gradients of max-pooling end the process.
-operation(
-    "Conv2D Conv3D DepthwiseConv2dNative",
-    axes=batch(1, 1, [0], needs_rows=True),
-    shape=_image_shape,
-    work="product",
-)
-operation(
-    """
+operation("Conv2D Conv3D DepthwiseConv2dNative",
+    axes=batch(1, 1, [0], needs_rows=True), shape=_image_shape, work="product")
+operation("""
     Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2
-    """,
-    _input_gradient,
-    work="product",
-)
+""", _input_gradient, work="product")
 operation("AvgPoolGrad AvgPool3DGrad", _input_gradient)
-operation(
-    """
+operation("""
     Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter
     Conv3DBackpropFilterV2
-    """,
-    axes=_filter_gradient,
-    work="product",
-)
-operation(
-    """
+""", axes=_filter_gradient, work="product")
+operation("""
     ImageProjectiveTransformV2 ImageProjectiveTransformV3 ResizeBilinearGrad
     ResizeBicubicGrad ScaleAndTranslateGrad InTopK InTopKV2
-    """,
-    axes=batch(1, 2),
-)
+""", axes=batch(1, 2))
 operation("MaxPoolGradGrad LRNGrad", axes=batch(1, 3))
-operation(
-    "MaxPoolGrad MaxPool3DGrad MaxPool3DGradGrad",
-    axes=batch(1, 3, needs_rows=True),
-)
+operation("MaxPoolGrad MaxPool3DGrad MaxPool3DGradGrad",
+    axes=batch(1, 3, needs_rows=True))
 operation("SpaceToBatchND BatchToSpaceND", _space_and_batch)
-operation(
-    "SoftmaxCrossEntropyWithLogits",
-    _cross_entropy,
-    axes=batch(1, 2),
-    shape=_shape_of_gradient,
-)
+operation("SoftmaxCrossEntropyWithLogits", _cross_entropy, axes=batch(1, 2),
+    shape=_shape_of_gradient)
 # The losses have fewer axes, but the gradient has the shape of the scores.
-operation(
-    "SparseSoftmaxCrossEntropyWithLogits",
-    _cross_entropy,
-    axes=batch(1, 2),
-    shape=like_first,
-)
+operation("SparseSoftmaxCrossEntropyWithLogits", _cross_entropy,
+    axes=batch(1, 2), shape=like_first)
 operation("Softmax", axes=batch(-1), shape=like_first, bounds="finite")
 operation("LogSoftmax", axes=batch(-1), shape=like_first)
 operation("TopKV2", axes=batch(-1), shape=_top_k_shape, notes=[note_limits])
-operation(
-    "TopK NthElement AdjustHue AdjustSaturation RGBToHSV HSVToRGB",
-    axes=batch(-1),
-)
+operation("TopK NthElement AdjustHue AdjustSaturation RGBToHSV HSVToRGB",
+    axes=batch(-1))
 operation("AdjustContrastv2", axes=batch(-3))
 operation("FFT IFFT", axes=batch(-1, 1, [0]), shape=like_first)
 operation("FFT2D IFFT2D", axes=batch(-2, 1, [0]), shape=like_first)
@@ -362,35 +332,21 @@ operation("MatrixDiagPart", axes=batch(-2, 1, [0]))
 # The padding of these is an input, which may not be 0.
 operation("MatrixDiagV2", axes=batch(-1))
 operation("MatrixDiagPartV2", axes=batch(-2))
-operation(
-    "MatrixDiagV3", _main_diagonal, axes=batch(-1), shape=_diagonal_matrix
-)
+operation("MatrixDiagV3", _main_diagonal, axes=batch(-1),
+    shape=_diagonal_matrix)
 operation("MatrixDiagPartV3", _main_diagonal, axes=batch(-2))
-operation(
-    "MatrixSetDiag MatrixSetDiagV2",
-    axes=batch(-2, 2, [0, 1]),
-    shape=like_first,
-)
-operation(
-    "MatrixSetDiagV3",
-    _main_diagonal,
-    axes=batch(-2, 2, [0, 1]),
-    shape=like_first,
-)
-operation(
-    "Cholesky MatrixInverse MatrixSquareRoot MatrixExponential",
-    axes=batch(-2),
-    shape=like_first,
-)
+operation("MatrixSetDiag MatrixSetDiagV2", axes=batch(-2, 2, [0, 1]),
+    shape=like_first)
+operation("MatrixSetDiagV3", _main_diagonal, axes=batch(-2, 2, [0, 1]),
+    shape=like_first)
+operation("Cholesky MatrixInverse MatrixSquareRoot MatrixExponential",
+    axes=batch(-2), shape=like_first)
 operation("MatrixDeterminant LogMatrixDeterminant Qr Lu", axes=batch(-2))
 operation("Svd", axes=batch(-2, vectors="compute_uv"))
 operation("Eig SelfAdjointEigV2", axes=batch(-2, vectors="compute_v"))
 operation("LowerBound UpperBound", axes=_searched)
 operation("MatrixSolve MatrixTriangularSolve MatrixSolveLs", axes=_solve)
 operation("MatMul", axes=_matmul, work="product")
-operation(
-    "BatchMatMul BatchMatMulV2 BatchMatMulV3",
-    axes=_matmul,
-    work="products",
-)
+operation("BatchMatMul BatchMatMulV2 BatchMatMulV3", axes=_matmul,
+    work="products")
 operation("Einsum", axes=_einsum, work="product")

@@ -146,6 +146,7 @@ def _entrywise(
     operation(types, *rules, axes=axes, memory="reused", **facts)
 
 
+# fmt: off
 _entrywise("""
     Exp Expm1 Log Log1p Softplus Softsign Elu Selu Relu LeakyRelu Floor Ceil
     Round Rint Tan Asin Acos Atan Atan2 Sinh Cosh Asinh Acosh Atanh Erfc Erfinv
@@ -170,49 +171,24 @@ _entrywise("InvGrad", linear=[[1]])
 _entrywise("CheckNumericsV2", effect="checks")
 # It is not linear in the second input: terms that are not 0 may add up to 0.
 _entrywise("MulNoNan", linear=[[0]])
-_entrywise(
-    "Add AddV2",
-    operator.add,
-    linear=[[0, 1]],
-    notes=[note_calculated, note_places],
-)
-_entrywise(
-    "Sub",
-    operator.sub,
-    rules=[row_lengths],
-    linear=[[0, 1]],
-    notes=[note_places],
-)
-_entrywise(
-    "Mul",
-    operator.mul,
-    linear=[[0], [1]],
-    notes=[note_calculated, note_scaled_splits],
-)
+_entrywise("Add AddV2", operator.add, linear=[[0, 1]],
+    notes=[note_calculated, note_places])
+_entrywise("Sub", operator.sub, rules=[row_lengths], linear=[[0, 1]],
+    notes=[note_places])
+_entrywise("Mul", operator.mul, linear=[[0], [1]],
+    notes=[note_calculated, note_scaled_splits])
 _entrywise("FloorDiv", operator.floordiv, exact_each, notes=[note_calculated])
 _entrywise("FloorMod", operator.mod, exact_each)
-_entrywise(
-    "Maximum", folding.larger, exact_each, notes=[note_calculated, note_places]
-)
-_entrywise(
-    "Minimum",
-    folding.lesser,
-    exact_each,
-    rules=[least_number],
-    notes=[note_places],
-)
+_entrywise("Maximum", folding.larger, exact_each,
+    notes=[note_calculated, note_places])
+_entrywise("Minimum", folding.lesser, exact_each, rules=[least_number],
+    notes=[note_places])
 _entrywise("Square", lambda a: a * a)
 _entrywise("Abs", abs, exact_each, bounds="inputs")
 _entrywise("Neg", operator.neg, linear=[[0]], bounds="inputs")
 _entrywise("OnesLike", lambda a: 1, bounds="finite")
-_entrywise(
-    "ZerosLike",
-    lambda a: 0,
-    rules=[add_lists],
-    linear=[[0]],
-    notes=[note_limits, note_sum],
-    bounds="finite",
-)
+_entrywise("ZerosLike", lambda a: 0, rules=[add_lists], linear=[[0]],
+    notes=[note_limits, note_sum], bounds="finite")
 _entrywise("Less", operator.lt, comparing, notes=[note_sequence_mask])
 _entrywise("LessEqual", operator.le, comparing)
 _entrywise("Greater", operator.gt, comparing)
@@ -229,15 +205,10 @@ operation("RealDiv Div", axes=_division, factor="divides", memory="reused")
 operation("DivNoNan", axes=_division, factor="selects", memory="reused")
 operation("BiasAdd BiasAddV1", axes=_bias_add, memory="reused")
 operation("Bitcast", axes=_bitcast)
-operation(
-    "Cast", axes=_cast, notes=[note_moved, note_splits], fold=folding.cast
-)
+operation("Cast", axes=_cast, notes=[note_moved, note_splits],
+    fold=folding.cast)
 operation("EnsureShape", _ensure_rows, axes=_ensure_shape)
 operation("PlaceholderWithDefault", axes=_ensure_shape)
 operation("PreventGradient", axes=elementwise([0]), memory="input")
-operation(
-    "Identity IdentityN StopGradient Snapshot",
-    _identity,
-    bounds="inputs",
-    memory="input",
-)
+operation("Identity IdentityN StopGradient Snapshot", _identity,
+    bounds="inputs", memory="input")

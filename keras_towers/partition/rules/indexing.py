@@ -348,54 +348,26 @@ def _bincount_axes(
 
 _on_updates = _index_locally("rows", "indices", "entries")
 _on_segments = _index_locally("entries", "numbers", "count")
-operation(
-    "GatherV2",
-    _gather,
-    look_up_in_value,
-    axes=_gather_axes,
-    notes=[note_taken, _note_limit],
-    fold=folding.gathered,
-)
+# fmt: off
+operation("GatherV2", _gather, look_up_in_value, axes=_gather_axes,
+    notes=[note_taken, _note_limit], fold=folding.gathered)
 operation("GatherNd", _index_locally("rows", "indices"), axes=_gather_nd_axes)
-operation(
-    "ScatterNd",
-    _index_locally("indices", "entries", "shape"),
-    axes=_scatter_nd_axes,
-    shape=requested_shape(2),
-    fold=folding.scattered,
-)
-operation(
-    "TensorScatterUpdate TensorScatterMax TensorScatterMin",
-    _on_updates,
-    shape=like_first,
-)
-operation(
-    "TensorScatterAdd TensorScatterSub",
-    _on_updates,
-    _scatter_add,
-    shape=like_first,
-)
-operation(
-    "SparseToDense", _index_locally("indices", "shape", "entries", "same")
-)
-operation(
-    "UnsortedSegmentSum",
-    _on_segments,
-    axes=_segment_axes,
-    notes=[note_lengths_of_mask],
-)
-operation(
-    "UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd",
-    _on_segments,
-    _segment_extreme,
-    axes=_segment_axes,
-)
+operation("ScatterNd", _index_locally("indices", "entries", "shape"),
+    axes=_scatter_nd_axes, shape=requested_shape(2), fold=folding.scattered)
+operation("TensorScatterUpdate TensorScatterMax TensorScatterMin", _on_updates,
+    shape=like_first)
+operation("TensorScatterAdd TensorScatterSub", _on_updates, _scatter_add,
+    shape=like_first)
+operation("SparseToDense",
+    _index_locally("indices", "shape", "entries", "same"))
+operation("UnsortedSegmentSum", _on_segments, axes=_segment_axes,
+    notes=[note_lengths_of_mask])
+operation("UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd",
+    _on_segments, _segment_extreme, axes=_segment_axes)
 operation("UnsortedSegmentJoin", _on_segments)
 # Their outputs end with the last segment that has an entry.
-operation(
-    "SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd",
-    _index_locally("entries", "all"),
-)
+operation("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd",
+    _index_locally("entries", "all"))
 operation("SparseTensorDenseMatMul", _sparse_matmul)
 operation("SparseReorder", _sparse_reorder)
 operation("DynamicStitch", _dynamic_stitch, fold=folding.stitched)

@@ -261,24 +261,19 @@ def _extreme(type_: str, fold: folding.Fold) -> None:
     operation(type_, _reduce_extreme, axes=_reduction, fold=fold)
 
 
+# fmt: off
 _extreme("Prod", folding.reduced(operator.mul, 1))
 _extreme("All", folding.reduced(folding.both, True))
 _extreme("Any", folding.reduced(folding.one_of, False))
 _extreme("Max", folding.exact(folding.reduced(folding.larger)))
 _extreme("Min", folding.exact(folding.reduced(folding.lesser)))
-operation(
-    "Sum",
-    _gradient_of_broadcast,
-    axes=_reduction,
-    notes=[note_lengths_of_mask],
-    fold=folding.reduced(operator.add, 0),
-)
+operation("Sum", _gradient_of_broadcast, axes=_reduction,
+    notes=[note_lengths_of_mask], fold=folding.reduced(operator.add, 0))
 operation("Mean", _mean_of_rows, axes=_reduction)
 operation("EuclideanNorm", axes=_reduction)
 operation("ArgMax ArgMin", axes=_arg_extreme, notes=[note_limits])
-operation(
-    "Cumsum", _sum_of_earlier_rows, axes=_cumulative, notes=[note_row_limits]
-)
+operation("Cumsum", _sum_of_earlier_rows, axes=_cumulative,
+    notes=[note_row_limits])
 operation("Cumprod CumulativeLogsumexp", axes=_cumulative)
 operation("L2Loss", axes=_l2_loss)
 operation("BiasAddGrad", _bias_gradient_of_images, axes=_bias_gradient)

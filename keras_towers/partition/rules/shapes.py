@@ -347,106 +347,44 @@ def _concat(node: Node, *values: Value) -> Values:
 
 # ---- what is known of them ---------------------------------------------------
 
+# fmt: off
 operation("Shape ShapeN Size Rank", _global_shape)
-operation(
-    "BroadcastArgs",
-    fold=lambda node, *shapes: np.array(broadcast(*shapes), object),
-)
+operation("BroadcastArgs",
+    fold=lambda node, *shapes: np.array(broadcast(*shapes), object))
 operation("BroadcastGradientArgs", fold=folding.broadcast_over)
 operation("ConcatOffset", fold=folding.offsets)
 operation("ListDiff", fold=folding.list_diff)
-operation(
-    "Reshape",
-    _reshape,
-    rows=_reshape_rows,
-    shape=_reshape_shape,
+operation("Reshape", _reshape, rows=_reshape_rows, shape=_reshape_shape,
     notes=[note_moved],
     fold=lambda node, array, shape: array.reshape(folding.to_ints(shape)),
-    bounds="inputs",
-    memory="input",
-)
-operation(
-    "ExpandDims",
-    axes=_expand_dims,
-    notes=[note_moved],
+    bounds="inputs", memory="input")
+operation("ExpandDims", axes=_expand_dims, notes=[note_moved],
     fold=lambda node, array, axis: np.expand_dims(array, folding.to_int(axis)),
-    bounds="inputs",
-    memory="input",
-)
-operation(
-    "Squeeze",
-    _squeeze_nothing,
-    axes=_squeeze,
-    notes=[note_moved],
-    fold=folding.squeezed,
-    bounds="inputs",
-    memory="input",
-)
-operation(
-    "Transpose",
-    axes=_transpose,
-    notes=[note_moved],
+    bounds="inputs", memory="input")
+operation("Squeeze", _squeeze_nothing, axes=_squeeze, notes=[note_moved],
+    fold=folding.squeezed, bounds="inputs", memory="input")
+operation("Transpose", axes=_transpose, notes=[note_moved],
     fold=lambda node, array, order: array.transpose(folding.to_ints(order)),
-    bounds="inputs",
-)
+    bounds="inputs")
 operation("ConjugateTranspose", axes=_transpose)
-operation(
-    "BroadcastTo",
-    _broadcast,
-    made_of_shape,
-    rows=_broadcast_rows,
-    shape=requested_shape(1),
-    notes=[note_moved],
-    bounds="inputs",
-)
-operation(
-    "Fill",
-    made_of_shape,
-    rows=_fill_rows,
-    shape=requested_shape(0),
-    fold=folding.filled,
-    bounds="inputs",
-)
-operation(
-    "Tile",
-    _tile,
-    axes=_tile_axes,
-    rows=_tile_rows,
-    notes=[note_moved],
-    fold=folding.tiled,
-    bounds="inputs",
-)
-operation(
-    "Pack",
-    axes=_pack,
-    notes=[note_joined],
+operation("BroadcastTo", _broadcast, made_of_shape, rows=_broadcast_rows,
+    shape=requested_shape(1), notes=[note_moved], bounds="inputs")
+operation("Fill", made_of_shape, rows=_fill_rows, shape=requested_shape(0),
+    fold=folding.filled, bounds="inputs")
+operation("Tile", _tile, axes=_tile_axes, rows=_tile_rows, notes=[note_moved],
+    fold=folding.tiled, bounds="inputs")
+operation("Pack", axes=_pack, notes=[note_joined],
     fold=lambda node, *arrays: np.stack(arrays, node.attr("axis")),
-    bounds="inputs",
-)
-operation(
-    "Unpack",
-    axes=_unpack,
-    notes=[note_taken],
-    fold=lambda node, array: [*np.moveaxis(array, node.attr("axis"), 0)],
-)
-operation(
-    "ConcatV2",
-    _concat,
-    axes=_concat_axes,
-    shape=_concat_shape,
-    notes=[note_joined, note_row_splits],
-    fold=folding.joined,
-    bounds="inputs",
-)
+    bounds="inputs")
+operation("Unpack", axes=_unpack, notes=[note_taken],
+    fold=lambda node, array: [*np.moveaxis(array, node.attr("axis"), 0)])
+operation("ConcatV2", _concat, axes=_concat_axes, shape=_concat_shape,
+    notes=[note_joined, note_row_splits], fold=folding.joined, bounds="inputs")
 operation("OneHot", axes=_one_hot, bounds="inputs")
 operation("ReverseV2 Roll", axes=_reverse)
 operation("ReverseSequence", axes=_reverse_sequence, shape=like_first)
 operation("RandomShuffle", shape=like_first)
 operation("InvertPermutation", shape=like_first, fold=folding.inverted)
-operation(
-    "Range",
-    shape=_range_shape,
-    notes=[note_range, note_even_splits],
-    fold=folding.ranged,
-)
+operation("Range", shape=_range_shape, notes=[note_range, note_even_splits],
+    fold=folding.ranged)
 operation("Unique UniqueWithCounts", notes=[_note_size_of_places])

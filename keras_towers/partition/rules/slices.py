@@ -264,23 +264,12 @@ def _pad(node: Node, value: Value, widths: Value) -> Values:
 
 # ---- what is known of them ---------------------------------------------------
 
-operation(
-    "StridedSlice",
-    _slice_rows,
-    axes=_slice_axes,
-    notes=[note_taken, note_part_of_splits],
-    fold=folding.sliced,
-    bounds="inputs",
-)
-operation(
-    "Slice",
-    _slice_rows,
-    _slice_from_unknown,
-    axes=_slice_axes,
-    notes=[note_taken],
-    fold=folding.sliced,
-    bounds="inputs",
-)
+# fmt: off
+operation("StridedSlice", _slice_rows, axes=_slice_axes,
+    notes=[note_taken, note_part_of_splits], fold=folding.sliced,
+    bounds="inputs")
+operation("Slice", _slice_rows, _slice_from_unknown, axes=_slice_axes,
+    notes=[note_taken], fold=folding.sliced, bounds="inputs")
 operation("StridedSliceGrad", _slice_gradient, shape=requested_shape(0))
 operation("Split", _split_rows, axes=_split_axes, fold=folding.split_evenly)
 operation("SplitV", _split_rows, axes=_split_axes, fold=folding.split)

@@ -380,17 +380,15 @@ def _without_row(units: Units, rows: Tensor, layout: Sharded) -> Tensor:
 
 # ---- what is known of them ---------------------------------------------------
 
+# fmt: off
 operation("ReadVariableOp", _read, memory="variable", effect="reads")
 operation("AssignVariableOp", _assign)
 operation("AssignAddVariableOp AssignSubVariableOp", _add_to)
 operation("VariableShape", _shape_of_variable, effect="reads")
 operation("ResourceGather", _look_up, effect="reads")
 operation("ResourceGatherNd VarIsInitializedOp", effect="reads")
-operation(
-    """
+operation("""
     ResourceScatterAdd ResourceScatterSub ResourceScatterMax ResourceScatterMin
     ResourceScatterUpdate
-    """,
-    _scatter,
-)
+""", _scatter)
 operation("LookupTableFindV2", _look_up_keys, shape=_lookup_shape)
