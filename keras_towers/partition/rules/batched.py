@@ -94,10 +94,13 @@ def batch(
 def _image_shape(node: Node, images: Value, *kernel: Value) -> Shape:
     """Images keep their size if they are padded; the channels are known."""
     require(node.attr("padding") == b"SAME", SHAPE)
-    return tuple(
+    is_first = node.attr("data_format").startswith(b"NC")
+    sizes = [
         size if stride == 1 and isinstance(size, Size) else UNKNOWN
         for size, stride in zip(images.sizes, node.attr("strides"), strict=True)
-    )
+    ]
+    sizes[1 if is_first else -1] = UNKNOWN
+    return tuple(sizes)
 
 
 def _shape_of_gradient(node: Node, scores: Value, labels: Value) -> Shape:

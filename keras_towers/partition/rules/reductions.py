@@ -124,7 +124,7 @@ def _sum_of_earlier_rows(node: Node, value: Value, over: Value) -> Values:
     require(known_axes(over, value.rank) == [layout.axis])
     require(layout.blocks == 1 and not node.attr("reverse"))
     along = builder.constant(layout.axis, node.dtype(1))
-    (own,) = node.copy([rows, along])
+    (own,) = node.copy([rows, along], [rows.shape])
     total = builder.op("Sum", [rows, [layout.axis]], keep_dims=True)
     before = builder.exchange("before", total)
     local = builder.op("AddV2", [own, before], own.shape)
