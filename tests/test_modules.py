@@ -56,19 +56,15 @@ SHOWN_BY = {
         parameter_servers/training_session
         parameter_servers/worker_fit
     """,
-    "partition/rules": """
-        partition/conversions partition/division partition/effects
-        partition/paired_variances partition/registry
-        partition/rules/batched partition/rules/draws
-        partition/rules/elementwise partition/rules/indexing
-        partition/rules/reductions partition/rules/row_splits
-        partition/rules/shapes partition/rules/slices partition/spans
+    "partition/rules/test_reductions.py": "partition/paired_variances",
+    "partition/rules/test_rules.py": """
+        partition/registry partition/rules/elementwise
     """,
+    "partition/rules/test_slices.py": "partition/spans",
+    "partition/test_ranks.py": "partition/effects partition/undivided",
     "partition/test_schedule.py": "partition/rematerialization",
     "partition/test_partitioned.py": """
-        partition/emission partition/entry partition/layouts
-        partition/nodes partition/program
-        partition/undivided
+        partition/emission partition/nodes partition/program
     """,
     "processes/test_elastic.py": """
         engines/horovod/hvd/elastic_states

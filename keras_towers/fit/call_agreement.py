@@ -19,8 +19,10 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import plain_settings
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState, describe_each
+from keras_towers.transport import Transport
 from keras_towers.transport.engine_transport import MAYBE_LOST
 
 logger = logging.getLogger("keras_towers")
@@ -45,7 +47,7 @@ def check_call(
     config: TowerConfig,
     keras_call: KerasCall,
     observer: object,
-    is_compiled_again: bool = False,
+    where: str,
 ) -> None:
     """Check that all ranks call the same method with the same arguments.
 
@@ -58,19 +60,13 @@ def check_call(
         config: the towers.
         keras_call: the call.
         observer: the callback that measures its steps on all ranks, or None.
-        is_compiled_again: whether an earlier call of the method was of another
-            compilation of the model.
+        where: what this rank does, as ``beginning_of`` says it.
 
     Raises:
         TowerError: a setting that changes results differs.
     """
     kind, model = keras_call.kind, keras_call.model
     arguments = keras_call.arguments
-    where = f"is at the beginning of {kind}"
-    if is_compiled_again:
-        # Ranks that have not compiled it are in a step by now.
-        compiled = rank_checks.without_numbers(model.name)
-        where += f", since model {compiled!r} was compiled again"
     names: tuple[str, ...] = _EPOCHS
     if config.options.batches == "split":
         names += _FOR_SAME_DATA
@@ -121,26 +117,67 @@ def check_call(
         )
 
 
+def beginning_of(keras_call: KerasCall, is_compiled_again: bool) -> str:
+    """Say that a rank begins a call, to follow "rank 0".
+
+    Args:
+        keras_call: the call.
+        is_compiled_again: whether an earlier call of the method was of another
+            compilation of the model.
+    """
+    where = f"is at the beginning of {keras_call.kind}"
+    if is_compiled_again:
+        # Ranks that have not compiled it are in a step by now.
+        compiled = rank_checks.without_numbers(keras_call.model.name)
+        where += f", since model {compiled!r} was compiled again"
+    return where
+
+
+def serve(
+    config: TowerConfig, access: JointAccess, kind: str, where: str
+) -> None:
+    """Serve ranks that read, write or save before they make a call, too.
+
+    Args:
+        config: the towers.
+        access: to variables of which each rank has rows.
+        kind: the method of Keras.
+        where: what this rank does, as ``beginning_of`` says it.
+    """
+
+    def gather(_: Transport, told: Plain, doing: str, does: str) -> list[Plain]:
+        return _meet(config, told, kind, doing, does)
+
+    access.serve(where, gather)
+
+
 def _meet(
-    config: TowerConfig, settings: Plain, kind: str, where: str
+    config: TowerConfig, told: Plain, kind: str, where: str, does: str = ""
 ) -> list[Plain]:
-    """Gather what ranks compare at the beginning of a call.
+    """Gather what ranks tell at the beginning of a call.
+
+    Args:
+        config: the towers.
+        told: what this rank tells.
+        kind: the method of Keras.
+        where: what this rank does.
+        does: what all ranks have to do; empty: the same as this one.
 
     Raises:
         TowerError: other ranks make another call, or have ended.
     """
     transport = config.transport
     if transport.size == 1:
-        return rank_checks.gather(config.job, settings, where)
+        return rank_checks.gather(config.job, told, where, does)
     try:
         return watch.wait_for_ranks(
-            lambda: rank_checks.gather(transport, settings, where)
+            lambda: rank_checks.gather(transport, told, where, does)
         )
     except watch.RanksEnded as error:
         ended = str(error)
     except tf.errors.OpError:
         if failed_calls.calls.begin_again(transport):
-            return _meet(config, settings, kind, where)
+            return _meet(config, told, kind, where, does)
         if failed_calls.calls.has_failed():
             raise
         ended = transport.ended_ranks() or "another rank has ended"

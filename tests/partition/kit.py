@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_towers import compat
@@ -24,6 +25,7 @@ from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     BelowLimit,
+    ListOf,
     Partial,
     RowSplits,
     Sharded,
@@ -183,6 +185,82 @@ def trace(function, *given):
     return graph
 
 
+def laid_out(function, *given, **options):
+    """Trace a function, and return its program, which nothing runs.
+
+    Args:
+        function: the step, a function of tensors.
+        *given: its inputs, as for ``check_on_towers``.
+        **options: the attributes of ``LayoutOptions``.
+    """
+    graph = trace(function, *given)
+    layouts = [g.layout for g in given]
+    options = LayoutOptions(**options)
+    return partition_graph(graph, layouts, _fetched(graph), options=options)
+
+
+def _fetched(graph):
+    """The outputs of a graph that a session can return."""
+    return [t for t in graph.outputs if t.dtype not in _SPECIAL]
+
+
+def results_of(program):
+    """The values of the results of a traced function."""
+    return [program.values[t.name] for t in program.graphs[0].outputs]
+
+
+def described(program):
+    """How towers have the results of a traced function: in words, and shapes.
+
+    ``rows 0 of [n, 3]``, ``rows 1 of [4, 6*n] in 2 blocks``, ``sum of [3]``,
+    ``list of rows 0``; what is the same everywhere is ``whole [3]``. What is
+    computed once for it follows after a colon.
+    """
+    results = ", ".join(map(_description, results_of(program)))
+    once = sorted(computed_once(program))
+    return ": ".join([results, *[" ".join(once)] * bool(once)])
+
+
+def each(table):
+    """Parametrize a test by the rows of a table, with its keys as names."""
+    return pytest.mark.parametrize("case", table.values(), ids=table.keys())
+
+
+def check_described(wanted, function, *given, **options):
+    """Check a function on towers, and how they have its results.
+
+    Args:
+        wanted: what ``described`` says of them.
+        function: as for ``check_on_towers``, as all that follows.
+        *given: its inputs.
+        **options: further ones.
+    """
+    known = {g.examples for g in given} - {None}
+    towers = [(count - 1, 0, 1) for count in known] or FEW
+    program = check_on_towers(function, *given, towers=towers, **options)
+    assert described(program) == wanted
+    return program
+
+
+def _description(value):
+    layout = value.layout
+    if isinstance(layout, ListOf):
+        return f"list of {_place(layout.element)}"
+    known = value.shape is not None
+    shape = list(value.shape) if known else "?"
+    if layout == REPLICATED:
+        return f"whole {shape}"
+    blocks = getattr(layout, "blocks", 1)
+    more = f" in {blocks} blocks" if blocks > 1 else ""
+    return f"{_place(layout)} of {shape}{more}"
+
+
+def _place(layout):
+    if isinstance(layout, ListOf):
+        return f"list of {_place(layout.element)}"
+    return "sum" if layout == PARTIAL else f"rows {layout.axis}"
+
+
 def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
     """Run a program as steps do; return the results of the last process.
 
@@ -291,12 +369,9 @@ def check_on_towers(
         tolerance: the largest difference allowed.
         **options: the attributes of ``LayoutOptions``.
     """
-    graph = trace(function, *given)
-    layouts = [g.layout for g in given]
-    fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
-    program = partition_graph(
-        graph, layouts, fetched, options=LayoutOptions(**options)
-    )
+    program = laid_out(function, *given, **options)
+    graph = program.graphs[0]
+    fetched = _fetched(graph)
     generator = np.random.default_rng(seed)
     for counts in towers:
         drawn = [(g, g.draw(sum(counts), generator)) for g in given]

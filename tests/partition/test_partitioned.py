@@ -73,49 +73,6 @@ def test_a_count_of_nothing_makes_a_weight_infinite(limited):
     assert program.levels == 2
 
 
-# Half of the towers below have a partial sum of 0.
-_INFINITE = {
-    "product": lambda total, zeros: total * tf.math.log(zeros),
-    "quotient": lambda total, zeros: total / zeros,
-    "one-hot factor": lambda total, zeros: (
-        total * tf.one_hot(1, 3, on_value=1.0, off_value=np.inf)
-    ),
-    "matrix product": lambda total, zeros: (
-        total[None] @ tf.math.log(tf.ones((3, 2)) * zeros[0])
-    ),
-    "gradient": lambda total, zeros: tf.gradients(
-        tf.sqrt(zeros), [zeros], [total]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", _INFINITE)
-def test_a_sum_is_complete_before_it_meets_an_infinite_factor(name):
-    """On a tower without rows, 0 times infinity is NaN."""
-
-    def function(x, zeros):
-        found = _INFINITE[name](tf.reduce_sum(x, 0), zeros)
-        return tf.reduce_sum(found)
-
-    zeros = replicated(3, low=0, high=0)
-    check_on_towers(
-        function, sharded(-1, 3, low=1.0), zeros, towers=((2, 0, 3), (0, 1))
-    )
-
-
-def test_a_sum_is_scaled_before_it_is_complete():
-    """Sizes and constants are finite factors, which cost no exchange."""
-
-    def function(x):
-        size = tf.cast(tf.shape(x)[0], tf.float32)
-        mean = 0.5 * tf.reduce_sum(x, 0) / size
-        return tf.reduce_sum(tf.linalg.matvec(tf.fill((2, 3), 0.25), mean))
-
-    program = check_on_towers(function, sharded(-1, 3))
-    assert program.levels == 1
-    assert [e.given.shape.rank for e in program.exchanges] == [0]
-
-
 def _imported_loop(x):
     """Double x as long as the sum is below 100, by a loop of TensorFlow 1."""
     is_v2 = tf.compat.v1.control_flow_v2_enabled()
@@ -177,17 +134,6 @@ def test_an_order_of_axes_that_is_known_is_a_constant():
     assert transpose.inputs[1].operation.type == "Const"
 
 
-def test_rows_whose_entries_are_known_are_divided():
-    """They are known where the number of examples is."""
-
-    def function(words):
-        return tf.concat([words, tf.fill([6], 1)], 0)
-
-    graph = trace(function, replicated(6, dtype="int32"))
-    program = partition_graph(graph, [Sharded(0)], graph.outputs)
-    assert not computed_once(program)
-
-
 def test_channels_may_be_a_multiple_of_examples():
     def function(x):
         y = tf.reshape(x, [5, 10])
@@ -231,21 +177,6 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
 
     program = check_divided(function, sharded(-1, 2, 2, 3))
     assert "BiasAddGrad" not in {o.type for o in program.operations}
-
-
-@pytest.mark.parametrize(
-    "of_pairs",
-    [
-        lambda pairs: pairs - tf.eye(tf.shape(pairs)[0]),
-        lambda pairs: tf.linalg.set_diag(pairs, tf.zeros(tf.shape(pairs)[:1])),
-        tf.linalg.diag_part,
-    ],
-)
-def test_pairs_of_examples_are_divided(of_pairs):
-    def function(x):
-        return of_pairs(x @ tf.transpose(x))
-
-    check_divided(function, sharded(-1, 3))
 
 
 def test_pairs_of_two_views_are_divided():
@@ -307,21 +238,6 @@ def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
     assert not computed_once(program)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("float32", "float16"), ("float16", "bfloat16"), ("bfloat16", "float16")],
-)
-def test_rounding_happens_after_the_sum(before, after):
-    def function(x):
-        total = tf.reduce_sum(tf.cast(x, before))
-        return tf.cast(tf.cast(total, after), tf.float32)
-
-    given = sharded(-1, low=0, high=0.01)
-    program = check_on_towers(function, given, tolerance=1e-2)
-    (exchange,) = program.exchanges
-    assert exchange.given.dtype == before
-
-
 def test_a_mean_of_halves_may_have_a_large_sum():
     def function(x):
         return tf.reduce_mean(x)
@@ -363,13 +279,6 @@ def test_the_rest_of_a_split_is_what_is_left():
         return tf.reshape(x, [tf.shape(x)[0], -1, tf.reduce_prod(sizes)])
 
     check_on_towers(function, sharded(-1, 5, 4, 3))
-
-
-def test_the_rest_of_rows_is_what_is_left():
-    def function(x):
-        return tf.split(tf.concat([x, 2 * x, 3 * x], 0), [tf.shape(x)[0], -1])
-
-    check_on_towers(function, sharded(-1, 3))
 
 
 @pytest.mark.parametrize("times", [(1, 4), (4, 1), (4, 4)])

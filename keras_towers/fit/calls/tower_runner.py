@@ -101,8 +101,13 @@ class TowerRunner(Runner):
 
     @property
     def _reads_together(self) -> bool:
-        """Whether a rank that reads a variable between calls needs all."""
-        return self.adoption.update.layouts.are_over_ranks
+        """Whether a rank that reads a variable between calls may need all.
+
+        The variable may be another strategy's, whose block has left it in
+        parts. All ranks know of it.
+        """
+        access = self.adoption.update.variables.access
+        return access.size > 1 and access.known.agreements > 0
 
     def _start(
         self, keras_call: KerasCall, start: FitStart | None
@@ -137,15 +142,14 @@ class TowerRunner(Runner):
             self._config.transport.note_wait(begins)
         try:
             config, ranks = self._config, self.places(kind).ranks
-            compares = not prepared and not validates
-            if compares and ranks.job.size > 1:
+            again = self.adoption.is_compiled_again(model, kind)
+            where = call_agreement.beginning_of(keras_call, again)
+            if outer is None and not validates and self._reads_together:
+                access = self.adoption.update.variables.access
+                call_agreement.serve(config, access, kind, where)
+            if not prepared and not validates and ranks.job.size > 1:
                 observer = callback_roles.only_one(ObservesFit, keras_call)
-                again = self.adoption.is_compiled_again(model, kind)
-                call_agreement.check_call(config, keras_call, observer, again)
-            elif prepared and outer is None and self._reads_together:
-                # Another rank may be about to read variables instead.
-                where = f"is at the beginning of {kind}"
-                rank_checks.gather(ranks.job, None, where)
+                call_agreement.check_call(config, keras_call, observer, where)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)

@@ -3,9 +3,9 @@
 A read needs the rows of all ranks, and a write changes those of all. So all
 ranks take part in each, and compare in the same round what they do: a variable
 goes by its place in the model, never by the order in which a rank met it. If
-only some ranks read or write, the others serve them where they wait: at the end
-of an event of callbacks (``SyncedCallbacks``), at a save, at the end of the
-strategy's block, and of the script.
+only some ranks read or write, the others serve them where they wait: at the
+beginning of a call, at the end of an event of callbacks (``SyncedCallbacks``),
+at a save, at the end of the strategy's block, and of the script.
 """
 
 from __future__ import annotations
@@ -262,6 +262,8 @@ class JointAccess:
                     f"rank {rank}": action
                     for rank, (action, _) in enumerate(ranks)
                 }
+                if not different:
+                    raise TowerError(rank_checks.different_things(points))
                 raise TowerError(
                     f"the ranks do different things: {describe_each(points)}. "
                     "Every rank must read and write the same variables in "

@@ -305,7 +305,8 @@ class ShardedVariable(compat.UninitializedVariable):
         ):
             return None
         if self._restored is None and self._restore is not None:
-            with tf.init_scope():
+            # On all ranks: none has its part then.
+            with tf.init_scope(), thread_state.keeping_parts.holding(False):
                 self.settle(self._whole())
         return self._restored
 

@@ -6,10 +6,12 @@ If the row numbers of a tower refer to its rows, it indexes them locally.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
 from keras_towers.partition import folding
+from keras_towers.partition.builder import static
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.division import divide
 from keras_towers.partition.layouts import (
@@ -17,6 +19,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     BelowLimit,
     RowNumbers,
+    Sharded,
     Value,
     Values,
     known_axes,
@@ -26,6 +29,7 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import Factors, NewAxis, Rule, operation
 from keras_towers.partition.rules.row_numbers import (
+    entry_numbers,
     index_value,
     note_lengths,
     note_taken,
@@ -151,6 +155,38 @@ def _sparse_reorder(node: Node, *inputs: Value) -> Values:
         rank,
     )
     return [indices, entries]
+
+
+def _fill_empty_rows(node: Node, *inputs: Value) -> Values:
+    """Add an entry to each row of a sparse matrix that has none."""
+    builder, units = node.builder, node.units
+    numbers, operands = _local_operands(
+        node.converter, inputs, (*_MATRIX, "same")
+    )
+    vector, rows = static((None,)), numbers.row_layout
+    indices, entries, is_empty, places = node.copy(
+        operands, [static((None, 2)), *[vector] * 3]
+    )
+    unit = units.data_dependent_unit(
+        ("filled", entries), builder.axis_size(entries)
+    )
+    filled = Sharded(0, unit)
+    found = index_value(builder, indices, filled, rows, rank=2)
+    found.meaning = dataclasses.replace(
+        unless_none(found.row_numbers), are_all=True
+    )
+    return [
+        found,
+        Value(filled, entries, shape=(unit.size,)),
+        Value(rows, is_empty, shape=(rows.size,)),
+        entry_numbers(builder, places, numbers.layout, filled),
+    ]
+
+
+def _gradients_of_filled(node: Node, places: Value, grads: Value) -> Values:
+    numbers = _row_numbers_of(places, "numbers")
+    rows = node.converter.shard(grads, numbers.row_layout)
+    return node.run_on_towers([numbers.local, rows], numbers.layout, PARTIAL)
 
 
 def _dynamic_stitch(node: Node, *inputs: Value) -> Values:
@@ -368,8 +404,12 @@ operation("UnsortedSegmentJoin", _on_segments)
 # Their outputs end with the last segment that has an entry.
 operation("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd",
     _index_locally("entries", "all"))
+operation("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN",
+    _index_locally("same", "entries", "all"))
 operation("SparseTensorDenseMatMul", _sparse_matmul)
 operation("SparseReorder", _sparse_reorder)
+operation("SparseFillEmptyRows", _fill_empty_rows)
+operation("SparseFillEmptyRowsGrad", _gradients_of_filled)
 operation("DynamicStitch", _dynamic_stitch, fold=folding.stitched)
 operation("ParallelDynamicStitch", _dynamic_stitch)
 operation("DenseBincount", _count_of_rows, axes=_bincount_axes)

@@ -12,7 +12,6 @@ import numpy as np
 from keras_towers.partition.builder import SIZE_DTYPE, static
 from keras_towers.partition.layouts import (
     REPLICATED,
-    RowNumbers,
     Shape,
     Sharded,
     Value,
@@ -28,7 +27,10 @@ from keras_towers.partition.reasons import (
     unless_none,
 )
 from keras_towers.partition.registry import operation
-from keras_towers.partition.rules.row_numbers import sparse_rows
+from keras_towers.partition.rules.row_numbers import (
+    entry_numbers,
+    sparse_rows,
+)
 from keras_towers.partition.rules.row_splits import (
     copy_on_towers,
     limits_of,
@@ -240,13 +242,8 @@ def _places_in_rows(
     operands = [first.local, last.local, node.converter.replicate(steps)]
     ends, own = copy_on_towers(node, operands)
     splits = splits_value(node.units, ends, ("parts", own), first.rows)
-    places, entries = _entries(own, splits), first.entries
-    start = builder.scaled_size(entries.rows, entries.unit.start)
-    local = builder.op("AddV2", [own, builder.cast(start, own.dtype)], (None,))
-    numbers = RowNumbers(own, splits_of(splits).entries, entries.unit)
-    places.local = local
-    places.meaning = dataclasses.replace(numbers, rows=entries.rows)
-    return [splits, places]
+    layout = splits_of(splits).entries
+    return [splits, entry_numbers(builder, own, layout, first.entries)]
 
 
 def _encode_texts(node: Node, codes: Value, ends: Value) -> Values:

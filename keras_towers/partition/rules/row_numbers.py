@@ -80,6 +80,25 @@ def index_value(
     return Value(rows, numbers, shape=(rows.size, rank), meaning=row_numbers)
 
 
+def entry_numbers(
+    builder: Builder, own: Tensor, layout: Sharded, of: Sharded
+) -> Value:
+    """Return a value of row numbers.
+
+    Args:
+        builder: adds operations.
+        own: the local row numbers.
+        layout: their layout.
+        of: the layout of the numbered rows, along axis 0.
+    """
+    start = builder.scaled_size(of.rows, of.unit.start)
+    numbers = builder.op(
+        "AddV2", [own, builder.cast(start, own.dtype)], (None,)
+    )
+    meaning = RowNumbers(own, layout, of.unit, of.rows)
+    return Value(layout, numbers, shape=(layout.size,), meaning=meaning)
+
+
 def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     """Split each tower's texts into words."""
     layout, own = texts.as_rows()
@@ -208,10 +227,13 @@ def note_moved(
             return None
         if not numbers.is_first_column or node.type == "Cast":
             return {}
-        takes = node.type == "StridedSlice" and _takes_first_column(
-            node, inputs
-        )
-        return {"is_first_column": False} if takes else None
+        if node.type != "StridedSlice":
+            return None
+        *others, last = _spans_of(node, inputs)
+        if last != Span(len(others), 0, 1, dropped=True):
+            return None
+        is_whole = all(span.is_whole for span in others)
+        return {"is_first_column": False, "are_all": is_whole}
 
     _note_derived(node, inputs, outputs, changes, keeps_all)
 
@@ -267,7 +289,8 @@ def _note_derived(
         changed = changes(before, at)
         if changed is None:
             continue
-        changed["are_all"] = before.are_all and keeps_all
+        keeps = changed.get("are_all", keeps_all)
+        changed["are_all"] = before.are_all and keeps
         numbered = list(inputs)
         numbered[at] = Value(before.layout, before.local, shape=value.shape)
         results = _lay_out_locally(node, numbered)
@@ -299,10 +322,9 @@ def _is_exact(node: Node, at: int) -> bool:
     )
 
 
-def _takes_first_column(node: Node, inputs: Values) -> bool:
-    shape = inputs[0].sizes
-    taken = spans(node, shape, *[end.entries for end in inputs[1:]])
-    return taken[-1:] == [Span(len(shape) - 1, 0, 1, dropped=True)]
+def _spans_of(node: Node, inputs: Values) -> list[Span]:
+    ends = [end.entries for end in inputs[1:]]
+    return spans(node, inputs[0].sizes, *ends)
 
 
 def _becomes_column(node: Node, inputs: Values) -> bool:

@@ -141,7 +141,11 @@ def counted_words_of_texts():
         )
     ]
     counts = [ops.cast(each, "float32") for each in counts]
-    return t.compiled(keras.Model(texts, layers.Dense(1)(ops.hstack(counts))))
+    sparse = layers.TextVectorization(
+        vocabulary=known, output_mode="count", sparse=True
+    )(texts)
+    both = layers.Dense(1)(ops.hstack(counts)) + layers.Dense(1)(sparse)
+    return t.compiled(keras.Model(texts, both))
 
 
 @t.compiled_model(lambda: (t.normal(9, 3), t.normal(1)))

@@ -1,9 +1,14 @@
-"""Every operation, on random layouts, against one device.
+"""Every operation: how towers have its results, and that these are right.
 
-`make test` draws some of them by a seed; `make test-all` has all.
+``layouts.txt`` has a line for each operation: what towers have if their rows
+are along the axis of a letter, and if an input is a sum. If you change a rule,
+run ``python -m tests.partition.rules``, which writes it: the diff shows your
+change. Of the comparisons with one device, on random layouts, `make test` draws
+some by a seed; `make test-all` has all.
 """
 
 import dataclasses
+import pathlib
 import zlib
 
 import numpy as np
@@ -12,7 +17,14 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded
 from tests.kit.sampling import sample_of
-from tests.partition.kit import TOWERS, Input, OneDeviceFails, check_on_towers
+from tests.partition.kit import (
+    TOWERS,
+    Input,
+    OneDeviceFails,
+    check_on_towers,
+    described,
+    laid_out,
+)
 from tests.partition.rules.cases import (
     elementwise,
     images,
@@ -25,11 +37,10 @@ from tests.partition.rules.cases import (
 )
 from tests.partition.rules.cases.case import SIZES, draw_broadcast_axes
 
-pytestmark = pytest.mark.alternate
-
 DRAWN = 30
+LAYOUTS = pathlib.Path(__file__).with_name("layouts.txt")
 _FAMILIES = (elementwise, images, matrices, moves, parts, picks)
-_CASES = [
+CASES = [
     case for family in (*_FAMILIES, reductions, shapes) for case in family.CASES
 ]
 _PLACES = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (2, 3))
@@ -75,7 +86,43 @@ def _letters(case):
     return sorted({a for arg in case.args for a in arg.axes if a.islower()})
 
 
-@pytest.mark.parametrize("case", sample_of(_CASES, DRAWN), ids=str)
+def line_of(case):
+    """What towers have of an operation's results, in ``layouts.txt``."""
+    found = [case.name]
+    for letter in _letters(case):
+        given = _with_sums(_drawn(case, letter, True))
+        found.append(
+            f"{letter}: {described(laid_out(_compared(case), *given))}"
+        )
+    for number, arg in enumerate(case.args):
+        if arg.dtype not in ("bool", "string"):
+            given = _with_sums(_drawn(case, "", True), number)
+            words = described(laid_out(_compared(case), *given))
+            found.append(f"sum {number}: {words}")
+    return "; ".join(found)
+
+
+def _with_sums(given, *numbers):
+    """Inputs of which only some are sums."""
+    return [
+        g
+        if isinstance(g.layout, Sharded)
+        else dataclasses.replace(
+            g, layout=PARTIAL if number in numbers else REPLICATED
+        )
+        for number, g in enumerate(given)
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
+def test_towers_have_the_layouts_that_are_listed(number):
+    lines = LAYOUTS.read_text().splitlines()
+    assert len(lines) == len(CASES)
+    assert line_of(CASES[number]) == lines[number]
+
+
+@pytest.mark.alternate
+@pytest.mark.parametrize("case", sample_of(CASES, DRAWN), ids=str)
 def test_towers_compute_what_one_device_does(case):
     compared = 0
     for letter in ("", *_letters(case)):

@@ -78,6 +78,27 @@ def test_sparse_rows(name):
     kit.check_divided(kit.with_gradients(step), *given, towers=TOWERS)
 
 
+def test_rows_without_entries_are_filled():
+    """As in a product of a dense layer of Keras, and as in look-ups."""
+
+    def step(at, entries, shape, y, w):
+        x = tf.SparseTensor(at, entries, shape)
+        x, is_empty = tf.sparse.fill_empty_rows(x, 0.5 + w[0, 0])
+        numbers = tf.cast(tf.abs(x.values) * 5, tf.int64)
+        found = tf.nn.embedding_lookup_sparse(w, x.with_values(numbers), x)
+        alike = tf.raw_ops.SparseSegmentMean(
+            data=w, indices=numbers, segment_ids=x.indices[:, 0]
+        )
+        product = tf.sparse.sparse_dense_matmul(x, w)
+        return found, alike, product, is_empty, x.indices
+
+    given = *_sparse(), _Y, _TABLE
+    program = kit.check_on_towers(
+        kit.with_gradients(step), *given, towers=TOWERS
+    )
+    assert {*kit.computed_once(program)} == {"Unique", "SparseSegmentMeanGrad"}
+
+
 def test_sparse_rows_that_are_put_in_order():
     """Sums over rows have no rule, and are computed once."""
 
