@@ -92,14 +92,15 @@ def batch(
 
 
 def _image_shape(node: Node, images: Value, *kernel: Value) -> Shape:
-    """Images keep their size if they are padded; the channels are known."""
+    """Images keep their size if they are padded; kernels change the channels."""
     require(node.attr("padding") == b"SAME", SHAPE)
-    is_first = node.attr("data_format").startswith(b"NC")
     sizes = [
         size if stride == 1 and isinstance(size, Size) else UNKNOWN
         for size, stride in zip(images.sizes, node.attr("strides"), strict=True)
     ]
-    sizes[1 if is_first else -1] = UNKNOWN
+    if kernel:
+        channels_first = node.attr("data_format").startswith(b"NC")
+        sizes[1 if channels_first else -1] = UNKNOWN
     return tuple(sizes)
 
 
