@@ -92,7 +92,7 @@ def batch(
 
 
 def _image_shape(node: Node, images: Value, *kernel: Value) -> Shape:
-    """Images keep their size if they are padded; kernels change the channels."""
+    """Images keep their size if they are padded, but not all channels."""
     require(node.attr("padding") == b"SAME", SHAPE)
     sizes = [
         size if stride == 1 and isinstance(size, Size) else UNKNOWN
