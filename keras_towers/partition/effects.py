@@ -32,10 +32,11 @@ class Effect(enum.IntEnum):
     Attributes:
         NONE: none, or it reads variables.
         CHECK: it either fails or does nothing.
-        PER_PROCESS: every process has the same effect: a write to variables, or
-            a new object that belongs to the process.
+        PER_PROCESS: every process has the same effect: a write to variables or
+            tables, or a new object that belongs to the process.
         EXTERNAL: an effect that must happen once: draws from a generator,
-            output, calls of Python, and the use of tables, queues or files.
+            output, calls of Python, reads of tables that may change, and the
+            use of queues or files.
     """
 
     NONE = 0
@@ -44,13 +45,20 @@ class Effect(enum.IntEnum):
     EXTERNAL = 3
 
 
+_EFFECTS = {
+    "reads": Effect.NONE,
+    "checks": Effect.CHECK,
+    "writes": Effect.PER_PROCESS,
+}
+
+
 def effect_of(operation: tf.Operation) -> Effect:
     """Return the effect of an operation, including the functions it calls."""
     known = facts_of(operation.type).effect
-    if not operation.op_def.is_stateful or known == "reads":
+    if known is not None:
+        return _EFFECTS[known]
+    if not operation.op_def.is_stateful:
         return Effect.NONE
-    if known == "checks":
-        return Effect.CHECK
     if any(a.type in _BY_REFERENCE for a in operation.op_def.output_arg):
         return Effect.PER_PROCESS
     graphs = called_graphs(operation)

@@ -24,7 +24,7 @@ from keras_towers.partition.sizes import (
 # What functions of a node and of the values of its inputs return: the values of
 # its outputs, or its axes.
 Rule: TypeAlias = "Callable[..., Values]"
-Axes: TypeAlias = "Callable[..., Factors]"
+FactorsOf: TypeAlias = "Callable[..., Factors]"
 # None: the axis cannot be divided.
 Labels: TypeAlias = "Sequence[Hashable | None]"
 
@@ -118,7 +118,7 @@ class Factors:
         return sizes
 
 
-def elementwise(*linear: Collection[int]) -> Axes:
+def elementwise(*linear: Collection[int]) -> FactorsOf:
     """Return what returns the axes of elementwise operations.
 
     Args:
@@ -194,12 +194,12 @@ class OperationFacts:
         work: whether it computes a ``product``, as of matrices, or several
             ``products``; None: as much as it makes.
         effect: what it does at most, if TensorFlow says that it has a state:
-            it ``reads`` a variable, or ``checks`` something, and fails; None:
-            it may do anything.
+            it ``reads`` a variable, ``checks`` something, and fails, or
+            ``writes`` what each process has; None: it may do anything.
     """
 
     rules: Sequence[Rule] = ()
-    axes: Axes | None = None
+    axes: FactorsOf | None = None
     rows: Rule | None = None
     shape: Callable[..., Shape] | None = None
     notes: Sequence[Callable[..., None]] = ()
@@ -208,7 +208,7 @@ class OperationFacts:
     factor: Literal["divides", "selects"] | None = None
     memory: Literal["input", "reused", "variable"] | None = None
     work: Literal["product", "products"] | None = None
-    effect: Literal["reads", "checks"] | None = None
+    effect: Literal["reads", "checks", "writes"] | None = None
 
 
 OPERATIONS: dict[str, OperationFacts] = {}
@@ -227,7 +227,7 @@ def operation(types: str, *rules: Rule, **facts: Any) -> None:
     OPERATIONS.update(dict.fromkeys(types.split(), row))
 
 
-def add_operation(type_: str, axes: Axes, **facts: Any) -> None:
+def add_operation(type_: str, axes: FactorsOf, **facts: Any) -> None:
     """Say how towers divide an operation of your own.
 
     Args:

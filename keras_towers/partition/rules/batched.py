@@ -19,7 +19,12 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import SHAPE, require, unless_none
-from keras_towers.partition.registry import Axes, Factors, Labels, operation
+from keras_towers.partition.registry import (
+    Factors,
+    FactorsOf,
+    Labels,
+    operation,
+)
 from keras_towers.partition.rules.row_numbers import note_limits
 from keras_towers.partition.rules.shapes import like_first
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
@@ -53,7 +58,7 @@ def batch(
     *linear: Collection[int],
     needs_rows: bool = False,
     vectors: str = "",
-) -> Axes:
+) -> FactorsOf:
     """Return what returns the axes of operations on each item of a batch.
 
     Args:
