@@ -10,9 +10,13 @@ import tensorflow as tf
 from keras_towers.conformance import case_models as m, cases as conformance
 from keras_towers.conformance.cases import Case
 from keras_towers.partition import schedule
-from keras_towers.partition.registry import AXES
+from keras_towers.partition.registry import OPERATIONS
 from tests.fit.calls import test_building as building
-from tests.fit.step import test_auto_micro_batches as auto, written
+from tests.fit.step import (
+    test_auto_micro_batches as auto,
+    test_remat_scope as scopes,
+    written,
+)
 from tests.fit.step.acts import Stepping
 from tests.kit import untuned
 from tests.kit.compare import assert_all_close, assert_finite
@@ -64,6 +68,21 @@ def gradients_exchanged_while_the_backward_pass_goes_on():
             assert_finite(model)
 
 
+@check
+def blocks_that_are_computed_again_exchange_no_more():
+    one = scopes.train(scopes.PLAIN)
+    for options in ({}, {"weights": "sharded", "gather_bytes": 2**10}):
+        found = []
+        for remat in (None, False):
+            strategy = Strategy(remat=remat, **options)
+            assert_same_model(scopes.train(scopes.AGAIN, strategy), one)
+            found.append(strategy)
+        again = ["operations again" in way.describe() for way in found]
+        assert again == [True, False]
+        first, second = map(scopes.exchanges, found)
+        assert first == second
+
+
 def scaled():
     inner = keras.optimizers.Adam(0.01, global_clipnorm=0.05)
     return keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
@@ -102,6 +121,19 @@ def ranks_look_words_up_in_tables_that_are_the_same():
     table = "a table of 2 entries with the checksum"
     with refused("different steps", table, "rank 1"):
         counted(["a", "b"] if RANK else ["b", "a"], Strategy())
+
+
+@check
+def a_table_that_steps_change_is_equal_on_all_ranks():
+    """Only rank 0 looks keys up, and all insert what it does."""
+    case = CASES["examples_in_a_table"]
+
+    def act(model):
+        history = model.fit(*case.data(), 15, 2, 0, shuffle=False)
+        keys, entries = model.table.export()
+        return history.history, tf.gather(entries, tf.argsort(keys))
+
+    assert_exact(functools.partial(build_again, case), act)
 
 
 def build_again(case):
@@ -143,7 +175,7 @@ def ranks_take_as_many_micro_batches_as_one_of_them_needs():
         return auto.fitted(model)
 
     make = auto.make_in(memory)
-    with unittest.mock.patch.dict(AXES, {"PyFuncStateless": auto.rows}):
+    with unittest.mock.patch.dict(OPERATIONS, auto.ON_OWN_ROWS):
         assert_exact(make, act, micro_batches="auto")
     assert bool(memory.failures) == (RANK == 1)
 
