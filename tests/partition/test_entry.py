@@ -93,6 +93,10 @@ def test_what_nobody_needs_is_left_out():
     assert not program.computed_once
 
 
+def _rounded(x):
+    return tf.cast(x, tf.float16)
+
+
 # Which gradient the exchanges of a step are for.
 GRADIENTS = {
     "a sum": (["handed:0"], lambda x: tf.reduce_sum(x, 0)),
@@ -104,6 +108,10 @@ GRADIENTS = {
     "a term of its own exchange": (
         ["", "handed:0"],
         lambda x: tf.reduce_sum(x, 0) + tf.exp(tf.reduce_sum(x, 0)),
+    ),
+    "a sum that is rounded": (
+        ["handed:0"],
+        lambda x: 2 * tf.cast(_rounded(tf.reduce_sum(x, 0)), x.dtype),
     ),
     "a sum that is clipped": (
         [""],

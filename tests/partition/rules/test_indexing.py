@@ -55,6 +55,11 @@ GATHERS = {
         lambda x: tf.gather(tf.transpose(x), _numbers(x), axis=1),
         X,
     ),
+    "GatherV2 of every second of three rows": (
+        "whole [?, 4]: GatherV2",
+        lambda x: tf.gather(x, tf.range(0, axis_size(x), 2)),
+        sharded(-1, 4, rows=3),
+    ),
     "GatherNd of rows": (
         "rows 0 of [n]",
         lambda x, i: tf.gather_nd(x, tf.stack([_numbers(x), i], 1)),
