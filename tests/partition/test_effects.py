@@ -10,20 +10,15 @@ from keras_towers.partition.effects import (
     is_draw,
     written,
 )
+from tests.partition.kit import replicated, trace
 
 VARIABLE = tf.Variable(1.0)
 STATE = tf.Variable([1, 2, 3], dtype=tf.int64)
-
-
-def _table():
-    return tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
-
-
-TABLE = _table()
+TABLE = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
 
 
 def _asserted(x):
-    return tf.debugging.Assert(tf.reduce_all(x > 0), [x])
+    return tf.raw_ops.Assert(condition=tf.reduce_all(x > 0), data=[x])
 
 
 @tf.function
@@ -35,6 +30,10 @@ def _writes(x):
 def _writes_and_prints(x):
     VARIABLE.assign(tf.reduce_sum(x))
     tf.print(x)
+
+
+def _assigned(x):
+    VARIABLE.assign(x[0])
 
 
 def _branch(act):
@@ -58,7 +57,7 @@ def _drawn(x):
 EFFECTS = {
     "arithmetic": ("Sin", Effect.NONE, tf.sin),
     "a read": ("ReadVariableOp", Effect.NONE, lambda x: x * VARIABLE),
-    "a write": ("AssignVariableOp", Effect.PER_PROCESS, VARIABLE.assign),
+    "a write": ("AssignVariableOp", Effect.PER_PROCESS, _assigned),
     "a seeded draw": (
         "StatelessRandomUniformV2",
         Effect.NONE,
@@ -82,9 +81,9 @@ EFFECTS = {
         lambda x: TABLE.insert(tf.cast(x, tf.int64), x),
     ),
     "a new object": (
-        "MutableHashTableV2",
+        "VarHandleOp",
         Effect.PER_PROCESS,
-        lambda x: _table(),
+        lambda x: tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[]),
     ),
     "a call that writes": (
         "StatefulPartitionedCall",
@@ -105,9 +104,12 @@ EFFECTS = {
 @pytest.mark.parametrize("name", EFFECTS)
 def test_effect_of(name):
     type_, wanted, function = EFFECTS[name]
-    graph = tf.Graph()
-    with graph.as_default():
-        function(tf.compat.v1.placeholder(tf.float32, [2]))
+
+    def step(x):
+        function(x)
+        return x
+
+    graph = trace(step, replicated(2))
     (operation,) = [o for o in graph.get_operations() if o.type == type_]
     assert effect_of(operation) is wanted
     if wanted is not Effect.NONE:
