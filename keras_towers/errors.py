@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 
 class TowerError(ValueError):
-    """Wrong use, or another rank's error: the message says what to do."""
+    """Wrong use, or another rank's error: the message says what to do.
+
+    Example:
+        >>> keras_towers.TowerStrategy(towers=0)
+        Traceback (most recent call last):
+        ...
+        keras_towers.errors.TowerError: towers=0 is not allowed: ...
+    """
 
     if not TYPE_CHECKING:
         # AutoGraph preserves the class of an error raised in a tf.function only

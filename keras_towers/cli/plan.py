@@ -61,12 +61,10 @@ def plan(
 
     keras-towers plan my_module:build --towers 8 --device-memory 16GiB
 
-    The command does not train, and works without the devices. It prints a
-    column for each scheme: a copy of the model on every device,
-    updates="sharded", weights="sharded" and remat=True.
-
-    With --hosts, it predicts how long a step takes on your links, with a line
-    for each scheme and number of hosts.
+    The command works without the devices. It prints a column for each scheme:
+    a copy of the model on every device, updates="sharded", weights="sharded"
+    and remat=True. With --hosts, it predicts how long a step takes on your
+    links, with a line for each scheme and number of hosts.
 
     Args:
         target: A function without arguments. It returns a compiled model, alone
@@ -75,23 +73,20 @@ def plan(
         batch_size: Examples in a global batch; with --hosts, per host.
         device_memory: Memory of a device, such as 24GiB, to show what fits.
         gather_bytes: With weights="sharded": how many bytes of gathered weights
-            a device holds at a time. Default: a quarter of the model's weights,
-            at most 512 MiB.
-        layouts: A function that gets the names of N devices. It returns a
-            keras.distribution.LayoutMap or ModelParallel on a mesh of these
-            devices. Adds a column.
+            a device holds at a time. Default: as in training.
+        layouts: A function that gets the names of N devices, and returns a
+            keras.distribution.LayoutMap or ModelParallel on them. Adds a
+            column.
         hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64, where three dots
             stand for repeated doubling.
         link_between: Rate of a host's link per direction, which its devices
-            share, such as 100Gbit. You can add a latency: 100Gbit,30us (the
-            default).
-        link_within: Rate from each device to the others of its host, such as
-            300GB/s. You can add a latency: 300GB/s,5us (the default).
+            share, and latency, such as 100Gbit,30us (the default latency).
+        link_within: Rate from each device to the others of its host, and
+            latency, such as 300GB/s,5us (the default latency).
         step_ms: Milliseconds that one device alone needs for its share of the
             batch. Default: show only the times of exchanges.
-        plot: Also draw into this file (.png, .svg, .pdf), with matplotlib: the
-            memory of a device during a step; with --hosts, the examples per
-            second.
+        plot: Also draw into this file (.png, .svg, .pdf), with matplotlib, the
+            memory of a device during a step; with --hosts, examples per second.
         as_json: Print JSON, with all sizes in bytes.
     """
     memory = None

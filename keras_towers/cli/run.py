@@ -163,10 +163,9 @@ def run(**options: Any) -> None:
 
     Use -np on this machine, -H on several hosts, --min-np if hosts come and go,
     --workers if the script itself enters MultiWorkerTowerStrategy, and --ps
-    with --workers for parameter servers.
-
-    Each line of output begins with its rank. If a rank fails, the command stops
-    the others and returns the exit code of that rank.
+    with --workers for parameter servers. Each line of output begins with its
+    rank. If a rank fails, the command stops the others and returns its exit
+    code.
 
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
@@ -179,18 +178,17 @@ def run(**options: Any) -> None:
         module: Take SCRIPT as the name of a module, as python -m does.
         strategy: Run the unmodified script inside this strategy. Options follow
             the name, as in horovod:weights=sharded:shard_over=process.
-        no_strategy: Require neither a strategy nor Horovod: each process trains
-            a separate model, unless the script itself connects them.
+        no_strategy: Each process trains a separate model, unless the script
+            itself connects them.
         towers: Towers per process, with --strategy or --ps. Without GPUs, this
             splits the CPU into as many devices.
         seed: Seed of all ranks, with --strategy. Default: a random one.
-        device_memory: Memory of each device, such as 24GiB. Before the first
-            step, fit checks that the model needs no more. 0: no check. Default:
-            the memory of GPUs.
+        device_memory: Memory of each device, such as 24GiB, which fit checks
+            before the first step. 0: no check. Default: the memory of GPUs.
         output: Also write each rank's output to a file in this folder.
         processes: Number of processes. Default: as many as all hosts take.
-        hosts: Hosts to run on, and the number of ranks that each takes (slots).
-            Default: the cluster's hosts, or this machine.
+        hosts: Hosts, and the number of ranks that each takes (slots). Default:
+            the cluster's hosts, or this machine.
         hostfile: A file of hosts, with lines like 'host slots=2' (2 ranks).
         network_interface: Network interface over which ranks meet. Default: the
             one with a route to the hosts.
@@ -204,24 +202,24 @@ def run(**options: Any) -> None:
         stall_shutdown: Seconds until a stalled job ends. 0: never.
         grace: Seconds between SIGTERM and SIGKILL, for example to save a
             kt.Backup.
-        restarts: Maximum number of times to start all processes again if one is
-            killed, ends with exit code 75, or is on a host that does not
-            answer. With kt.Backup, fit resumes.
+        restarts: How often to start all processes again if one is killed, ends
+            with exit code 75, or is on a host that does not answer. With
+            kt.Backup, fit resumes.
         standby: To restart faster, keep a second process for each rank, with
             TensorFlow imported. Export the variables that TensorFlow reads on
             import.
         min_np: Minimum number of ranks of an elastic job.
         max_np: Maximum number of ranks of an elastic job.
         host_discovery_script: A program that prints the available hosts of an
-            elastic job, one per line, as in host1:2 (2 ranks). The command
-            calls it once a second.
+            elastic job, one per line, as in host1:2 (2 ranks). It runs once a
+            second.
         elastic_timeout: Seconds to wait for hosts that take --min-np ranks.
             Default: 600.
         blacklist_cooldown_range: Shortest and longest time for which an elastic
-            job avoids a host on which a rank has failed. The time doubles with
-            each failure. Default: 5 600.
-        reset_limit: Maximum number of times that an elastic job starts again.
-            Default: twice without a backup in between, else no limit.
+            job avoids a host on which a rank has failed. It doubles with each
+            failure. Default: 5 600.
+        reset_limit: How often an elastic job starts again. Default: twice
+            without a backup in between, else no limit.
         commits: Folder for the commits of kt.elastic, which all hosts share.
             Default: a temporary one; on several hosts, in the working folder.
     """

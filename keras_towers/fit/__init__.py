@@ -2,9 +2,9 @@
 
 Its parts, from the bottom up: ``options`` and ``places``, ``components``,
 ``context``, ``weights``, ``plain_settings`` and ``call_agreement``,
-``step_errors``, ``data``, the modules on steps, ``update``, ``step``,
-``calls``, ``keras_patches``. But ``weights`` asks an ``update``, which it is
-given.
+``step_errors``, ``data``, ``step_agreement``, ``step_clock`` and
+``step_order``, ``update``, ``step``, ``calls``, ``keras_patches``. But
+``weights`` asks an ``update``, which it is given.
 
 ``call_agreement``
   Agreement of all ranks on the arguments of a method that they call.

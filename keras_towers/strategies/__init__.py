@@ -87,7 +87,10 @@ def strategy(name: str, *arguments: object, **options: object) -> Any:
     you cannot write in a command.
 
     Args:
-        name: one of ``strategy_names()``, such as ``"horovod"``.
+        name: ``"tower"``, ``"parameter-server"``, ``"async"``, ``"horovod"``,
+            ``"byteps"``, ``"multi-worker"``, ``"sync-replicas"``,
+            ``"distributed-parameter-server"``, ``"distributed-replicated"``,
+            ``"noop"``, or what the entry point of a package says.
         *arguments: arguments of its class.
         **options: its options, by name.
 

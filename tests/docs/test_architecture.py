@@ -80,7 +80,8 @@ def test_every_fit_runs_the_files_of_its_walk():
     ran = set()
 
     def note(frame, event, _):
-        if event == "call":
+        # What an import runs says nothing.
+        if event == "call" and frame.f_code.co_name != "<module>":
             ran.add(frame.f_code.co_filename)
 
     before, model = sys.getprofile(), linear()
@@ -93,7 +94,7 @@ def test_every_fit_runs_the_files_of_its_walk():
     named = {name for item in STEP for name in FILE.findall(item)}
     assert len(named) > 20
     for name in named:
-        # Only several ranks compare their arguments.
-        is_of_ranks = name == "fit/call_agreement.py"
         place = str(PACKAGE / name.rstrip("/"))
-        assert any(file.startswith(place) for file in ran) != is_of_ranks, name
+        # Only several ranks compare their arguments.
+        alone = name == "fit/call_agreement.py"
+        assert alone or any(file.startswith(place) for file in ran), name

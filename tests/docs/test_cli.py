@@ -12,21 +12,15 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = """# Command line
 
-`keras-towers` starts jobs, builds engines, and measures and checks models:
-
-| to | use |
-|---|---|
-{tasks}
+`keras-towers` starts jobs ([`run`](#keras-towers-run)), builds engines
+([`install`](#keras-towers-install)), checks an installation
+([`doctor`](#keras-towers-doctor)), plans memory and hosts
+([`plan`](#keras-towers-plan)), measures speed
+([`bench`](#keras-towers-bench)), and compares results with one device
+([`verify`](#keras-towers-verify)).
 """
-# What each command is for, in the order of the page.
-TASKS = {
-    "run": "train one model in several processes",
-    "install": "build Horovod or BytePS, which connect processes",
-    "doctor": "check an installation",
-    "plan": "see whether a model fits, and how fast several hosts train it",
-    "bench": "compare the speed of strategies with plain Keras",
-    "verify": "compare the results of towers with one device",
-}
+# The commands in the order of the page.
+NAMES = re.findall(r"\[`(\w+)`\]", HEAD)
 # The title of a group of options of ``run``, by the first of them.
 GROUPS = {
     "processes": "Processes and hosts",
@@ -81,15 +75,9 @@ def section(name, command):
 
 def page():
     """The page, from the commands, their arguments and their options."""
-    assert TASKS.keys() == COMMANDS.commands.keys()
-    commands = {
-        f"keras-towers {name}": COMMANDS.commands[name] for name in TASKS
-    }
-    tasks = (
-        f"| {task} | [`{name}`](#keras-towers-{name}) |"
-        for name, task in TASKS.items()
-    )
-    return HEAD.format(tasks="\n".join(tasks)) + "".join(
+    assert {*NAMES} == COMMANDS.commands.keys()
+    commands = {f"keras-towers {n}": COMMANDS.commands[n] for n in NAMES}
+    return HEAD + "".join(
         section(name, command)
         for name, command in (*commands.items(), ("keras-towers", COMMANDS))
     )

@@ -98,8 +98,8 @@ UPWARDS = {
 }
 
 
-def imported(path):
-    """The parts that a file imports, in functions too, but not for types."""
+def run_imports(path):
+    """The names that a file imports, in functions too, but not for types."""
     tree = ast.parse(path.read_text())
     for_types = {
         inner
@@ -112,19 +112,21 @@ def imported(path):
         if node in for_types:
             continue
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported(path):
+    """The parts of the package that a file imports."""
+    for name in run_imports(path):
+        package, part, *_ = [*name.split("."), ""]
+        if package != "keras_towers":
             continue
-        for name in names:
-            package, part, *_ = [*name.split("."), ""]
-            if package != "keras_towers":
-                continue
-            if (PACKAGE / part).is_dir():
-                yield f"{part}/"
-            elif (PACKAGE / f"{part}.py").exists():
-                yield f"{part}.py"
+        if (PACKAGE / part).is_dir():
+            yield f"{part}/"
+        elif (PACKAGE / f"{part}.py").exists():
+            yield f"{part}.py"
 
 
 def test_imports_go_downwards():
@@ -211,6 +213,27 @@ def test_files_of_the_partition_import_what_is_listed_before_them():
         if place[other] >= place[name]
     }
     assert len(place) > 20
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_parts_of_fit_import_what_is_named_before_them():
+    room = "keras_towers.fit"
+    said = importlib.import_module(room).__doc__.partition("bottom up:")[2]
+    order = re.findall(r"``(\w+)``", said.partition("But")[0])
+    parts = {}
+    for path in PACKAGE.glob("fit/[a-z]*/**/*.py"):
+        parts.setdefault(path.relative_to(PACKAGE).parts[1], []).append(path)
+    parts |= {path.stem: [path] for path in PACKAGE.glob("fit/[a-z]*.py")}
+    assert sorted(order) == sorted(parts)
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for place, part in enumerate(order)
+        for path in parts[part]
+        for name in run_imports(path)
+        if name.startswith(
+            tuple(f"{room}.{other}." for other in order[place + 1 :])
+        )
+    }
     assert not wrong, "\n".join(sorted(wrong))
 
 

@@ -37,6 +37,7 @@ def test_each_is_short_and_listed(path):
         ("digits", "test accuracy 9"),
         ("contrastive", "a weight to one device"),
         ("own_model", "largest relative difference"),
+        ("own_transport", "rank 0 of 1 over a folder"),
     ],
 )
 def test_scripts_of_one_process(name, said, tmp_path, monkeypatch, capsys):

@@ -52,6 +52,7 @@ def test_strategies_are_made_by_name_with_options():
     assert kt.strategy("tower", 2, mode="host").num_replicas_in_sync == 2
     assert kt.strategy("lone", towers=3).towers == 3
     assert {"lone", "async"} < set(registry.strategy_names())
+    assert all(f'``"{n}"``' in kt.strategy.__doc__ for n in registry.STRATEGIES)
     # Its package need not be there.
     assert registry.find("horovod").value.endswith(":HorovodStrategy")
 

@@ -78,12 +78,12 @@ class _Marked(keras.callbacks.Callback):
 class ChiefOnly(_Marked):
     """Runs a callback on rank 0 only.
 
-    Use it for callbacks that write files, draw or send messages. Keras's
-    ``BackupAndRestore`` and ``TensorBoard`` run on rank 0 without it. If all
-    ranks give the same path, so do ``ModelCheckpoint``, ``OrbaxCheckpoint`` and
-    ``CSVLogger``. If the callback writes weights or learning rates, the other
-    ranks get them at once; with parameter servers, other workers get weights
-    with the next update or the next epoch.
+    Use it for callbacks that write files, draw or send messages. Some of
+    Keras's own do so without it: ``BackupAndRestore`` and ``TensorBoard`` and,
+    if all ranks give the same path, ``ModelCheckpoint``, ``OrbaxCheckpoint``
+    and ``CSVLogger``. If the callback writes weights or learning rates, the
+    other ranks get them at once; with parameter servers, other workers get
+    weights with the next update or the next epoch.
 
     Args:
         callback: any Keras callback. It may call ``evaluate`` and ``predict``,

@@ -105,8 +105,8 @@ _job: _RanksOfStore | None = None
 def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
-    Without this block, only the first rank of a job that saves to a path writes
-    it, by a function of Keras or TensorFlow, and the others wait until then.
+    Outside of this block, if ranks save to one path with a function of Keras or
+    TensorFlow, one of them writes the files, and the others wait for it.
 
     Example:
         >>> with kt.save_on_every_rank():
