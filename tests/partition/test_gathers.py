@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import partition_graph
-from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.gathers import Gathers, gathered_bytes
 from keras_towers.partition.layouts import InShards, Sharded, Value
 from keras_towers.partition.program import Tensor
-from tests.partition.kit import sharded, trace
+from tests.partition.kit import laid_out, sharded
 
 
 def _value():
@@ -94,12 +92,10 @@ def test_the_bytes_of_gathered_weights(budget, most):
             x = tf.tanh(x @ weight)
         return x + tf.reverse(x, [0])
 
-    graph = trace(function, sharded(-1, 8))
-    graph.inputs = [*graph.inputs, *(inside for _, inside in graph.captures)]
-    program = partition_graph(
-        graph,
-        [Sharded(0), *[InShards(0, 8)] * 3],
-        graph.outputs,
-        options=LayoutOptions(gather_bytes=budget),
+    program = laid_out(
+        function,
+        sharded(-1, 8),
+        captured=InShards(0, 8),
+        gather_bytes=budget,
     )
     assert max(gathered_bytes(program)) == most * 8 * 8 * 4
