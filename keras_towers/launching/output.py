@@ -26,7 +26,8 @@ _TAIL_BYTES = 16 << 10
 # Output of TensorFlow's C++ code: notices before its first log line and of the
 # library that it computes with, warnings about operations cancelled at the end
 # of training or after another operation failed, whose error is reported itself,
-# and the continuation lines of such warnings.
+# and the continuation lines of such warnings. Of Horovod's: that another rank
+# has ended, whose end is reported.
 _NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) "
     rb"|[EIW]\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (oneDNN custom operations are "
@@ -34,6 +35,9 @@ _NOISE = re.compile(
     rb"StartAbort |Local rendezvous is aborting with status: (CANCELLED|ABORTED"
     rb": (Cleanup|Step -?\d+ cancelled)|UNAVAILABLE: Collective ops is aborted"
     rb"|UNKNOWN: Horovod has been shut down))"
+    rb"|\[[-\d]+ [\d:.]+: E \S+\.cc:\d+\] \[\d+\]: Horovod background loop "
+    rb"uncaught exception: \[\S+/gloo/transport/\S+\] .*"
+    rb"(Connection (reset|closed) by peer|Broken pipe)"
 )
 _CONTINUATION = re.compile(
     rb"\t \[\[|Additional GRPC error |:\w+:Error received |The error could be "

@@ -79,6 +79,8 @@ with a program.
 
 ``sizes``
   Sizes as exact expressions in the number of examples.
+``axes``
+  Along what a value varies: the axes of the places that have their own.
 ``program``
   A step over towers as data: operations, and exchanges between them.
 ``reasons``
@@ -129,14 +131,14 @@ with a program.
   Lists of tensors that go from one function to another as a stack.
 ``xla_pieces``
   The parts of a level: functions that XLA compiles, and single operations.
-``local_step``
-  The step of one of several processes that exchange nothing within a step.
 ``mesh``
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
 ``tensor_sizes``
   How large the tensors of a program are, for an assumed batch.
 ``lifetimes``
   The memory of a tower at each time of a step.
+``local_step``
+  The step of one of several processes that exchange nothing within a step.
 ``segments``
   How a step is divided into segments that are computed again.
 ``rematerialization``

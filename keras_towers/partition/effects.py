@@ -20,6 +20,7 @@ _READS = """
 """
 # Types of loops, which return the handles that they take.
 LOOPS = ("While", "StatelessWhile")
+_TABLE_WRITES = "LookupTableInsertV2 LookupTableRemoveV2 LookupTableImportV2"
 # Operations that either fail or do nothing.
 _CHECKS = ("Assert", "CheckNumericsV2")
 _BY_REFERENCE = tuple(
@@ -36,10 +37,11 @@ class Effect(enum.IntEnum):
 
     Attributes:
         NONE: none, or it reads variables.
-        PER_PROCESS: every process has the same effect: a write to variables, or
-            a new object that belongs to the process.
+        PER_PROCESS: every process has the same effect: a write to variables or
+            tables, or a new object that belongs to the process.
         EXTERNAL: an effect that must happen once: draws from a generator,
-            output, calls of Python, and the use of tables, queues or files.
+            output, calls of Python, reads of tables that may change, and the
+            use of queues or files.
     """
 
     NONE = 0
@@ -59,7 +61,7 @@ def effect_of(operation: tf.Operation) -> Effect:
     if graphs:
         operations = [o for graph in graphs for o in graph.get_operations()]
         return max((effect_of(o) for o in operations), default=Effect.NONE)
-    if operation.type in _CHECKS:
+    if operation.type in (*_CHECKS, *_TABLE_WRITES.split()):
         return Effect.PER_PROCESS
     resources = [t for t in operation.inputs if t.dtype == tf.resource]
     only_variables = resources and all(is_variable(t) for t in resources)

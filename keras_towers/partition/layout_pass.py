@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.axes import ONCE, TOWERS, Axes
 from keras_towers.partition.conversions import CannotGather
 from keras_towers.partition.division import divide, rows_along
 from keras_towers.partition.effects import LOOPS, called_graphs
@@ -183,7 +184,7 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
         _note_rows(node, inputs, outputs)
     for output in outputs:
         if output.is_partial:
-            output.local = node.converter.once_per_tower(output.own)
+            output.local = node.converter.as_term(output.own)
     for note in NOTES.get(node.type, ()) if is_known else ():
         with contextlib.suppress(NotDivided):
             note(node, inputs, outputs)
@@ -372,8 +373,8 @@ def _gradients(
             tensor = node.converter.shard(value, rows)
             outputs.append(Value(rows, tensor, shape=value.shape))
             continue
-        on_towers = isinstance(layout, Mirrored)
-        tensor = _whole_gradient(node, value, on_towers, least)
+        to = TOWERS if isinstance(layout, Mirrored) else ONCE
+        tensor = _whole_gradient(node, value, to, least)
         facts = Value(REPLICATED, shape=value.shape)
         outputs.append(replicated(tensor, facts))
     # Where weights are written, nothing else should have their memory.
@@ -393,15 +394,13 @@ def _gradients(
     return outputs
 
 
-def _whole_gradient(
-    node: Node, value: Value, on_towers: bool, least: int
-) -> Tensor:
+def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
     """Return a whole gradient, once or on each tower.
 
     Args:
         node: returns it.
         value: the gradient.
-        on_towers: whether each tower gets it.
+        to: the axes along which everyone gets it.
         least: the earliest level at whose end it is added up.
     """
     converter, rows = node.converter, value.sharded
@@ -410,15 +409,15 @@ def _whole_gradient(
             "sum",
             value.own,
             sizes=value.shape,
-            on_towers=on_towers,
+            to=to,
             least=least,
         )
-        if not on_towers:
+        if not to:
             value.whole = total
         return total
-    if on_towers and rows is not None and not rows.of_variables:
+    if to and rows is not None and not rows.of_variables:
         return converter.gather_on_towers(value, rows)
-    if on_towers:
+    if to:
         return converter.replicate(value)
     return converter.assemble(value)
 

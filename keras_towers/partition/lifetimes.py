@@ -90,7 +90,7 @@ class Lifetimes:
         }
         # Of what each micro-batch has its own until all of them are done.
         self._held = held_tensors(program)
-        self._held |= {t for t in program.inputs.of_graph if t.on_towers}
+        self._held.update(program.inputs.of_graph)
         self._root: dict[Tensor, Tensor] = {}
         # Of tensors that grow.
         self._bytes: dict[Tensor, int] = {}
@@ -176,8 +176,12 @@ class Lifetimes:
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Return what a tower has of a tensor, for one or all of its parts."""
-        number = self._parts if tensor in self._held and tensor.of_batch else 1
-        if tensor.on_towers and tensor not in self._alike:
+        number = (
+            self._parts
+            if tensor in self._held and "parts" in tensor.axes
+            else 1
+        )
+        if "towers" in tensor.axes and tensor not in self._alike:
             number *= self._sharing
         size = self._bytes.get(tensor)
         return number * (self._sizes.bytes_of(tensor) if size is None else size)
@@ -227,19 +231,17 @@ def held_tensors(program: Program) -> set[Tensor]:
         tensor
         for operation in program.operations
         for tensor in operation.inputs
-        if operation.on_towers
-        and tensor.on_towers
+        if "parts" in tensor.axes
         and tensor.operation is not None
         and not tensor.operation.is_repeated
         and tensor.level < operation.level
     }
-    later.update(e.given for e in program.exchanges if e.kind == "gather")
-    return {tensor for tensor in later if tensor.of_batch}
+    gathered = {e.given for e in program.exchanges if e.kind == "gather"}
+    return later | {tensor for tensor in gathered if "parts" in tensor.axes}
 
 
 def summed_tensors(program: Program) -> set[Tensor]:
     """Return the towers' tensors that are summed over all towers."""
     kinds = ("sum", "scatter")
     exchanges = [e for e in program.exchanges if "towers" in e.over]
-    tensors = [e.given for e in exchanges if e.kind in kinds]
-    return {tensor for tensor in tensors if tensor.on_towers}
+    return {e.given for e in exchanges if e.kind in kinds}

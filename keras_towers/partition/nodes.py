@@ -131,7 +131,7 @@ class Scope:
         self.computed_once.update(before)
 
     def _builder(self) -> Builder:
-        return Builder(False, self.builder.shard_axes)
+        return Builder(can_exchange=False)
 
     def _inside(self, units: Units, **options: Any) -> Scope:
         changed = dataclasses.replace(self.options, **options)

@@ -169,7 +169,7 @@ class _Peak:
         # By what they gather: the gathers of weights in shards.
         self._gathers: dict[Tensor, list[Exchange]] = {}
         for exchange in program.exchanges:
-            if exchange.kind == "gather" and not exchange.given.of_batch:
+            if exchange.kind == "gather" and "parts" not in exchange.given.axes:
                 same = self._gathers.setdefault(exchange.given, [])
                 same.append(exchange)
         self._exchanged = {e.result: e for e in program.exchanges}
@@ -298,7 +298,7 @@ class _Peak:
     def may_run_again(self, operation: Operation) -> bool:
         """Whether an operation gives the same once more, for its memory."""
         if (
-            not operation.on_towers
+            "towers" not in operation.axes
             or operation.phase is not Phase.TOWERS
             or operation.is_repeated
             or not operation.inputs

@@ -32,6 +32,7 @@ from collections.abc import Hashable, Iterable
 
 import tensorflow as tf
 
+from keras_towers.partition.axes import COLUMNS
 from keras_towers.partition.lifetimes import Lifetimes, events_of, used_by
 from keras_towers.partition.program import (
     Exchange,
@@ -180,7 +181,7 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
 
 def _group_of(operation: Operation) -> Hashable:
     """Return what the operations that are added to a graph together share."""
-    return operation.level, operation.phase, operation.on_columns
+    return operation.level, operation.phase, operation.axes & COLUMNS
 
 
 def exchange_early(program: Program, sizes: TensorSizes) -> list[Operation]:
@@ -231,7 +232,9 @@ def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
     for event in events_of(program):
         if isinstance(event, Exchange):
             # What towers compute with is gathered late; all else is free.
-            later = reached if event.least and event.result.on_towers else 0
+            later = (
+                reached if event.least and "towers" in event.result.axes else 0
+            )
             exchanges.append(dataclasses.replace(event, least=later))
             event.result.level = exchanges[-1].level + 1
             continue

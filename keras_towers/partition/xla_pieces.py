@@ -194,7 +194,7 @@ class Stages:
     def _is_single(self, operation: Operation) -> bool:
         """Whether an operation is no part of a function of numbers."""
         tensors = (*operation.inputs, *operation.outputs)
-        elsewhere = operation.device and not operation.on_towers
+        elsewhere = operation.device and "towers" not in operation.axes
         if elsewhere and not same_device(operation.device, self._device):
             return True
         if not self.kernels.has(operation):

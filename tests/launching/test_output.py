@@ -172,12 +172,18 @@ is aborting with status: UNAVAILABLE: Collective ops is aborted by: recvmsg
 The error could be from a previous operation. Restart your program to reset.
 W0000 00:00:1795989975.581917 17120 local_rendezvous.cc:412] Local rendezvous \
 is aborting with status: UNKNOWN: Horovod has been shut down. This was caused
+[2026-11-30 03:57:46.940699: E /tmp/horovod/common/operations.cc:697] [0]: \
+Horovod background loop uncaught exception: \
+[/tmp/third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error \
+[127.0.0.1]:26800: Connection reset by peer
 """
 FAULT = b"""\
 W0000 00:00:1795575119.689 26314 local_rendezvous.cc:412] Local rendezvous is \
 aborting with status: UNAVAILABLE: Socket closed
 \t [[{{node Cast/_14}}]]
 Additional GRPC error information from remote target /job:ps:
+[2026-11-30 03:57:46.940699: E /tmp/horovod/common/operations.cc:697] [0]: \
+Horovod background loop uncaught exception: std::bad_alloc
 """
 
 

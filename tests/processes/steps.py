@@ -104,6 +104,19 @@ def ranks_look_words_up_in_tables_that_are_the_same():
         counted(["a", "b"] if RANK else ["b", "a"], Strategy())
 
 
+@check
+def a_table_that_steps_change_is_equal_on_all_ranks():
+    """Only rank 0 looks keys up, and all insert what it does."""
+    case = CASES["examples_in_a_table"]
+
+    def act(model):
+        history = model.fit(*case.data(), 15, 2, 0, shuffle=False)
+        keys, entries = model.table.export()
+        return history.history, tf.gather(entries, tf.argsort(keys))
+
+    assert_exact(functools.partial(build_again, case), act)
+
+
 def build_again(case):
     keras.utils.set_random_seed(0)
     return case.build()

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from keras_towers.partition.axes import BATCH
 from keras_towers.partition.layout_pass import lay_out_function
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -177,7 +178,7 @@ def _lay_out_round(
             else type_of_content(key)
         )
         shape = local_shape(traced, state.layout)
-        tensors.append(Tensor(dtype, shape, on_towers=True))
+        tensors.append(Tensor(dtype, shape, BATCH))
         value = _loop_variable(state, tensors[-1], traced)
         if isinstance(key, int):
             values[key] = value

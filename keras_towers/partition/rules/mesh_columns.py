@@ -5,9 +5,11 @@ There the call of a function that does not exist stands for an exchange.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING
 
+from keras_towers.partition.axes import COLUMNS, ONCE
 from keras_towers.partition.builder import AttrValue, Builder
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -67,21 +69,22 @@ def _exchange(node: Node, *inputs: Value) -> Values:
     traced = node.shapes[0]
     kind, axis, is_own = json.loads(how)
     layout, sizes = value.layout, value.shape
+    to = COLUMNS if is_own else ONCE
     if sizes is not None and kind in _RESIZES:
         (moved,) = sizes_of([traced[axis]])
         sizes = (*sizes[:axis], moved, *sizes[axis + 1 :])
+    exchanged = functools.partial(
+        node.builder.exchange, kind, axis=axis, to=to, over=COLUMNS
+    )
     along = isinstance(layout, Sharded) and layout.axis == axis
     if value.is_replicated:
         operand = node.converter.replicate(value)
     elif isinstance(layout, ListOf) or (along and kind in _RESIZES):
         operand = node.converter.assemble(value)
     else:
-        shape = local_shape(traced, layout)
-        result = node.builder.exchange_over_columns(
-            kind, value.own, axis, shape, sizes, is_own
+        result = exchanged(
+            value.own, sizes=sizes, shape=local_shape(traced, layout)
         )
         return [Value(layout, result, shape=sizes)]
-    result = node.builder.exchange_over_columns(
-        kind, operand, axis, traced, sizes, is_own
-    )
+    result = exchanged(operand, sizes=sizes, shape=traced)
     return [replicated(result, Value(REPLICATED, shape=sizes))]

@@ -67,7 +67,7 @@ def _global_sizes(units: Units, value: Value) -> list[Tensor]:
             tensor = value.local if value.whole is None else value.whole
             assert tensor is not None
             entry = builder.axis_size(tensor, axis)
-            if entry.on_towers:
+            if "towers" in entry.axes:
                 entry = builder.exchange("first", entry)
         entries.append(entry)
     return entries

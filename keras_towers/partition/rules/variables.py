@@ -101,7 +101,9 @@ def _look_up_keys(
 
     Of several processes, the first one has a table that may change.
     """
-    is_shared = not node.options.ranks or asserted(table.whole).is_fixed
+    is_shared = (
+        "ranks" not in node.options.axes or asserted(table.whole).is_fixed
+    )
     require(node.builder.can_exchange and is_shared)
     # Of tables whose keys or values are vectors, the axes differ.
     require(not default.rank and node.shapes[0].rank == keys.rank)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import partition_graph
+from keras_towers.partition.axes import SHARDS, TOWERS
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import MIRRORED, InShards, Sharded
 from tests.partition.kit import described, exchange_counts, laid_out, sharded
@@ -28,15 +29,14 @@ def lay_out(function, *variables, ranks=False):
     captured = len(graph.captures)
     assert captured == len(variables)
     layouts = [Sharded(0)] + [MIRRORED] * captured
-    return partition_graph(
-        graph, layouts, graph.outputs, options=LayoutOptions(ranks=ranks)
-    )
+    options = LayoutOptions(axes=SHARDS if ranks else TOWERS)
+    return partition_graph(graph, layouts, graph.outputs, options=options)
 
 
 def types(program, on_towers):
     """How many operations of each type are done once, or by towers."""
     return collections.Counter(
-        o.type for o in program.operations if o.on_towers == on_towers
+        o.type for o in program.operations if ("towers" in o.axes) == on_towers
     )
 
 
