@@ -24,7 +24,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from keras_towers.partition.estimated_work import PRODUCTS
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import (
     Exchange,
@@ -35,6 +34,7 @@ from keras_towers.partition.program import (
     Tensor,
     is_pure,
 )
+from keras_towers.partition.registry import facts_of
 from keras_towers.partition.segments import Division, Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
@@ -406,7 +406,7 @@ class _Copies:
                 or needed in self._copied
                 or self._division.segment_of(position) != segment
                 or not self._peak.may_run_again(operation)
-                or (self._division.keeps_products and is_product(operation))
+                or (self._division.keeps_products and _is_product(operation))
             ):
                 continue
             found[position] = operation
@@ -443,6 +443,6 @@ class _Copies:
         return self._peak.gathered_near(tensor, level)
 
 
-def is_product(operation: Operation) -> bool:
+def _is_product(operation: Operation) -> bool:
     """Whether an operation multiplies matrices, or convolves."""
-    return operation.type.startswith(PRODUCTS)
+    return facts_of(operation.type).work is not None

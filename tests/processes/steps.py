@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_towers.conformance import case_models as m, cases as conformance
 from keras_towers.conformance.cases import Case
 from keras_towers.partition import schedule
-from keras_towers.partition.registry import AXES
+from keras_towers.partition.registry import OPERATIONS
 from tests.fit.calls import test_building as building
 from tests.fit.step import test_auto_micro_batches as auto, written
 from tests.fit.step.acts import Stepping
@@ -156,7 +156,7 @@ def ranks_take_as_many_micro_batches_as_one_of_them_needs():
         return auto.fitted(model)
 
     make = auto.make_in(memory)
-    with unittest.mock.patch.dict(AXES, {"PyFuncStateless": auto.rows}):
+    with unittest.mock.patch.dict(OPERATIONS, auto.ON_OWN_ROWS):
         assert_exact(make, act, micro_batches="auto")
     assert bool(memory.failures) == (RANK == 1)
 
