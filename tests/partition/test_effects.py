@@ -6,7 +6,6 @@ import tensorflow as tf
 from keras_towers.partition.effects import (
     Effect,
     effect_of,
-    is_check,
     is_draw,
     written,
 )
@@ -53,7 +52,7 @@ def _drawn(x):
     )
 
 
-# The type of an operation, its effect, and whether it is a check.
+# The type of an operation, and its effect.
 EFFECTS = {
     "arithmetic": ("Sin", Effect.NONE, tf.sin),
     "a read": ("ReadVariableOp", Effect.NONE, lambda x: x * VARIABLE),
@@ -112,8 +111,6 @@ def test_effect_of(name):
     graph = trace(step, replicated(2))
     (operation,) = [o for o in graph.get_operations() if o.type == type_]
     assert effect_of(operation) is wanted
-    if wanted is not Effect.NONE:
-        assert is_check(operation) == name.endswith(("a check", "checks"))
     is_written = "write" in name or "prints" in name or "variable" in name
     assert bool(written(operation)) == is_written
 
