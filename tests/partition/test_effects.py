@@ -74,9 +74,14 @@ EFFECTS = {
         Effect.EXTERNAL,
         lambda x: tf.py_function(lambda y: y, [x], tf.float32),
     ),
-    "a table": (
-        "LookupTableInsertV2",
+    "a look-up in a table": (
+        "LookupTableFindV2",
         Effect.EXTERNAL,
+        lambda x: TABLE.lookup(tf.cast(x, tf.int64)),
+    ),
+    "an entry of a table": (
+        "LookupTableInsertV2",
+        Effect.PER_PROCESS,
         lambda x: TABLE.insert(tf.cast(x, tf.int64), x),
     ),
     "a new object": (
@@ -95,8 +100,8 @@ EFFECTS = {
         _writes_and_prints,
     ),
     "a branch that writes": ("If", Effect.PER_PROCESS, _branch(_writes)),
-    "a check": ("Assert", Effect.PER_PROCESS, _asserted),
-    "a branch that checks": ("If", Effect.PER_PROCESS, _branch(_asserted)),
+    "a check": ("Assert", Effect.CHECK, _asserted),
+    "a branch that checks": ("If", Effect.CHECK, _branch(_asserted)),
 }
 
 
