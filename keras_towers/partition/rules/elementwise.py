@@ -21,20 +21,7 @@ from keras_towers.partition.registry import (
     elementwise,
     operation,
 )
-from keras_towers.partition.rules.lists import add_lists, note_sum
-from keras_towers.partition.rules.ragged import least_number
-from keras_towers.partition.rules.row_numbers import (
-    note_calculated,
-    note_limits,
-    note_moved,
-)
-from keras_towers.partition.rules.row_splits import (
-    note_places,
-    note_scaled_splits,
-    note_sequence_mask,
-    note_splits,
-    row_lengths,
-)
+from keras_towers.partition.rules import lists, ragged, row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
 
@@ -172,24 +159,26 @@ _entrywise("CheckNumericsV2", effect="checks")
 # It is not linear in the second input: terms that are not 0 may add up to 0.
 _entrywise("MulNoNan", linear=[[0]])
 _entrywise("Add AddV2", operator.add, linear=[[0, 1]],
-    notes=[note_calculated, note_places])
-_entrywise("Sub", operator.sub, rules=[row_lengths], linear=[[0, 1]],
-    notes=[note_places])
+    notes=[row_numbers.note_calculated, row_splits.note_places])
+_entrywise("Sub", operator.sub, rules=[row_splits.row_lengths], linear=[[0, 1]],
+    notes=[row_splits.note_places])
 _entrywise("Mul", operator.mul, linear=[[0], [1]],
-    notes=[note_calculated, note_scaled_splits])
-_entrywise("FloorDiv", operator.floordiv, exact_each, notes=[note_calculated])
+    notes=[row_numbers.note_calculated, row_splits.note_scaled_splits])
+_entrywise("FloorDiv", operator.floordiv, exact_each,
+    notes=[row_numbers.note_calculated])
 _entrywise("FloorMod", operator.mod, exact_each)
 _entrywise("Maximum", folding.larger, exact_each,
-    notes=[note_calculated, note_places])
-_entrywise("Minimum", folding.lesser, exact_each, rules=[least_number],
-    notes=[note_places])
+    notes=[row_numbers.note_calculated, row_splits.note_places])
+_entrywise("Minimum", folding.lesser, exact_each, rules=[ragged.least_number],
+    notes=[row_splits.note_places])
 _entrywise("Square", lambda a: a * a)
 _entrywise("Abs", abs, exact_each, bounds="inputs")
 _entrywise("Neg", operator.neg, linear=[[0]], bounds="inputs")
 _entrywise("OnesLike", lambda a: 1, bounds="finite")
-_entrywise("ZerosLike", lambda a: 0, rules=[add_lists], linear=[[0]],
-    notes=[note_limits, note_sum], bounds="finite")
-_entrywise("Less", operator.lt, comparing, notes=[note_sequence_mask])
+_entrywise("ZerosLike", lambda a: 0, rules=[lists.add_lists], linear=[[0]],
+    notes=[row_numbers.note_limits, lists.note_sum], bounds="finite")
+_entrywise("Less", operator.lt, comparing,
+    notes=[row_splits.note_sequence_mask])
 _entrywise("LessEqual", operator.le, comparing)
 _entrywise("Greater", operator.gt, comparing)
 _entrywise("GreaterEqual", operator.ge, comparing)
@@ -200,13 +189,14 @@ _entrywise("LogicalOr", folding.one_of)
 _entrywise("LogicalNot", lambda a: UNKNOWN if a is UNKNOWN else not a)
 _entrywise("SelectV2", folding.chosen, linear=[[1, 2]], bounds="inputs")
 operation("Select", axes=_select, fold=folding.chosen_rows, bounds="inputs")
-operation("AddN", add_lists, axes=_add_n, notes=[note_sum], memory="reused")
+operation("AddN", lists.add_lists, axes=_add_n, notes=[lists.note_sum],
+    memory="reused")
 operation("RealDiv Div", axes=_division, factor="divides", memory="reused")
 operation("DivNoNan", axes=_division, factor="selects", memory="reused")
 operation("BiasAdd BiasAddV1", axes=_bias_add, memory="reused")
 operation("Bitcast", axes=_bitcast)
-operation("Cast", axes=_cast, notes=[note_moved, note_splits],
-    fold=folding.cast)
+operation("Cast", axes=_cast,
+    notes=[row_numbers.note_moved, row_splits.note_splits], fold=folding.cast)
 operation("EnsureShape", _ensure_rows, axes=_ensure_shape)
 operation("PlaceholderWithDefault", axes=_ensure_shape)
 operation("PreventGradient", axes=elementwise([0]), memory="input")

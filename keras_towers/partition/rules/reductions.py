@@ -25,11 +25,7 @@ from keras_towers.partition.registry import (
     along_axes,
     operation,
 )
-from keras_towers.partition.rules.row_numbers import note_limits
-from keras_towers.partition.rules.row_splits import (
-    note_lengths_of_mask,
-    note_row_limits,
-)
+from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
 
@@ -268,12 +264,13 @@ _extreme("Any", folding.reduced(folding.one_of, False))
 _extreme("Max", folding.exact(folding.reduced(folding.larger)))
 _extreme("Min", folding.exact(folding.reduced(folding.lesser)))
 operation("Sum", _gradient_of_broadcast, axes=_reduction,
-    notes=[note_lengths_of_mask], fold=folding.reduced(operator.add, 0))
+    notes=[row_splits.note_lengths_of_mask],
+    fold=folding.reduced(operator.add, 0))
 operation("Mean", _mean_of_rows, axes=_reduction)
 operation("EuclideanNorm", axes=_reduction)
-operation("ArgMax ArgMin", axes=_arg_extreme, notes=[note_limits])
+operation("ArgMax ArgMin", axes=_arg_extreme, notes=[row_numbers.note_limits])
 operation("Cumsum", _sum_of_earlier_rows, axes=_cumulative,
-    notes=[note_row_limits])
+    notes=[row_splits.note_row_limits])
 operation("Cumprod CumulativeLogsumexp", axes=_cumulative)
 operation("L2Loss", axes=_l2_loss)
 operation("BiasAddGrad", _bias_gradient_of_images, axes=_bias_gradient)

@@ -31,16 +31,7 @@ from keras_towers.partition.registry import (
     along_axes,
     operation,
 )
-from keras_towers.partition.rules.row_numbers import (
-    note_joined,
-    note_moved,
-    note_range,
-    note_taken,
-)
-from keras_towers.partition.rules.row_splits import (
-    note_even_splits,
-    note_row_splits,
-)
+from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.sizes import (
     UNKNOWN,
     Size,
@@ -355,36 +346,39 @@ operation("BroadcastGradientArgs", fold=folding.broadcast_over)
 operation("ConcatOffset", fold=folding.offsets)
 operation("ListDiff", fold=folding.list_diff)
 operation("Reshape", _reshape, rows=_reshape_rows, shape=_reshape_shape,
-    notes=[note_moved],
+    notes=[row_numbers.note_moved],
     fold=lambda node, array, shape: array.reshape(folding.to_ints(shape)),
     bounds="inputs", memory="input")
-operation("ExpandDims", axes=_expand_dims, notes=[note_moved],
+operation("ExpandDims", axes=_expand_dims, notes=[row_numbers.note_moved],
     fold=lambda node, array, axis: np.expand_dims(array, folding.to_int(axis)),
     bounds="inputs", memory="input")
-operation("Squeeze", _squeeze_nothing, axes=_squeeze, notes=[note_moved],
-    fold=folding.squeezed, bounds="inputs", memory="input")
-operation("Transpose", axes=_transpose, notes=[note_moved],
+operation("Squeeze", _squeeze_nothing, axes=_squeeze,
+    notes=[row_numbers.note_moved], fold=folding.squeezed, bounds="inputs",
+    memory="input")
+operation("Transpose", axes=_transpose, notes=[row_numbers.note_moved],
     fold=lambda node, array, order: array.transpose(folding.to_ints(order)),
     bounds="inputs")
 operation("ConjugateTranspose", axes=_transpose)
 operation("BroadcastTo", _broadcast, made_of_shape, rows=_broadcast_rows,
-    shape=requested_shape(1), notes=[note_moved], bounds="inputs")
+    shape=requested_shape(1), notes=[row_numbers.note_moved], bounds="inputs")
 operation("Fill", made_of_shape, rows=_fill_rows, shape=requested_shape(0),
     fold=folding.filled, bounds="inputs")
-operation("Tile", _tile, axes=_tile_axes, rows=_tile_rows, notes=[note_moved],
-    fold=folding.tiled, bounds="inputs")
-operation("Pack", axes=_pack, notes=[note_joined],
+operation("Tile", _tile, axes=_tile_axes, rows=_tile_rows,
+    notes=[row_numbers.note_moved], fold=folding.tiled, bounds="inputs")
+operation("Pack", axes=_pack, notes=[row_numbers.note_joined],
     fold=lambda node, *arrays: np.stack(arrays, node.attr("axis")),
     bounds="inputs")
-operation("Unpack", axes=_unpack, notes=[note_taken],
+operation("Unpack", axes=_unpack, notes=[row_numbers.note_taken],
     fold=lambda node, array: [*np.moveaxis(array, node.attr("axis"), 0)])
 operation("ConcatV2", _concat, axes=_concat_axes, shape=_concat_shape,
-    notes=[note_joined, note_row_splits], fold=folding.joined, bounds="inputs")
+    notes=[row_numbers.note_joined, row_splits.note_row_splits],
+    fold=folding.joined, bounds="inputs")
 operation("OneHot", axes=_one_hot, bounds="inputs")
 operation("ReverseV2 Roll", axes=_reverse)
 operation("ReverseSequence", axes=_reverse_sequence, shape=like_first)
 operation("RandomShuffle", shape=like_first)
 operation("InvertPermutation", shape=like_first, fold=folding.inverted)
-operation("Range", shape=_range_shape, notes=[note_range, note_even_splits],
+operation("Range", shape=_range_shape,
+    notes=[row_numbers.note_range, row_splits.note_even_splits],
     fold=folding.ranged)
 operation("Unique UniqueWithCounts", notes=[_note_size_of_places])

@@ -24,8 +24,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.registry import Factors, NewAxis, operation
-from keras_towers.partition.rules.row_numbers import note_taken
-from keras_towers.partition.rules.row_splits import note_part_of_splits
+from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.rules.shapes import requested_shape
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.spans import Span, spans, split_sizes
@@ -266,10 +265,10 @@ def _pad(node: Node, value: Value, widths: Value) -> Values:
 
 # fmt: off
 operation("StridedSlice", _slice_rows, axes=_slice_axes,
-    notes=[note_taken, note_part_of_splits], fold=folding.sliced,
-    bounds="inputs")
+    notes=[row_numbers.note_taken, row_splits.note_part_of_splits],
+    fold=folding.sliced, bounds="inputs")
 operation("Slice", _slice_rows, _slice_from_unknown, axes=_slice_axes,
-    notes=[note_taken], fold=folding.sliced, bounds="inputs")
+    notes=[row_numbers.note_taken], fold=folding.sliced, bounds="inputs")
 operation("StridedSliceGrad", _slice_gradient, shape=requested_shape(0))
 operation("Split", _split_rows, axes=_split_axes, fold=folding.split_evenly)
 operation("SplitV", _split_rows, axes=_split_axes, fold=folding.split)
