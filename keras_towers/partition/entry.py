@@ -46,7 +46,6 @@ from keras_towers.partition.program import (
     Inputs,
     Program,
     Tensor,
-    delay_operations,
     prune,
 )
 from keras_towers.partition.readings import cost_of, may_have_rows
@@ -325,7 +324,6 @@ def _program(
     operations, exchanges = prune(
         scope.builder.operations, scope.builder.exchanges, results
     )
-    delay_operations(operations, exchanges, results)
     sources = {id(operation.source) for operation in operations}
     return Program(
         inputs,

@@ -24,7 +24,6 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Exchange, Operation
 from keras_towers.partition.reasons import require
-from keras_towers.partition.registry import rule
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -60,8 +59,7 @@ def is_over_columns(operation: tf.Operation) -> bool:
     return bool(operation.node_def.attr[_ATTRIBUTE].s)
 
 
-@rule("PartitionedCall")
-def _exchange(node: Node, *inputs: Value) -> Values:
+def exchange_over_columns(node: Node, *inputs: Value) -> Values:
     """Exchange what towers have, in whichever layout: all kinds are linear."""
     how = node.operation.node_def.attr[_ATTRIBUTE].s
     require(how)
