@@ -73,8 +73,8 @@ The objects that functions take, each with what only it keeps:
 
 The modules, in the order in which to read them: each imports only those before
 it. From ``sizes`` to ``nodes`` are the objects; from ``spans`` to ``entry``
-is the pass, and the rules are between its two last modules (the docstring of
-``rules`` lists the file of each operation's rule); then follows what is done
+is the pass, and the rules are between its two last modules (each
+operation has a row in one of their files); then follows what is done
 with a program.
 
 ``sizes``
@@ -89,6 +89,8 @@ with a program.
   Builds a program: operations, exchanges, and the sizes that they take.
 ``layouts``
   How a value of the one-device step is laid out over towers.
+``registry``
+  What is known of operations, by their types.
 ``units``
   The units that rows are counted in, and the sizes that follow from them.
 ``paired_variances``
@@ -107,8 +109,6 @@ with a program.
   Folds what is known before a step runs: sizes, axes and numbers.
 ``division``
   Divides an operation along one of its axes, or keeps partial sums partial.
-``registry``
-  The rules of each type of operation.
 ``effects``
   The side effects of operations.
 ``undivided``

@@ -47,7 +47,6 @@ from keras_towers.partition.program import (
     Inputs,
     Program,
     Tensor,
-    delay_operations,
     prune,
 )
 from keras_towers.partition.readings import cost_of, may_have_rows
@@ -328,7 +327,6 @@ def _program(
     operations, exchanges = prune(
         scope.builder.operations, scope.builder.exchanges, results
     )
-    delay_operations(operations, exchanges, results)
     sources = {id(operation.source) for operation in operations}
     return Program(
         inputs,

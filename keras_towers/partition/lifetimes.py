@@ -22,14 +22,8 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
 )
-from keras_towers.partition.rules.elementwise import ELEMENTWISE
+from keras_towers.partition.registry import facts_of
 from keras_towers.partition.tensor_sizes import TensorSizes
-
-# Their results are their inputs, or the memory of a variable.
-_SAME_MEMORY = """
-    ExpandDims Identity IdentityN PreventGradient ReadVariableOp Reshape Squeeze
-    StopGradient
-"""
 
 
 def events_of(program: Program) -> list[Operation | Exchange]:
@@ -99,7 +93,6 @@ class Lifetimes:
         self.made: list[int] = []
         self.reused: list[Tensor | None] = []
         self.live: list[int] = []
-        same_memory = _SAME_MEMORY.split()
         made: set[Tensor] = set()
         for event in self.events:
             made.update(made_by(event))
@@ -116,7 +109,7 @@ class Lifetimes:
                     self._root[copy] = root
                     most = self._bytes.get(root, sizes.bytes_of(root))
                     self._bytes[root] = max(most, sizes.bytes_of(copy))
-                elif event.type in same_memory:
+                elif facts_of(event.type).memory in ("input", "variable"):
                     self._root[copy] = root
         # What is repeated where it is used, and a size, have no memory.
         made.update(program.inputs.of_graph)
@@ -203,7 +196,7 @@ class Lifetimes:
             given = self.rooted(event.given)
             is_added = self._sharing > 1 and event.kind == "sum"
             return given if is_added and given in ending else None
-        if event.type not in ELEMENTWISE:
+        if facts_of(event.type).memory != "reused":
             return None
         (result, *_), sizes = event.outputs, self._sizes
         size = sizes.bytes_of(result)

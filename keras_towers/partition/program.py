@@ -133,11 +133,11 @@ def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
     """
     levels = [least]
     for tensor in inputs:
-        levels.append(tensor.level + (1 if _is_over(tensor, phase) else 0))
+        levels.append(tensor.level + (1 if is_over(tensor, phase) else 0))
     return max(levels)
 
 
-def _is_over(tensor: Tensor, phase: Phase) -> bool:
+def is_over(tensor: Tensor, phase: Phase) -> bool:
     """Whether a phase is over when a tensor of the same level is computed."""
     return tensor.operation is not None and tensor.operation.phase > phase
 
@@ -437,59 +437,4 @@ def prune(
     return (
         [o for o in operations if id(o) in kept],
         [exchange for t, exchange in exchanged.items() if t in seen],
-    )
-
-
-def delay_operations(
-    operations: Sequence[Operation],
-    exchanges: Iterable[Exchange],
-    results: Iterable[Tensor],
-) -> None:
-    """Delay operations of towers to the levels that use their outputs.
-
-    The first operations of the backward pass depend on the forward pass only,
-    as does a layer's centered input. If they ran as early as possible, their
-    outputs would be kept for every layer.
-
-    Args:
-        operations: the operations, in order; their levels are changed.
-        exchanges: the exchanges, which are not delayed.
-        results: the results of the program.
-    """
-    uses: dict[Tensor, set[int]] = {}
-
-    def use(tensors: Iterable[Tensor], levels: Iterable[int]) -> None:
-        for tensor in tensors:
-            uses.setdefault(tensor, set()).update(levels)
-
-    for exchange in exchanges:
-        use(exchange.used, [exchange.given.level])
-    for tensor in results:
-        use([tensor], [tensor.level])
-    for operation in reversed(operations):
-        levels = {n for t in operation.outputs for n in uses.get(t, ())}
-        if operation.is_repeated:
-            use(operation.inputs, levels)
-            continue
-        level = min(levels, default=operation.level)
-        if level > operation.level and _may_wait(operation, level, uses):
-            operation.level = level
-            for tensor in operation.outputs:
-                tensor.level = level
-        for tensor in operation.inputs:
-            is_over = _is_over(tensor, operation.phase)
-            use([tensor], [operation.level - 1 if is_over else operation.level])
-
-
-def _may_wait(
-    operation: Operation, level: int, uses: dict[Tensor, set[int]]
-) -> bool:
-    """Whether a delay of the operation keeps no additional inputs in memory."""
-    if "towers" not in operation.axes or not is_pure(operation):
-        return False
-    return all(
-        "towers" not in tensor.axes
-        or (tensor.operation is not None and tensor.operation.is_repeated)
-        or max(uses.get(tensor, ()), default=-1) >= level
-        for tensor in operation.inputs
     )

@@ -137,7 +137,7 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
     targets = written(node.operation)
     mirrored = [k for k in targets if _is_on_every_tower(inputs[k])]
     is_write = bool(targets) and not node.num_outputs
-    if effect is Effect.PER_PROCESS and is_write and mirrored == targets:
+    if effect < Effect.EXTERNAL and is_write and mirrored == targets:
         # Each tower writes to its copies.
         local_operands = [converter.replicate(value) for value in inputs]
         outputs = _copy_in_order(node, local_operands, reads=False)

@@ -24,7 +24,6 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Exchange, Operation
 from keras_towers.partition.reasons import unless_none
-from keras_towers.partition.registry import rule
 
 _FUNCTION = "keras_towers_exchange_over_columns"
 # Kinds that change the size of an axis.
@@ -49,8 +48,7 @@ def as_operation(exchange: Exchange) -> Operation:
     return operation
 
 
-@rule("PartitionedCall")
-def _exchange(node: Node, *inputs: Value) -> Values:
+def exchange_over_columns(node: Node, *inputs: Value) -> Values:
     """Exchange what towers have, in whichever layout: all kinds are linear."""
     exchange = unless_none(node.scope.marks.exchanges.get(node.operation.name))
     (value,), traced = inputs, node.shapes[0]
