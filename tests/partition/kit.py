@@ -172,7 +172,10 @@ def draw_entries(generator, shape, dtype, low, high):
 
 
 def trace(function, *given):
-    """Trace a function; return its graph, with ``inputs`` and ``outputs``."""
+    """Trace a function; return its graph, with ``inputs`` and ``outputs``.
+
+    What it captures, such as the handles of variables, are its last inputs.
+    """
     graph = compat.FuncGraph("one_device")
     with graph.as_default():
         inputs = [
@@ -180,21 +183,23 @@ def trace(function, *given):
         ]
         found = tf.nest.flatten(function(*inputs), expand_composites=True)
         outputs = [tf.convert_to_tensor(o) for o in found if o is not None]
-    graph.inputs, graph.outputs = inputs, outputs
+    captured = [inside for _, inside in graph.captures]
+    graph.inputs, graph.outputs = [*inputs, *captured], outputs
     graph.structured_outputs = outputs
     return graph
 
 
-def laid_out(function, *given, **options):
+def laid_out(function, *given, captured=REPLICATED, **options):
     """Trace a function, and return its program, which nothing runs.
 
     Args:
         function: the step, a function of tensors.
         *given: its inputs, as for ``check_on_towers``.
+        captured: the layout of what it captures.
         **options: the attributes of ``LayoutOptions``.
     """
     graph = trace(function, *given)
-    layouts = [g.layout for g in given]
+    layouts = [g.layout for g in given] + [captured] * len(graph.captures)
     options = LayoutOptions(**options)
     return partition_graph(graph, layouts, _fetched(graph), options=options)
 

@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.axes import ONCE, SHARDS, TOWERS
-from keras_towers.partition.gathers import Gathers
-from keras_towers.partition.layouts import Sharded, Value
+from keras_towers.partition.gathers import Gathers, gathered_bytes
+from keras_towers.partition.layouts import InShards, Sharded, Value
 from keras_towers.partition.program import Tensor
+from tests.partition.kit import laid_out, sharded
 
 
 def _value():
@@ -80,3 +81,22 @@ def test_the_budget_holds_at_each_level(seed, largest):
         near = max(levels) + int(random.integers(2))
     on_top = largest if largest > 25 else 0
     assert max(gathers._held.values()) <= 100 + on_top
+
+
+@pytest.mark.parametrize(("budget", "most"), [(2**20, 3), (0, 2)])
+def test_the_bytes_of_gathered_weights(budget, most):
+    """One is used while the next is gathered; rows of examples do not count."""
+    weights = [tf.Variable(tf.ones([8, 8])) for _ in range(3)]
+
+    def function(x):
+        for weight in weights:
+            x = tf.tanh(x @ weight)
+        return x + tf.reverse(x, [0])
+
+    program = laid_out(
+        function,
+        sharded(-1, 8),
+        captured=InShards(0, 8),
+        gather_bytes=budget,
+    )
+    assert max(gathered_bytes(program)) == most * 8 * 8 * 4

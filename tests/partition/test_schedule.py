@@ -1,5 +1,7 @@
 """``schedule``: when a program computes what, without running it."""
 
+import functools
+
 import tensorflow as tf
 
 from keras_towers.partition import partition_graph
@@ -12,6 +14,7 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 ROWS, TOWERS, WIDTH, LAYERS = 2048, 2, 256, 12
 
 
+@functools.cache
 def deep(xla=False, remat=None, width=WIDTH, layers=LAYERS):
     """Return the scheduled program of a deep network and its gradients."""
 
