@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from keras_towers.fit.step.step_costs import Exchanged
-from keras_towers.partition.program import Axis, Program
+from keras_towers.partition.axes import Axis
+from keras_towers.partition.program import Program
 from keras_towers.partition.sizes import EXAMPLES, Size, multiple_of
 from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.transport import messages
@@ -103,7 +104,7 @@ def time_step(
     together = collections.defaultdict(list)
     for part in exchanged:
         if bytes_for(part.size, examples) is not None:
-            along, on_columns = tuple(part.over), part.tensor.on_columns
+            along, on_columns = tuple(part.over), "columns" in part.tensor.axes
             together[part.level, part.is_sum, along, on_columns].append(part)
     sending: dict[Axis, float] = collections.defaultdict(float)
     by_level: dict[int, float] = collections.defaultdict(float)

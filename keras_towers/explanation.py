@@ -260,9 +260,10 @@ class _Text:
             yield place, layout, f"{size}, {_at(names, where)}"
 
     def _operation(self, operation: Operation) -> _Line:
-        place = "towers" if operation.on_towers else "once"
-        if operation.on_columns:
-            place = "columns" if operation.on_towers else "once in each column"
+        of_towers = "towers" in operation.axes
+        place = "towers" if of_towers else "once"
+        if "columns" in operation.axes:
+            place = "columns" if of_towers else "once in each column"
         phases = {Phase.READ: " read", Phase.UPDATE: " update"}
         place += phases.get(operation.phase, "")
         layouts = dict.fromkeys(map(self._layout, operation.outputs))
@@ -290,7 +291,8 @@ class _Text:
 
     def _peers(self, axes: Iterable[str]) -> list[str]:
         """Return the axes along which there is anyone to exchange with."""
-        return [axis for axis in axes if self._sizes[axis] > 1]
+        sizes = self._sizes.items()
+        return [axis for axis, size in sizes if axis in axes and size > 1]
 
     def _over(self, axes: Iterable[str]) -> str:
         peers = self._peers(axes)
@@ -312,7 +314,7 @@ class _Text:
         """Describe how a tensor is laid out, its dtype and its shape."""
         value = self._values.get(tensor)
         if value is None:
-            layout = "local" if tensor.on_towers else "whole"
+            layout = "local" if "towers" in tensor.axes else "whole"
             shape = None if tensor.shape.rank is None else tensor.shape
             sizes = None if shape is None else sizes_of(shape)
         else:

@@ -10,6 +10,9 @@
 ``Transport``          the collectives that a hook can use
 ``Placement``          a function that chooses the device of a weight
 ``ComposedStrategy``   a strategy of such parts, and a base class for yours
+``add_operation``      says how towers divide an operation of your own
+``elementwise``        the axes of an operation on single entries
+``Factors``            the axes of any other operation
 ``ClusterEnvironment`` describes a launcher, and the ranks that it starts
 ``check_strategy``     trains small models on a strategy and on one device
 ``CASES``              the names of these trainings
@@ -28,6 +31,11 @@ from keras_towers.conformance.strategy_check import (
 from keras_towers.fit.weights.least_loaded import (
     LeastLoadedPlacement as LeastLoadedPlacement,
     Placement as Placement,
+)
+from keras_towers.partition.registry import (
+    Factors as Factors,
+    add_operation as add_operation,
+    elementwise as elementwise,
 )
 from keras_towers.reduction import (
     CommunicationHook as CommunicationHook,

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from keras_towers.estimated_times import Link, Ring, time_step
 from keras_towers.fit.step.step_costs import Exchanged
+from keras_towers.partition.axes import BATCH, COLUMNS, ONCE
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import EXAMPLES, UNKNOWN
 
@@ -17,11 +18,9 @@ AXES = {
 
 
 def exchanged(sizes, is_sum=True, over=("towers", "ranks"), **given):
-    on_columns = given.pop("on_columns", False)
+    axes = BATCH | given.pop("also", ONCE)
     level, groups = given.pop("level", 0), given.pop("groups", 1)
-    tensor = Tensor(
-        tf.float32, tf.TensorShape(None), True, level, on_columns=on_columns
-    )
+    tensor = Tensor(tf.float32, tf.TensorShape(None), axes, level)
     return Exchanged(level, tensor, sizes, is_sum, over, groups)
 
 
@@ -62,7 +61,7 @@ def test_columns_exchange_their_part_and_share_the_link_of_their_host():
     assert within.sending == {
         "columns": pytest.approx(2 * (1e-6 + 1e6 / 2 / 2e9))
     }
-    found = time(exchanged([1_000_000], on_columns=True))
+    found = time(exchanged([1_000_000], also=COLUMNS))
     assert found.sending["towers"] == pytest.approx(6 * (1e-6 + 1e6 / 2e9))
     assert found.sending["ranks"] == pytest.approx(4 * (1e-5 + 8e6 / 3 / 1e9))
 

@@ -1,6 +1,7 @@
 """Parts that others write: how they are checked, and what is refused."""
 
 import functools
+import unittest.mock
 from types import SimpleNamespace
 
 import keras
@@ -22,7 +23,10 @@ from keras_towers.extending import (
     check_strategy,
     join_job,
 )
+from keras_towers.partition import partition_graph
+from keras_towers.partition.registry import OPERATIONS
 from tests.kit.training import fit, linear
+from tests.partition.kit import check_on_towers, sharded, trace
 
 
 def test_all_that_is_listed_is_public():
@@ -83,6 +87,24 @@ def test_ranks_whose_weights_differ_are_named(monkeypatch):
     strategy = SimpleNamespace(_config=SimpleNamespace(job=ranks))
     with pytest.raises(AssertionError, match="rank 1 differs from rank 0"):
         strategy_check.compare(CASES_BY_NAME["uneven"], strategy)
+
+
+@pytest.mark.core
+def test_towers_divide_an_operation_whose_axes_are_given():
+    rows = sharded(-1, 4)
+    graph = trace(tf.math.special.dawsn, rows)
+
+    def computed_once():
+        program = partition_graph(graph, [rows.layout], graph.outputs)
+        return [operation.type for operation in program.computed_once]
+
+    assert computed_once() == ["Dawsn"]
+    with unittest.mock.patch.dict(OPERATIONS):
+        kt.extending.add_operation("Dawsn", kt.extending.elementwise())
+        assert not computed_once()
+        check_on_towers(tf.math.special.dawsn, rows)
+    with pytest.raises(kt.TowerError, match="'Dawns', but .* no operation"):
+        kt.extending.add_operation("Dawns", kt.extending.elementwise())
 
 
 class Alone(EngineTransport):

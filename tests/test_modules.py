@@ -36,7 +36,6 @@ SHOWN_BY = {
     """,
     "fit/step/test_global_step.py": """
         fit/components fit/step/step_layout fit/step/tower_functions
-        fit/step/trace
     """,
     "fit/step/test_step_costs.py": """
         fit/step/step_reports partition/estimated_work
@@ -60,8 +59,7 @@ SHOWN_BY = {
     "partition/rules/test_rules.py": """
         partition/registry partition/rules/elementwise
     """,
-    "partition/rules/test_slices.py": "partition/spans",
-    "partition/test_ranks.py": "partition/effects partition/undivided",
+    "partition/test_ranks.py": "partition/undivided",
     "partition/test_schedule.py": "partition/rematerialization",
     "partition/test_partitioned.py": """
         partition/emission partition/nodes partition/program
@@ -70,7 +68,7 @@ SHOWN_BY = {
         engines/horovod/hvd/elastic_states
     """,
     "processes/test_ranks.py": """
-        fit/calls/callback_effects fit/update/local_sgd
+        fit/update/local_sgd
         reduction/compression reduction/gradients transport/engine_transport
     """,
     "reduction/test_collectives.py": """

@@ -20,7 +20,7 @@ from keras_towers.errors import TowerError
 
 if TYPE_CHECKING:
     from keras_towers.estimated_times import StepTime
-    from keras_towers.partition.program import Axis
+    from keras_towers.partition.axes import Axis
     from keras_towers.planning import Plan
 
 _MOST_DEVICES = 4096

@@ -10,20 +10,20 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import tensorflow as tf
 
-from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.fit import plain_settings
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.joint_access import JointAccess
-from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
-from keras_towers.rendezvous.liveness import TaskState, describe_each
-from keras_towers.transport import Transport
-from keras_towers.transport.engine_transport import MAYBE_LOST
+from keras_towers.fit.weights.joint_access import JointAccess, Told
+from keras_towers.rendezvous import failed_calls, rank_checks
+from keras_towers.transport.engine_transport import refusing_ended
+
+_Result = TypeVar("_Result")
 
 logger = logging.getLogger("keras_towers")
 
@@ -88,7 +88,9 @@ def check_call(
         if config.transport.size > 1:
             name = None if observer is None else type(observer).__name__
             settings["callback that measures"] = str(name)
-    ranks = _meet(config, settings, kind, where)
+    ranks = _begin(
+        config, kind, lambda: rank_checks.gather(config.job, settings, where)
+    )
     differing = plain_settings.without_settings_of_others(
         rank_checks.differing_settings(ranks)
     )
@@ -145,43 +147,27 @@ def serve(
         where: what this rank does, as ``beginning_of`` says it.
     """
 
-    def gather(_: Transport, told: Plain, doing: str, does: str) -> list[Plain]:
-        return _meet(config, told, kind, doing, does)
+    def tell(mine: Told) -> list[Told]:
+        return _begin(config, kind, lambda: access.compare(mine, where))
 
-    access.serve(where, gather)
+    access.serve(where, tell)
 
 
-def _meet(
-    config: TowerConfig, told: Plain, kind: str, where: str, does: str = ""
-) -> list[Plain]:
-    """Gather what ranks tell at the beginning of a call.
-
-    Args:
-        config: the towers.
-        told: what this rank tells.
-        kind: the method of Keras.
-        where: what this rank does.
-        does: what all ranks have to do; empty: the same as this one.
+def _begin(
+    config: TowerConfig, kind: str, meet: Callable[[], _Result]
+) -> _Result:
+    """Meet the other ranks at the beginning of a call.
 
     Raises:
         TowerError: other ranks make another call, or have ended.
     """
-    transport = config.transport
-    if transport.size == 1:
-        return rank_checks.gather(config.job, told, where, does)
-    try:
-        return watch.wait_for_ranks(
-            lambda: rank_checks.gather(transport, told, where, does)
-        )
-    except watch.RanksEnded as error:
-        ended = str(error)
-    except tf.errors.OpError:
-        if failed_calls.calls.begin_again(transport):
-            return _meet(config, told, kind, where, does)
-        if failed_calls.calls.has_failed():
-            raise
-        ended = transport.ended_ranks() or "another rank has ended"
-    raise not_called(config, kind, ended)
+    with naming_ended_ranks(config, kind):
+        try:
+            return meet()
+        except tf.errors.OpError:
+            if not failed_calls.calls.begin_again(config.transport):
+                raise
+    return _begin(config, kind, meet)
 
 
 def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
@@ -208,21 +194,7 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
 
 @contextlib.contextmanager
 def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
-    """Refuse a call of this block whose steps need ranks that have ended.
-
-    For calls that begin without a comparison of the ranks.
-    """
-    if config.transport.size == 1:
-        yield
-        return
+    """Refuse a call of this block that needs ranks that have ended."""
     refuse = functools.partial(not_called, config, kind)
-    try:
-        with activity.refusing_by(refuse):
-            yield
-    except MAYBE_LOST:
-        if failed_calls.calls.has_failed():
-            raise
-        gone = watch.wait_for_gone_ranks()
-        if not gone or set(gone.values()) != {TaskState.ENDED}:
-            raise
-        raise refuse(describe_each(gone)) from None
+    with refusing_ended(config.transport, refuse):
+        yield

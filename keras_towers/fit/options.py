@@ -115,10 +115,11 @@ class StrategyOptions:
             al., arXiv 1604.06174). Results do not change. None: as little as is
             needed for a step that would otherwise not fit into the memory of a
             device, and nothing if this memory is unknown, as for CPUs. True:
-            what saves most memory. A number between 0 and 1: the same, but at
-            most this part of the step's work. False: nothing. Unless it is
-            False, layers made under ``keras.RematScope`` or with
-            ``keras.remat`` are computed again in any case.
+            what saves at least a percent of memory for each percent of work. A
+            number between 0 and 1: the same, but at most this part of the
+            step's work. False: nothing. Unless it is False, layers made under
+            ``keras.RematScope`` or with ``keras.remat`` are computed again in
+            any case.
         mode: how the towers of a process sum gradients and exchange other
             tensors: ``"nccl"``, ``"collective"`` (TensorFlow's collective ops:
             a ring on CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from keras_towers.partition.axes import AT_ROOT, ONCE, PARTS, TOWERS, Axes
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import SingleProcess, Transport
 
@@ -74,6 +75,12 @@ class Places:
     def columns(self) -> int:
         """The number of devices of each tower."""
         return len(self.mesh[0])
+
+    @property
+    def axes(self) -> Axes:
+        """The axes along which a step is divided over several, and towers."""
+        parts = PARTS if self.parts > 1 else ONCE
+        return TOWERS | parts | (AT_ROOT if self.ranks.step.size > 1 else ONCE)
 
     @property
     def replicas(self) -> int:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers._types import Structure
@@ -31,6 +32,8 @@ _Result = TypeVar("_Result")
 STEP_KEY = "kt.step"
 # Of updates that are compared by themselves, as at the end of a round.
 UPDATE_KEY = "gradients"
+# What ranks do that compare steps.
+_COMPARES = "compares the steps"
 # In place of the digest of a step: the data has ended.
 _END = -1
 
@@ -253,12 +256,18 @@ class StepAgreement:
         data: tf.Tensor | None = None,
         key: str = STEP_KEY,
     ) -> Equal:
-        if tf.executing_eagerly():
-            rank_checks.gather(self._transport, None, "compares the steps")
         if data is None:
             data = tf.zeros(SIZE, tf.int64)
         mine = tf.convert_to_tensor(exact, tf.int64)
         nearly = tf.concat([tf.constant(constants, tf.int64), data], 0)
+        if tf.executing_eagerly():
+            numbers = mine.numpy(), nearly.numpy()
+            ranks = rank_checks.gather(self._transport, numbers, _COMPARES)
+            exacts, others = map(np.array, zip(*ranks, strict=True))
+            spread = np.ptp(others, 0)
+            return Equal(
+                *map(tf.constant, (np.ptp(exacts, 0) == 0, spread <= 1))
+            )
         return outside_of_loops(
             lambda: are_equal(self._transport, mine, nearly, key)
         )()
@@ -275,7 +284,7 @@ class StepAgreement:
             batches: after how many batches this rank's data has ended; None: it
                 is in a step.
         """
-        where, traced = "compares the steps", self._traced
+        where, traced = _COMPARES, self._traced
         ranks = rank_checks.gather(self._transport, ([*traced], batches), where)
         ends = [of_rank for _, of_rank in ranks]
         if set(ends) != {None}:

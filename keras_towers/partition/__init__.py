@@ -73,12 +73,14 @@ The objects that functions take, each with what only it keeps:
 
 The modules, in the order in which to read them: each imports only those before
 it. From ``sizes`` to ``nodes`` are the objects; from ``spans`` to ``entry``
-is the pass, and the rules are between its two last modules (the docstring of
-``rules`` lists the file of each operation's rule); then follows what is done
+is the pass, and the rules are between its two last modules (each
+operation has a row in one of their files); then follows what is done
 with a program.
 
 ``sizes``
   Sizes as exact expressions in the number of examples.
+``axes``
+  Along what a value varies: the axes of the places that have their own.
 ``program``
   A step over towers as data: operations, and exchanges between them.
 ``reasons``
@@ -87,6 +89,8 @@ with a program.
   Builds a program: operations, exchanges, and the sizes that they take.
 ``layouts``
   How a value of the one-device step is laid out over towers.
+``registry``
+  What is known of operations, by their types.
 ``units``
   The units that rows are counted in, and the sizes that follow from them.
 ``paired_variances``
@@ -105,8 +109,6 @@ with a program.
   Folds what is known before a step runs: sizes, axes and numbers.
 ``division``
   Divides an operation along one of its axes, or keeps partial sums partial.
-``registry``
-  The rules of each type of operation.
 ``effects``
   The side effects of operations.
 ``undivided``
@@ -129,14 +131,14 @@ with a program.
   Lists of tensors that go from one function to another as a stack.
 ``xla_pieces``
   The parts of a level: functions that XLA compiles, and single operations.
-``local_step``
-  The step of one of several processes that exchange nothing within a step.
 ``mesh``
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
 ``tensor_sizes``
   How large the tensors of a program are, for an assumed batch.
 ``lifetimes``
   The memory of a tower at each time of a step.
+``local_step``
+  The step of one of several processes that exchange nothing within a step.
 ``segments``
   How a step is divided into segments that are computed again.
 ``rematerialization``

@@ -10,15 +10,20 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.axes import (
+    AT_ROOT,
+    COLUMNS,
+    ONCE,
+    Axes,
+)
 from keras_towers.partition.program import (
     Attributes,
-    Axis,
     Exchange,
     ExchangeKind,
     Operation,
     Phase,
     Tensor,
-    depends_on_batch,
+    axes_of,
     level_after,
     phase_of,
 )
@@ -29,8 +34,6 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.op_def_pb2 import OpDef
 
 AttrValue = tf.compat.v1.AttrValue
-# The axes of all places that may have a value of their own.
-EVERYWHERE: tuple[Axis, ...] = ("towers", "ranks")
 # The dtype of computed sizes.
 SIZE_DTYPE = tf.int64
 Output = tuple[tf.DType, tf.TensorShape]
@@ -49,7 +52,6 @@ class Builder:
     Args:
         can_exchange: whether towers may exchange values; False inside loops,
             branches and compiled functions.
-        shard_axes: over which variables in shards are divided.
 
     Attributes:
         operations: the operations, in order.
@@ -61,15 +63,10 @@ class Builder:
         device: where what is computed once runs, as in ``Operation``.
     """
 
-    def __init__(
-        self,
-        can_exchange: bool = True,
-        shard_axes: tuple[Axis, ...] = EVERYWHERE,
-    ):
+    def __init__(self, can_exchange: bool = True):
         self.operations: list[Operation] = []
         self.exchanges: list[Exchange] = []
         self.can_exchange = can_exchange
-        self.shard_axes = shard_axes
         self.name = self.gradient = self.device = ""
         self.of_update = False
         self._constants: dict[Hashable, Tensor] = {}
@@ -110,7 +107,6 @@ class Builder:
         inputs: Sequence[Operand],
         shape: Any = None,
         is_repeated: bool = False,
-        at_root: bool = False,
         suffix: str = "",
         **attributes: Any,
     ) -> Tensor:
@@ -121,7 +117,6 @@ class Builder:
             inputs: its inputs: tensors, or numbers, which become constants.
             shape: the shape of the output, as far as it is known.
             is_repeated: whether every function that uses it adds it again.
-            at_root: whether only the first of several processes runs it.
             suffix: as in ``Operation``.
             **attributes: the attributes that do not follow from the inputs.
         """
@@ -151,7 +146,6 @@ class Builder:
             known,
             [(_dtype_of(output, known), size)],
             is_repeated=is_repeated,
-            at_root=at_root,
             suffix=suffix,
         )
         return tensor
@@ -177,25 +171,26 @@ class Builder:
         axis: int = 0,
         sizes: Sequence[Dimension | None] | None = None,
         rows: tuple[Tensor, Tensor] | None = None,
-        on_towers: bool = False,
-        local_size: int | None = None,
+        to: Axes = ONCE,
+        over: Axes | None = None,
+        shape: tf.TensorShape | None = None,
         units: int | None = None,
-        over: tuple[Axis, ...] | None = None,
         least: int = 0,
     ) -> Tensor:
         """Add an exchange; return its result.
 
         Args:
             kind: the kind of the exchange, as in ``Exchange``.
-            tensor: the local tensor that every tower contributes.
+            tensor: the tensor that everyone contributes.
             axis: the axis of a concatenation, or of the rows.
             sizes: the global shape, in symbols, if it is known.
             rows: the rows of each tower, as in ``Exchange``.
-            on_towers: whether the result of a ``gather`` or a ``sum`` is made
-                on every tower.
-            local_size: the number of rows of every tower, if it is known.
+            to: the axes along which everyone gets a result of its own.
+            over: the axes that it crosses; None: those along which the tensor
+                varies, but not from column to column.
+            shape: the shape of the result; None: that of the tensor, of a
+                ``gather`` as far as it is known.
             units: as in ``Exchange``.
-            over: as in ``Exchange``; None: all that may have another value.
             least: as in ``Exchange``.
 
         Raises:
@@ -206,33 +201,23 @@ class Builder:
             return tensor
         if not self.can_exchange:
             raise NotDivided(EXCHANGE)
-        shape = tensor.shape
-        if shape.rank is None and sizes is not None:
-            shape = static(sizes)
-        if kind in ("gather", "scatter") and shape.rank is not None:
-            changed = list(shape)
-            changed[axis] = local_size
-            shape = tf.TensorShape(changed)
-        if kind == "gather" and sizes is not None:
-            shape = shape.merge_with(static(sizes))
+        if shape is None:
+            shape = _shape_after(kind, tensor.shape, axis, sizes)
         if over is None:
-            # What depends on shards only is the same where they are.
-            own = tensor.on_towers and not tensor.of_batch
-            over = self.shard_axes if own else EVERYWHERE
-        on_towers = on_towers or kind in ("before", "scatter")
-        on_towers = on_towers or "towers" not in over
-        of_batch = kind == "before"
-        if kind == "scatter" and rows is not None:
-            of_batch = depends_on_batch(rows)
+            over = AT_ROOT if kind == "root" else tensor.axes - COLUMNS
+        if kind == "before":
+            to = over
+        # Of what does not vary, a sum would count a term once that all have.
+        varies = bool(over) and over <= tensor.axes
+        assert varies or kind in ("first", "root"), f"{kind} over {over}"
         result = Tensor(
             tensor.dtype,
             shape,
-            on_towers,
+            (tensor.axes - over) | to,
             max(tensor.level, least) + 1,
-            of_batch=of_batch,
-            on_columns=tensor.on_columns,
         )
-        gradient = self.gradient if kind in ("sum", "scatter") else ""
+        adds = kind in ("sum", "scatter") and over != COLUMNS
+        gradient = self.gradient if adds else ""
         self.exchanges.append(
             Exchange(
                 kind,
@@ -249,38 +234,6 @@ class Builder:
         )
         return result
 
-    def exchange_over_columns(
-        self,
-        kind: ExchangeKind,
-        tensor: Tensor,
-        axis: int,
-        shape: tf.TensorShape,
-        sizes: Sequence[Dimension | None] | None,
-        is_own: bool,
-    ) -> Tensor:
-        """Add an exchange among the columns of each tower; return its result.
-
-        Args:
-            kind: the kind of the exchange, as in ``Exchange``.
-            tensor: the tensor that every column contributes.
-            axis: the axis of a concatenation, or of the rows.
-            shape: the shape of the result.
-            sizes: its global shape, in symbols, if it is known.
-            is_own: whether every column has a result of its own.
-        """
-        result = Tensor(
-            tensor.dtype,
-            shape,
-            tensor.on_towers,
-            tensor.level + 1,
-            of_batch=tensor.of_batch,
-            on_columns=is_own,
-        )
-        self.exchanges.append(
-            Exchange(kind, tensor, result, axis, sizes, over=("columns",))
-        )
-        return result
-
     def phase_of(self, type_: str, inputs: Sequence[Tensor]) -> Phase:
         """Return the phase in which an operation would run."""
         return phase_of(type_, inputs, self.of_update)
@@ -293,6 +246,7 @@ class Builder:
         outputs: Iterable[Output],
         least: int = 0,
         source: tf.Operation | None = None,
+        also: Axes = ONCE,
         **options: Any,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
@@ -304,6 +258,7 @@ class Builder:
             outputs: the dtypes and shapes of its outputs.
             least: its minimal level.
             source: the traced operation that it stands for.
+            also: axes along which it varies besides those of its inputs.
             **options: further attributes of ``Operation``.
         """
         if type_ in NEW_LISTS:
@@ -312,9 +267,7 @@ class Builder:
             # Functions that XLA compiles take no strings.
             options["is_repeated"] = False
         level = level_after(inputs, self.phase_of(type_, inputs), least)
-        on_towers = any(tensor.on_towers for tensor in inputs)
-        on_columns = any(tensor.on_columns for tensor in inputs)
-        of_batch = depends_on_batch(inputs)
+        axes = axes_of(inputs) | also
         results: list[Tensor] = []
         operation = Operation(
             type_,
@@ -322,8 +275,7 @@ class Builder:
             {key: _attribute(value) for key, value in attributes.items()},
             results,
             level,
-            on_towers,
-            on_columns,
+            axes,
             source=source,
             device=self.device,
             of_update=self.of_update,
@@ -331,18 +283,7 @@ class Builder:
             **options,
         )
         for index, (dtype, shape) in enumerate(outputs):
-            results.append(
-                Tensor(
-                    dtype,
-                    shape,
-                    on_towers,
-                    level,
-                    operation,
-                    index,
-                    of_batch=of_batch,
-                    on_columns=on_columns,
-                )
-            )
+            results.append(Tensor(dtype, shape, axes, level, operation, index))
         self.operations.append(operation)
         return results
 
@@ -440,6 +381,24 @@ class Builder:
         return self.op(
             "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
         )
+
+
+def _shape_after(
+    kind: ExchangeKind,
+    shape: tf.TensorShape,
+    axis: int,
+    sizes: Sequence[Dimension | None] | None,
+) -> tf.TensorShape:
+    """Return the shape of the result of an exchange, as far as it is known."""
+    if shape.rank is None and sizes is not None:
+        shape = static(sizes)
+    if kind != "gather":
+        return shape
+    if shape.rank is not None:
+        changed = list(shape)
+        changed[axis] = None
+        shape = tf.TensorShape(changed)
+    return shape if sizes is None else shape.merge_with(static(sizes))
 
 
 def static(

@@ -15,7 +15,15 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import SIZE_DTYPE, static
+from keras_towers.partition.axes import (
+    AT_ROOT,
+    COLUMNS,
+    ONCE,
+    SHARDS,
+    TOWERS,
+    Axes,
+)
+from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.gathers import Gathers, whole_bytes
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -31,7 +39,7 @@ from keras_towers.partition.layouts import (
     may_hold_rows,
     stacked_layout,
 )
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Tensor, axes_of
 from keras_towers.partition.reasons import (
     EXCHANGE,
     SHAPE,
@@ -57,8 +65,8 @@ class LayoutOptions:
     """Options of a layout.
 
     Attributes:
-        ranks: whether several processes run the program.
-        replicate_shards: whether each of them has all shards of variables.
+        axes: those of the axes of a batch along which there are several places.
+        shard_axes: those along which variables in shards are divided.
         xla: whether XLA compiles the functions of towers.
         gather_ratio: the minimal ratio of the size of a sum over rows to the
             size of one unit's rows for which the rows are gathered and the sum
@@ -66,7 +74,6 @@ class LayoutOptions:
         lists: whether lists of rows may be divided.
         undivided: types of operations that are computed once, because a rule
             has a mistake.
-        micro_batches: whether towers have several micro-batches.
         gather_bytes: the budget for gathers of variables in shards, as in
             ``Gathers``.
         by_number: whether what is drawn, or computed once from rows, has rows
@@ -79,25 +86,16 @@ class LayoutOptions:
             use is added up before them, as each might need another exchange.
     """
 
-    ranks: bool = False
-    replicate_shards: bool = False
+    axes: Axes = TOWERS
+    shard_axes: Axes = SHARDS
     xla: bool = False
     gather_ratio: float | None = None
     lists: bool = True
     undivided: frozenset[str] = frozenset()
-    micro_batches: bool = False
     gather_bytes: int = 2**29
     by_number: bool = False
     examples: int = 64
     over_columns: bool = False
-
-    @property
-    def repeats_towers(self) -> bool:
-        """Whether what does not depend on the batch is computed repeatedly.
-
-        By all micro-batches of a tower, or by processes with the same shards.
-        """
-        return self.micro_batches or self.replicate_shards
 
 
 class Converter:
@@ -138,24 +136,22 @@ class Converter:
     def assemble(self, value: Value) -> Tensor:
         """Return the whole value, adding an exchange if it is needed."""
         if value.sharded is not None and value.sharded.of_variables:
-            return self._gather_late(value, value.sharded, on_towers=False)
+            return self._gather_late(value, value.sharded, ONCE)
         if value.whole is None:
             value.whole = self._assemble(value)
         return value.whole
 
-    def _gather_late(
-        self, value: Value, layout: Sharded, on_towers: bool
-    ) -> Tensor:
+    def _gather_late(self, value: Value, layout: Sharded, to: Axes) -> Tensor:
         """Gather rows of a variable for the operation that is laid out."""
         local = value.own
         near = max(self.near, local.level)
-        known = self._gathers.find(value, on_towers, near)
+        known = self._gathers.find(value, to, near)
         if known is not None:
             return known
         size = whole_bytes(value)
         level = self._gathers.level_for(size, near, local.level)
-        whole = self._gather(layout, local, value.shape, on_towers, level)
-        self._gathers.add(value, on_towers, size, level, whole)
+        whole = self._gather(layout, local, value.shape, to, level)
+        self._gathers.add(value, to, size, level, whole)
         return whole
 
     def _assemble(self, value: Value) -> Tensor:
@@ -185,14 +181,14 @@ class Converter:
         layout: Sharded,
         local: Tensor,
         shape: Sequence[Dimension] | None,
-        on_towers: bool = False,
+        to: Axes = ONCE,
         least: int = 0,
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         gather = functools.partial(
             self.builder.exchange,
             "gather",
-            on_towers=on_towers,
+            to=to,
             least=least,
             units=_units_of(layout),
         )
@@ -290,7 +286,7 @@ class Converter:
         if value.layout == REPLICATED and value.local is not None:
             return value.local
         if value.sharded is not None and value.sharded.of_variables:
-            return self._gather_late(value, value.sharded, on_towers=True)
+            return self._gather_late(value, value.sharded, TOWERS)
         return self.assemble(value)
 
     def shard(self, value: Value, layout: Sharded) -> Tensor:
@@ -339,30 +335,31 @@ class Converter:
             self.builder.scaled_size(layout.rows, size)
             for size in (unit.start, unit.count)
         )
-        local, shape = value.own, static(value.sizes)
+        local, to = value.own, axes_of((first, count))
+        # Ranks that have the same rows each get a sum of their own at first.
+        apart = local.axes & AT_ROOT - to
         rows = self.builder.exchange(
             "scatter",
             local,
             layout.axis,
             value.shape,
             (first, count),
-            local_size=local_shape(shape, layout)[layout.axis],
-            units=_units_of(layout),
-            over=self.builder.shard_axes,
+            to,
+            local.axes - COLUMNS - apart,
+            local_shape(local.shape, layout),
+            _units_of(layout),
         )
-        if "ranks" in self.builder.shard_axes or not local.of_batch:
+        if not apart:
             return rows
-        return self.builder.exchange(
-            "sum", rows, sizes=value.shape, over=("ranks",)
-        )
+        return self.builder.exchange("sum", rows, sizes=value.shape, over=apart)
 
-    def once_per_tower(self, part: Tensor) -> Tensor:
-        """Return a term of a sum over all micro-batches, given one of towers.
+    def as_term(self, part: Tensor) -> Tensor:
+        """Return a tower's term of a sum, as one that varies along all axes.
 
-        Only the first micro-batch of a tower contributes it, and of processes
-        that have the same shards only the first.
+        Of micro-batches that share it, and of ranks that have the same shards,
+        only the first contributes it.
         """
-        if part.of_batch or not self.options.repeats_towers:
+        if self.options.axes <= part.axes:
             return part
         return self.builder.only_if(self.is_first_part, part)
 
@@ -456,7 +453,7 @@ class Converter:
 
     def gather_on_towers(self, value: Value, rows: Sharded) -> Tensor:
         """Gather rows of examples on every tower."""
-        return self._gather(rows, value.own, value.shape, on_towers=True)
+        return self._gather(rows, value.own, value.shape, TOWERS)
 
     def gathered(self, value: Value) -> Value:
         """Return a value, and of rows of a variable the whole."""

@@ -1,17 +1,13 @@
 """Divides an operation along one of its axes, or keeps partial sums partial.
 
 An operation can be divided along an axis if it treats all entries along it
-independently. The axes that its inputs and outputs share are labeled as in an
-einsum: a label stands for one axis that may be divided. Shardy calls them
-factors, too.
+independently.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -22,155 +18,27 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
     ListOf,
-    Shape,
     Sharded,
     Value,
     Values,
     WholeFrom,
 )
 from keras_towers.partition.nodes import Node
-from keras_towers.partition.program import Attributes, Tensor
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import require, unless_none
+from keras_towers.partition.registry import (
+    Factors,
+    Labels,
+    NewAxis,
+    facts_of,
+)
 from keras_towers.partition.sizes import (
     UNKNOWN,
     Dimension,
     Size,
-    broadcast_size,
     is_data_dependent,
 )
 from keras_towers.partition.units import Units
-
-# None: the axis cannot be divided.
-Labels: TypeAlias = "Sequence[Hashable | None]"
-
-
-@dataclasses.dataclass(frozen=True)
-class NewAxis:
-    """The label of an axis of this size, which cannot be divided."""
-
-    size: Dimension
-
-
-@dataclasses.dataclass(frozen=True)
-class Factors:
-    """The axes of an operation.
-
-    Attributes:
-        inputs: the labels of the axes of each input; None: the input is
-            replicated.
-        outputs: the labels of the axes of each output; None: the output is
-            replicated, and has the traced shape.
-        linear: groups of inputs. The operation is linear in the inputs of a
-            group taken together, for fixed values of the remaining inputs.
-        summed: labels of axes that the operation sums over. Applied to
-            slices of the axis, its outputs add up to the full output.
-        needs_rows: whether TensorFlow fails or returns garbage for 0 rows.
-        attributes: the attributes that differ on towers.
-        entries: new entries of vectors among the inputs, by the index of the
-            input; None: the entry is unchanged.
-    """
-
-    inputs: Sequence[Labels | None]
-    outputs: Sequence[Labels | None]
-    linear: Sequence[Collection[int]] = ()
-    summed: Collection[Hashable] = ()
-    needs_rows: bool = False
-    attributes: Attributes = dataclasses.field(default_factory=dict)
-    entries: Mapping[int, Sequence[int | None]] = dataclasses.field(
-        default_factory=dict
-    )
-
-    def may_divide(self, label: Hashable | None) -> bool:
-        """Whether the operation may be divided along an axis."""
-        if label is None:
-            return False
-        outputs = [labels for labels in self.outputs if labels is not None]
-        kept = [label in labels for labels in outputs]
-        return all(kept) or (label in self.summed and not any(kept))
-
-    def labels(self, inputs: Values) -> list[Labels]:
-        """Return the labels of inputs, None for axes that are broadcast.
-
-        An axis of size 1 is broadcast if an axis with the same label is longer.
-        """
-        sizes = self._sizes(inputs)
-        labels_of_inputs: list[Labels] = []
-        for value, labels in zip(inputs, self.inputs, strict=True):
-            shape = value.shape or ()
-            labels_of_inputs.append(
-                [
-                    None if size == 1 and sizes.get(label) != 1 else label
-                    for size, label in zip(
-                        shape, labels or [None] * len(shape), strict=True
-                    )
-                ]
-            )
-        return labels_of_inputs
-
-    def shapes(self, inputs: Values) -> list[Shape | None]:
-        """Return the shapes of the outputs, as far as they are known."""
-        sizes = self._sizes(inputs)
-        return [
-            None
-            if labels is None
-            else tuple(
-                label.size
-                if isinstance(label, NewAxis)
-                else sizes.get(label, UNKNOWN)
-                for label in labels
-            )
-            for labels in self.outputs
-        ]
-
-    def _sizes(self, inputs: Values) -> dict[Hashable, Dimension]:
-        sizes: dict[Hashable, Dimension] = {}
-        for value, labels in zip(inputs, self.inputs, strict=True):
-            for label, size in zip(
-                labels or (), value.shape or (), strict=False
-            ):
-                if label is not None:
-                    sizes[label] = broadcast_size(sizes.get(label, 1), size)
-        return sizes
-
-
-def elementwise(
-    inputs: Values, linear: Sequence[Collection[int]] = ()
-) -> Factors:
-    """Return the axes of an elementwise operation with broadcasting."""
-    rank = max(value.rank for value in inputs)
-    labels = [range(rank - value.rank, rank) for value in inputs]
-    return Factors(labels, [range(rank)], linear=linear)
-
-
-def along_axes(
-    reduced: Collection[int],
-    inputs: Values,
-    outputs: int = 1,
-    linear: Sequence[Collection[int]] = (),
-    keeps: bool = True,
-) -> Factors:
-    """Return the axes of an operation that works along axes of its first input.
-
-    Args:
-        reduced: the axes that it works along.
-        inputs: its inputs; all but the first are replicated.
-        outputs: the number of outputs.
-        linear: as in ``Factors``.
-        keeps: whether the outputs have these axes, too.
-    """
-    labels: list[Hashable] = list(range(inputs[0].rank))
-    left = [a for a in labels if a not in reduced]
-    if keeps:
-        left = [
-            NewAxis(size) if axis in reduced else axis
-            for axis, size in enumerate(inputs[0].sizes)
-        ]
-    labels = [None if a in reduced else a for a in labels]
-    options = [None] * (len(inputs) - 1)
-    return Factors([labels, *options], [left] * outputs, linear=linear)
-
-
-# ---- division ----------------------------------------------------------------
 
 
 def divide(node: Node, inputs: Values, factors: Factors) -> Values:
@@ -377,19 +245,6 @@ def _drop_padding(units: Units, output: Value, divided_by: Sharded) -> Tensor:
     return builder.only_if(some, tensor)
 
 
-# Operations whose outputs are finite or NaN, and operations whose outputs are
-# infinite only if an input is.
-_BOUNDED = "Tanh Sigmoid Softmax Sign Sin Cos Erf Relu6 OnesLike ZerosLike"
-_MOVES = """
-    Identity StopGradient Reshape ExpandDims Squeeze Transpose BroadcastTo Tile
-    Fill OneHot Pack ConcatV2 StridedSlice Slice Neg Abs Select SelectV2
-"""
-_QUOTIENTS = ("RealDiv", "Div")
-# Operations whose factor only selects entries, or whose quotient is never
-# infinite.
-_HARMLESS = ("ReluGrad", "Relu6Grad", "LeakyReluGrad", "DivNoNan")
-
-
 def is_finite_factor(node: Node, index: int, value: Value) -> bool:
     """Whether a partial sum may be multiplied before it is added up.
 
@@ -398,8 +253,8 @@ def is_finite_factor(node: Node, index: int, value: Value) -> bool:
     0.
     """
     tensor = node.operation.inputs[index]
-    if node.type not in _QUOTIENTS:
-        return node.type in _HARMLESS or not _may_be_infinite(tensor)
+    if node.facts.factor != "divides":
+        return node.facts.factor == "selects" or not _may_be_infinite(tensor)
     known = value.known
     if known is None:
         known = tf.get_static_value(tensor)
@@ -432,8 +287,8 @@ def _may_be_infinite(tensor: tf.Tensor) -> bool:
             if size < 4 or (is_real and size < size_before):
                 return True
             waiting.append(before)
-        elif operation.type in _MOVES.split():
+        elif facts_of(operation.type).bounds == "inputs":
             waiting += operation.inputs
-        elif operation.type not in _BOUNDED.split():
+        elif facts_of(operation.type).bounds is None:
             return True
     return False

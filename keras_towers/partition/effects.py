@@ -13,16 +13,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.program import Attributes
+from keras_towers.partition.registry import facts_of
 
-_READS = """
-    ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp
-    VariableShape
-"""
 # Types of loops, which return the handles that they take.
 LOOPS = ("While", "StatelessWhile")
-_TABLE_WRITES = "LookupTableInsertV2 LookupTableRemoveV2 LookupTableImportV2"
-# Operations that either fail or do nothing.
-_CHECKS = ("Assert", "CheckNumericsV2")
 _BY_REFERENCE = tuple(
     dtype.as_datatype_enum for dtype in (tf.resource, tf.variant)
 )
@@ -37,6 +31,7 @@ class Effect(enum.IntEnum):
 
     Attributes:
         NONE: none, or it reads variables.
+        CHECK: it either fails or does nothing.
         PER_PROCESS: every process has the same effect: a write to variables or
             tables, or a new object that belongs to the process.
         EXTERNAL: an effect that must happen once: draws from a generator,
@@ -45,13 +40,24 @@ class Effect(enum.IntEnum):
     """
 
     NONE = 0
-    PER_PROCESS = 1
-    EXTERNAL = 2
+    CHECK = 1
+    PER_PROCESS = 2
+    EXTERNAL = 3
+
+
+_EFFECTS = {
+    "reads": Effect.NONE,
+    "checks": Effect.CHECK,
+    "writes": Effect.PER_PROCESS,
+}
 
 
 def effect_of(operation: tf.Operation) -> Effect:
     """Return the effect of an operation, including the functions it calls."""
-    if not operation.op_def.is_stateful or operation.type in _READS.split():
+    known = facts_of(operation.type).effect
+    if known is not None:
+        return _EFFECTS[known]
+    if not operation.op_def.is_stateful:
         return Effect.NONE
     if any(a.type in _BY_REFERENCE for a in operation.op_def.output_arg):
         return Effect.PER_PROCESS
@@ -61,20 +67,9 @@ def effect_of(operation: tf.Operation) -> Effect:
     if graphs:
         operations = [o for graph in graphs for o in graph.get_operations()]
         return max((effect_of(o) for o in operations), default=Effect.NONE)
-    if operation.type in (*_CHECKS, *_TABLE_WRITES.split()):
-        return Effect.PER_PROCESS
     resources = [t for t in operation.inputs if t.dtype == tf.resource]
     only_variables = resources and all(is_variable(t) for t in resources)
     return Effect.PER_PROCESS if only_variables else Effect.EXTERNAL
-
-
-def is_check(operation: tf.Operation) -> bool:
-    """Whether an operation with an effect either fails or does nothing."""
-    graphs = called_graphs(operation)
-    if not graphs or None in graphs:
-        return operation.type in _CHECKS
-    inside = [o for graph in graphs for o in graph.get_operations()]
-    return all(is_check(o) for o in inside if effect_of(o) > Effect.NONE)
 
 
 @functools.cache

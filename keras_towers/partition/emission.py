@@ -130,7 +130,7 @@ class _Nodes:
         name = self._here.unique_name(f"{traced}{operation.suffix}")
         node.name = self._names[id(operation)] = name
         node.op = operation.type
-        if operation.device and not operation.on_towers:
+        if operation.device and "towers" not in operation.axes:
             node.device = operation.device
         node.input.extend(sources)
         if operation.has_effect:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.partition.builder import EVERYWHERE, SIZE_DTYPE, Builder
+from keras_towers.partition.axes import BATCH, COLUMNS, ONCE, TOWERS, Axes
+from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.conversions import (
     CannotGather,
     Converter,
@@ -42,15 +43,14 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Marks, Scope
 from keras_towers.partition.program import (
     ColumnInput,
+    Exchange,
     Inputs,
     Program,
     Tensor,
-    delay_operations,
     prune,
 )
 from keras_towers.partition.readings import cost_of, may_have_rows
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
-from keras_towers.partition.rules.mesh_columns import is_over_columns
 from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.rules.row_splits import splits_value
 from keras_towers.partition.sizes import (
@@ -76,6 +76,7 @@ def partition_graph(
     gradients: Mapping[str, Sequence[InputLayout]] = MappingProxyType({}),
     updates: Mapping[str, str] = MappingProxyType({}),
     of_columns: Sequence[ColumnInput] = (),
+    exchanges: Mapping[str, Exchange] = MappingProxyType({}),
     options: LayoutOptions = _DEFAULTS,
 ) -> Program:
     """Lay out a graph over towers.
@@ -88,6 +89,7 @@ def partition_graph(
             gradients, to an optimizer, by name: how to lay out each of them.
         updates: the operations of optimizers' updates, as in ``Marks``.
         of_columns: what the last inputs are, which differ between columns.
+        exchanges: the operations that stand for exchanges, as in ``Marks``.
         options: the options of the layout.
     """
     if has_control_flow_v1(graph):
@@ -99,14 +101,15 @@ def partition_graph(
     given = _GraphInputs(graph, layouts, of_columns, options)
     given.add_shares(itertools.chain(layouts, *gradients.values()))
     inputs = given.inputs
-    marks = Marks(gradients, _terms_of(graph, gradients), updates)
+    terms = _terms_of(graph, gradients, exchanges)
+    marks = Marks(gradients, terms, updates, exchanges)
     converter = Converter(
         given.units, inputs.is_first, inputs.is_first_part, options
     )
     scope = Scope(converter, marks)
     values = given.values()
     given.add_copies(values, scope)
-    args = graph, layouts, wanted, gradients, updates, of_columns
+    args = graph, layouts, wanted, gradients, updates, of_columns, exchanges
     again = functools.partial(partition_graph, *args)
     replace = functools.partial(dataclasses.replace, options)
     try:
@@ -148,29 +151,24 @@ class _GraphInputs:
     ):
         tensors = list(map(_tensor, graph.inputs, layouts))
         for tensor in tensors[len(tensors) - len(of_columns) :]:
-            tensor.on_columns = True
+            tensor.axes |= COLUMNS
         self._each = list(zip(graph.inputs, tensors, layouts, strict=True))
         self._sizes: dict[str, Tensor] = {}
         self._copies: dict[int, Tensor] = {}
         self._shares: dict[int, tuple[Tensor, Tensor]] = {}
         self.inputs = Inputs(
             of_graph=tensors,
-            start=_scalar(on_towers=True),
-            total=_scalar(on_towers=False),
-            is_first=_scalar(
-                on_towers=True,
-                dtype=tf.bool,
-                of_batch=options.repeats_towers,
-            ),
-            is_first_part=_scalar(on_towers=True, dtype=tf.bool),
+            start=_scalar(BATCH),
+            total=_scalar(ONCE),
+            is_first=_scalar(options.axes, tf.bool),
+            is_first_part=_scalar(BATCH, tf.bool),
             sizes=self._sizes,
             copies=self._copies,
             shares=self._shares,
             of_columns=of_columns,
         )
-        self._builder = Builder(
-            shard_axes=("towers",) if options.replicate_shards else EVERYWHERE
-        )
+        self._shard_axes = options.shard_axes
+        self._builder = Builder()
         total = self.inputs.total
         size, count = self._examples()
         examples = Unit(size, count, self.inputs.start, total)
@@ -216,9 +214,7 @@ class _GraphInputs:
         for layout in layouts:
             if not isinstance(layout, InShards) or layout.size in self._shares:
                 continue
-            count, start = (
-                _scalar(on_towers=True, of_batch=False) for _ in range(2)
-            )
+            count, start = (_scalar(self._shard_axes) for _ in range(2))
             self._shares[layout.size] = count, start
             if layout.rows is not None:
                 count = self._builder.constant(layout.rows, SIZE_DTYPE)
@@ -268,10 +264,10 @@ class _GraphInputs:
                 elif isinstance(layout, AllExamples) and not axis:
                     shape[axis] = EXAMPLES if size is UNKNOWN else size
                 elif size is UNKNOWN and (
-                    tensor.on_towers or isinstance(layout, AllExamples)
+                    "parts" in tensor.axes or isinstance(layout, AllExamples)
                 ):
                     shape[axis] = symbol(name)
-                    self._sizes[name] = _scalar(on_towers=False)
+                    self._sizes[name] = _scalar(ONCE)
             shape = tuple(shape)
         if isinstance(layout, (InShards, Mirrored, Replicated)):
             return Value(REPLICATED, whole=tensor, shape=shape)
@@ -287,32 +283,28 @@ class _GraphInputs:
         resources = scope.variables.resources
         for index, (_, common, layout) in enumerate(self._each):
             if isinstance(layout, Mirrored):
-                copy = dataclasses.replace(
-                    common, on_towers=True, of_batch=False
-                )
+                copy = dataclasses.replace(common, axes=common.axes | TOWERS)
                 self._copies[index] = values[index].local = copy
                 if copy.handle is not None:
                     resources.add_copies(common, copy)
             elif isinstance(layout, InShards):
                 handle = _handle_of_shards(common.handle, layout)
-                copy = dataclasses.replace(
-                    common, on_towers=True, handle=handle, of_batch=False
-                )
+                axes = common.axes | self._shard_axes
+                copy = dataclasses.replace(common, axes=axes, handle=handle)
                 self._copies[index] = copy
                 rows = self.units.rows_in(layout)
                 resources.add_copies(common, copy, rows)
 
 
-def _scalar(
-    on_towers: bool, dtype: tf.DType = SIZE_DTYPE, of_batch: bool = True
-) -> Tensor:
+def _scalar(axes: Axes, dtype: tf.DType = SIZE_DTYPE) -> Tensor:
     """Return a number that a program is given."""
-    return Tensor(dtype, tf.TensorShape(()), on_towers, of_batch=of_batch)
+    return Tensor(dtype, tf.TensorShape(()), axes)
 
 
 def _tensor(traced: tf.Tensor, layout: InputLayout) -> Tensor:
     """Return the tensor of an input."""
-    on_towers = not isinstance(layout, (InShards, Mirrored, Replicated))
+    is_once = isinstance(layout, (InShards, Mirrored, Replicated))
+    axes = ONCE if is_once else BATCH
     handle = None
     if traced.dtype == tf.resource and is_variable(traced):
         handle = compat.get_resource_handle_data(traced)
@@ -322,9 +314,7 @@ def _tensor(traced: tf.Tensor, layout: InputLayout) -> Tensor:
         layout = REPLICATED
     shape = local_shape(traced.shape, layout)
     is_fixed = isinstance(layout, Fixed)
-    return Tensor(
-        traced.dtype, shape, on_towers, handle=handle, is_fixed=is_fixed
-    )
+    return Tensor(traced.dtype, shape, axes, handle=handle, is_fixed=is_fixed)
 
 
 def _program(
@@ -337,7 +327,6 @@ def _program(
     operations, exchanges = prune(
         scope.builder.operations, scope.builder.exchanges, results
     )
-    delay_operations(operations, exchanges, results)
     sources = {id(operation.source) for operation in operations}
     return Program(
         inputs,
@@ -351,12 +340,15 @@ def _program(
     )
 
 
-def _terms_of(graph: tf.Graph, gradients: Iterable[str]) -> dict[str, str]:
+def _terms_of(
+    graph: tf.Graph, gradients: Iterable[str], exchanges: Container[str]
+) -> dict[str, str]:
     """Return which gradient an operation is for, if it adds up terms of one.
 
     Args:
         graph: the graph.
         gradients: the operations that return gradients, by name.
+        exchanges: those that stand for exchanges.
     """
     found: dict[str, str] = {}
 
@@ -371,7 +363,7 @@ def _terms_of(graph: tf.Graph, gradients: Iterable[str]) -> dict[str, str]:
                 tensor = waiting.pop()
                 term = tensor.op
                 is_linear = term.type in _ADDS | _SCALES
-                is_linear = is_linear or is_over_columns(term)
+                is_linear = is_linear or term.name in exchanges
                 users = {user.name for user in tensor.consumers()} - {name}
                 if is_linear and all(found.get(u) == of for u in users):
                     found[term.name] = of

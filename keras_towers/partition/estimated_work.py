@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.effects import LOOPS, called_graphs
+from keras_towers.partition.registry import facts_of
 
 # Of an axis, or of a loop, whose length the trace does not know.
 ASSUMED_LENGTH = 64
-PRODUCTS = ("MatMul", "BatchMatMul", "Einsum", "Conv", "DepthwiseConv")
 
 
 def estimated_work(
@@ -29,11 +29,12 @@ def estimated_work(
         made: how many entries it makes.
         shape: the shape of its first output.
     """
-    if not type_.startswith(PRODUCTS):
+    kind = facts_of(type_).work
+    if kind is None:
         return made
     # Of shapes [m, k], [k, n] and [m, n]: m k n.
     work = math.sqrt(math.prod(sorted(inputs)[-2:]) * made)
-    if type_.startswith("Batch") and shape.rank is not None:
+    if kind == "products" and shape.rank is not None:
         # The axes of the batch are in all three.
         batch = made
         for length in shape[-2:]:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.nodes import Node
-from keras_towers.partition.sizes import UNKNOWN, Size, broadcast, compared
+from keras_towers.partition.sizes import UNKNOWN, Size, compared
 from keras_towers.partition.spans import spans, split_sizes
 
 # Larger constants are not folded.
@@ -34,7 +34,7 @@ def folded(node: Node, inputs: Sequence[object]) -> list[Array] | None:
         node: the operation.
         inputs: the entries of its N inputs; None: unknown.
     """
-    fold = _FOLDS.get(node.type)
+    fold = node.facts.fold
     if fold is None or any(entries is None for entries in inputs):
         return None
     if not all(
@@ -42,13 +42,6 @@ def folded(node: Node, inputs: Sequence[object]) -> list[Array] | None:
         for k in range(len(inputs))
     ):
         return None
-    if node.type in _OF_WHOLE_NUMBERS or _widens(node):
-        inputs = [
-            np.asarray(_each(_if_exact, entries), dtype=object)
-            if node.dtype(k).size < 8
-            else entries
-            for k, entries in enumerate(inputs)
-        ]
     try:
         result = fold(node, *inputs)
     except (ValueError, IndexError, ZeroDivisionError):
@@ -62,18 +55,6 @@ def folded(node: Node, inputs: Sequence[object]) -> list[Array] | None:
         if not _fits(entries, node.output_dtype(k)):
             return None
     return [np.asarray(entries, dtype=object) for entries in results]
-
-
-def _widens(node: Node) -> bool:
-    """Whether it is a cast in which an integer that wrapped around stays so."""
-    if node.type != "Cast":
-        return False
-    dtype = node.output_dtype()
-    return not dtype.is_integer or dtype.size > node.dtype(0).size
-
-
-def _if_exact(entry: object) -> Array:
-    return UNKNOWN if _may_overflow(entry) else entry
 
 
 def _fits(entries: Array, dtype: tf.DType) -> bool:
@@ -115,7 +96,8 @@ def constant(operation: tf.Operation) -> Array:
     return np.array(entries, dtype=object).reshape(shape)
 
 
-def _elementwise(function: Callable[..., object]) -> Fold:
+def each(function: Callable[..., object]) -> Fold:
+    """Return a fold of entries by a function of one of each input."""
     return lambda node, *arrays: _each(function, *arrays)
 
 
@@ -123,7 +105,33 @@ def _each(function: Callable[..., object], *arrays: Array) -> Array:
     return np.frompyfunc(function, len(arrays), 1)(*arrays)
 
 
-def _comparing(compare: Callable[[Array, Array], bool]) -> Fold:
+def exact(fold: Fold) -> Fold:
+    """Return a fold of those integers only that have not wrapped around.
+
+    What it returns for numbers modulo 2**32 is not what it returns for numbers.
+    """
+
+    def fold_exact(node: Node, *arrays: Array) -> Array:
+        known = [
+            array
+            if node.dtype(k).size == 8
+            else np.asarray(_each(_if_exact, array), dtype=object)
+            for k, array in enumerate(arrays)
+        ]
+        return fold(node, *known)
+
+    return fold_exact
+
+
+def _if_exact(entry: object) -> Array:
+    return UNKNOWN if _may_overflow(entry) else entry
+
+
+def exact_each(function: Callable[..., object]) -> Fold:
+    return exact(each(function))
+
+
+def comparing(compare: Callable[[Array, Array], bool]) -> Fold:
     def fold(node: Node, *arrays: Array) -> Array:
         is_wide = node.dtype(0).size == 8
 
@@ -147,62 +155,65 @@ def _may_overflow(*entries: Array) -> bool:
     )
 
 
-def _extreme(
-    compare: Callable[[Array, Array], bool],
-) -> Callable[[Array, Array], Array]:
-    def extreme(a: Array, b: Array) -> Array:
-        is_first = compared(compare, a, b)
-        return UNKNOWN if is_first is UNKNOWN else a if is_first else b
-
-    return extreme
+def larger(a: Array, b: Array) -> Array:
+    return _first_if(compared(operator.ge, a, b), a, b)
 
 
-def _selected(node: Node, condition: Array, a: Array, b: Array) -> Array:
-    if node.type == "Select":
-        # Its condition has the first axes, not the last.
-        axes = range(condition.ndim, a.ndim)
-        condition = np.expand_dims(condition, tuple(axes))
-    return _each(_chosen, condition, a, b)
+def lesser(a: Array, b: Array) -> Array:
+    return _first_if(compared(operator.le, a, b), a, b)
 
 
-def _chosen(condition: Array, a: Array, b: Array) -> Array:
+def _first_if(condition: Array, a: Array, b: Array) -> Array:
+    return UNKNOWN if condition is UNKNOWN else a if condition else b
+
+
+def chosen(condition: Array, a: Array, b: Array) -> Array:
     if isinstance(condition, bool | np.bool_):
         return a if condition else b
     return a if a == b else UNKNOWN
 
 
-def _both(a: Array, b: Array) -> Array:
+def chosen_rows(node: Node, condition: Array, a: Array, b: Array) -> Array:
+    # The condition has the first axes, not the last.
+    axes = range(condition.ndim, a.ndim)
+    return _each(chosen, np.expand_dims(condition, tuple(axes)), a, b)
+
+
+def both(a: Array, b: Array) -> Array:
     if UNKNOWN in (a, b):
         return UNKNOWN if a is not False and b is not False else False
     return bool(a and b)
 
 
-def _one_of(a: Array, b: Array) -> Array:
+def one_of(a: Array, b: Array) -> Array:
     if UNKNOWN in (a, b):
         return True if a is True or b is True else UNKNOWN
     return bool(a or b)
 
 
-def _cast_or_copy(node: Node, array: Array) -> Array:
-    if node.type == "Cast" and node.output_dtype().is_bool:
-        return _each(lambda a: compared(operator.ne, a, 0), array)
-    return array
+def cast(node: Node, array: Array) -> Array:
+    dtype = node.output_dtype()
+    if dtype.is_bool:
+        return exact_each(lambda a: compared(operator.ne, a, 0))(node, array)
+    # An integer that wrapped around stays so.
+    widens = not dtype.is_integer or dtype.size > node.dtype(0).size
+    return exact_each(lambda a: a)(node, array) if widens else array
 
 
-def _sliced(node: Node, array: Array, *ends: Array) -> Array:
+def sliced(node: Node, array: Array, *ends: Array) -> Array:
     index: list[Array] = []
     for span in spans(node, array.shape, *ends):
         if span.dropped:
-            index.append(_int(span.begin))
+            index.append(to_int(span.begin))
             continue
         if span.axis is None or span.is_whole:
             index.append(None if span.axis is None else slice(None))
             continue
-        size = _int(span.size)
+        size = to_int(span.size)
         if not size:
             index.append(slice(0))
             continue
-        begin, whole = _int(span.begin), array.shape[span.axis]
+        begin, whole = to_int(span.begin), array.shape[span.axis]
         if node.type == "Slice" and not 0 <= begin <= whole - size:
             raise ValueError("outside of the array")
         last = begin + size * span.stride
@@ -210,51 +221,52 @@ def _sliced(node: Node, array: Array, *ends: Array) -> Array:
     return array[tuple(index)]
 
 
-def _reduced(node: Node, array: Array, axes: Array) -> Array:
-    combine = {
-        "Prod": lambda a, b: a * b,
-        "Sum": lambda a, b: a + b,
-        "Max": _extreme(operator.ge),
-        "Min": _extreme(operator.le),
-        "All": _both,
-        "Any": _one_of,
-    }[node.type]
-    if not array.size:
-        empty = {"Prod": 1, "Sum": 0, "All": True, "Any": False}
-        shape: Array = tuple(node.shapes[0])
-        return np.full(shape, empty[node.type], object)
-    reduced = _ints(np.ravel(axes))
-    keep = node.attr("keep_dims")
-    reduce = np.frompyfunc(combine, 2, 1).reduce
-    for axis in sorted((a % max(array.ndim, 1) for a in reduced), reverse=True):
-        array = reduce(array, axis=axis, keepdims=keep)
-    return array
+def reduced(
+    combine: Callable[[Array, Array], Array], empty: int | None = None
+) -> Fold:
+    """Return a reduction by a function; of no entries it has this result."""
+
+    def fold(node: Node, array: Array, axes: Array) -> Array:
+        if not array.size and empty is None:
+            raise ValueError("the largest or least of no entries")
+        if not array.size:
+            return np.full(tuple(node.shapes[0]), empty, object)
+        along = {axis % max(array.ndim, 1) for axis in to_ints(np.ravel(axes))}
+        reduce, keep = (
+            np.frompyfunc(combine, 2, 1).reduce,
+            node.attr("keep_dims"),
+        )
+        for axis in sorted(along, reverse=True):
+            array = reduce(array, axis=axis, keepdims=keep)
+        return array
+
+    return fold
 
 
-def _gathered(node: Node, array: Array, indices: Array, axis: Array) -> Array:
+def gathered(node: Node, array: Array, indices: Array, axis: Array) -> Array:
     if node.attr("batch_dims"):
         raise ValueError("a row of indices for each row")
-    return np.take(array, _indices(indices), _int(axis))
+    return np.take(array, _indices(indices), to_int(axis))
 
 
 def _indices(array: Array) -> Array:
     """Indices, which do not count from the end, as they do in NumPy."""
-    indices = np.array(_ints(np.ravel(array)), int).reshape(np.shape(array))
+    indices = np.array(to_ints(np.ravel(array)), int).reshape(np.shape(array))
     if indices.min(initial=0) < 0:
         raise ValueError("a negative index")
     return indices
 
 
-def _scattered(
+def scattered(
     node: Node, indices: Array, entries: Array, shape: Array
 ) -> Array:
-    result = np.full(_small(shape), 0, object)
+    result = np.full(small_shape(shape), 0, object)
     places = np.moveaxis(_indices(indices), -1, 0)
     np.add.at(result, tuple(places), entries)
     return result
 
 
-def _list_diff(node: Node, array: Array, left_out: Array) -> Array:
+def list_diff(node: Node, array: Array, left_out: Array) -> Array:
     kept = []
     for k, entry in enumerate(array):
         equal = [compared(operator.eq, entry, other) for other in left_out]
@@ -265,27 +277,27 @@ def _list_diff(node: Node, array: Array, left_out: Array) -> Array:
     return [array[kept], np.array(kept, object)]
 
 
-def _stitched(node: Node, *arrays: Array) -> Array:
+def stitched(node: Node, *arrays: Array) -> Array:
     half = len(arrays) // 2
     indices = [np.ravel(_indices(array)) for array in arrays[:half]]
     size = 1 + max(places.max(initial=-1) for places in indices)
-    result = np.full(_small([size]), 0, object)
+    result = np.full(small_shape([size]), 0, object)
     for places, entries in zip(indices, arrays[half:], strict=True):
         result[places] = np.ravel(entries)
     return result
 
 
-def _offsets(node: Node, axis: Array, *shapes: Array) -> Array:
+def offsets(node: Node, axis: Array, *shapes: Array) -> Array:
     results, before = [], 0
     for shape in shapes:
         offset = np.zeros(len(shape), object)
-        offset[_int(axis)] = before
-        before = before + shape[_int(axis)]
+        offset[to_int(axis)] = before
+        before = before + shape[to_int(axis)]
         results.append(offset)
     return results
 
 
-def _broadcast_over(node: Node, a: Array, b: Array) -> Array:
+def broadcast_over(node: Node, a: Array, b: Array) -> Array:
     rank = max(len(a), len(b))
     padded = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
     over: list[list[int]] = [[], []]
@@ -303,46 +315,46 @@ def _broadcast_over(node: Node, a: Array, b: Array) -> Array:
     return [np.array(axes, object) for axes in over]
 
 
-def _split(node: Node, array: Array, sizes: Array, axis: Array) -> Array:
-    whole = array.shape[_int(axis)]
-    known = _ints(split_sizes(_ints(sizes), whole))
+def split(node: Node, array: Array, sizes: Array, axis: Array) -> Array:
+    whole = array.shape[to_int(axis)]
+    known = to_ints(split_sizes(to_ints(sizes), whole))
     if min(known) < 0 or sum(known) != whole:
         raise ValueError("the parts are not the whole")
-    return np.split(array, np.cumsum(known)[:-1], _int(axis))
+    return np.split(array, np.cumsum(known)[:-1], to_int(axis))
 
 
-def _range(node: Node, *ends: Array) -> Array:
-    numbers = range(*_ints(ends))
-    _small([len(numbers)])
+def ranged(node: Node, *ends: Array) -> Array:
+    numbers = range(*to_ints(ends))
+    small_shape([len(numbers)])
     return np.array(numbers, object)
 
 
-def _tiled(node: Node, array: Array, times: Array) -> Array:
-    _small([array.size, *times])
-    return np.tile(array, _ints(times))
+def tiled(node: Node, array: Array, times: Array) -> Array:
+    small_shape([array.size, *times])
+    return np.tile(array, to_ints(times))
 
 
-def _inverted(node: Node, order: Array) -> Array:
-    numbers = _ints(order)
+def inverted(node: Node, order: Array) -> Array:
+    numbers = to_ints(order)
     if sorted(numbers) != list(range(len(numbers))):
         raise ValueError("not a permutation")
     return np.argsort(numbers)
 
 
-def _small(shape: Array) -> list[int]:
+def small_shape(shape: Array) -> list[int]:
     """The sizes of a shape, of which an array may be made."""
-    sizes = _ints(shape)
+    sizes = to_ints(shape)
     if math.prod(sizes) > LARGEST:
         raise ValueError("too large to be folded")
     return sizes
 
 
-def _ints(array: Array) -> list[int]:
+def to_ints(array: Array) -> list[int]:
     """The entries of a vector, all of which have to be known."""
-    return list(map(_int, array))
+    return list(map(to_int, array))
 
 
-def _int(entry: object) -> int:
+def to_int(entry: object) -> int:
     """The only entry of an array, which has to be known."""
     known = np.asarray(entry, dtype=object).item()
     if not isinstance(known, int | np.integer):
@@ -350,71 +362,17 @@ def _int(entry: object) -> int:
     return int(known)
 
 
-_FOLDS: dict[str, Fold] = {
-    **dict.fromkeys(
-        ("Cast", "Identity", "Snapshot", "StopGradient"), _cast_or_copy
-    ),
-    **dict.fromkeys(("Add", "AddV2"), _elementwise(operator.add)),
-    "Sub": _elementwise(operator.sub),
-    "Mul": _elementwise(operator.mul),
-    "FloorDiv": _elementwise(operator.floordiv),
-    "FloorMod": _elementwise(operator.mod),
-    "Neg": _elementwise(operator.neg),
-    "Abs": _elementwise(abs),
-    "Square": _elementwise(lambda a: a * a),
-    "Maximum": _elementwise(_extreme(operator.ge)),
-    "Minimum": _elementwise(_extreme(operator.le)),
-    "Less": _comparing(operator.lt),
-    "LessEqual": _comparing(operator.le),
-    "Greater": _comparing(operator.gt),
-    "GreaterEqual": _comparing(operator.ge),
-    "Equal": _comparing(operator.eq),
-    "NotEqual": _comparing(operator.ne),
-    "LogicalAnd": _elementwise(_both),
-    "LogicalOr": _elementwise(_one_of),
-    "LogicalNot": _elementwise(lambda a: UNKNOWN if a is UNKNOWN else not a),
-    **dict.fromkeys(("Select", "SelectV2"), _selected),
-    "ZerosLike": _elementwise(lambda a: 0),
-    "OnesLike": _elementwise(lambda a: 1),
-    **dict.fromkeys(("Prod", "Sum", "Max", "Min", "All", "Any"), _reduced),
-    "Pack": lambda node, *arrays: np.stack(arrays, node.attr("axis")),
-    "Unpack": lambda node, array: list(
-        np.moveaxis(array, node.attr("axis"), 0)
-    ),
-    "ConcatV2": lambda _, *arrays: np.concatenate(
-        arrays[:-1], _int(arrays[-1])
-    ),
-    **dict.fromkeys(("StridedSlice", "Slice"), _sliced),
-    "Split": lambda node, axis, array: np.split(
-        array, node.num_outputs, _int(axis)
-    ),
-    "SplitV": _split,
-    "Reshape": lambda node, array, shape: array.reshape(_ints(shape)),
-    "ExpandDims": lambda node, array, axis: np.expand_dims(
-        array, _int(np.ravel(axis)[0])
-    ),
-    "Squeeze": lambda node, array: np.squeeze(
-        array, tuple(node.attr("squeeze_dims")) or None
-    ),
-    "Transpose": lambda node, array, order: array.transpose(_ints(order)),
-    "GatherV2": _gathered,
-    "Range": _range,
-    "Fill": lambda node, shape, entry: np.full(
-        _small(shape), entry[()], object
-    ),
-    "Tile": _tiled,
-    "ScatterNd": _scattered,
-    "InvertPermutation": _inverted,
-    "ListDiff": _list_diff,
-    "DynamicStitch": _stitched,
-    "ConcatOffset": _offsets,
-    "BroadcastArgs": lambda node, a, b: np.array(broadcast(a, b), object),
-    "BroadcastGradientArgs": _broadcast_over,
-}
+def squeezed(node: Node, array: Array) -> Array:
+    return np.squeeze(array, tuple(node.attr("squeeze_dims")) or None)
 
 
-# Their results modulo 2**32 are not those of numbers modulo 2**32. Comparisons
-# see to it themselves.
-_OF_WHOLE_NUMBERS = frozenset(
-    ("FloorDiv", "FloorMod", "Abs", "Maximum", "Minimum", "Max", "Min")
-)
+def filled(node: Node, shape: Array, entry: Array) -> Array:
+    return np.full(small_shape(shape), entry[()], object)
+
+
+def joined(node: Node, *arrays: Array) -> Array:
+    return np.concatenate(arrays[:-1], to_int(arrays[-1]))
+
+
+def split_evenly(node: Node, axis: Array, array: Array) -> Array:
+    return np.split(array, node.num_outputs, to_int(axis))

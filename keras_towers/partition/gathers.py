@@ -12,8 +12,9 @@ import collections
 import dataclasses
 import math
 
+from keras_towers.partition.axes import Axes
 from keras_towers.partition.layouts import Value
-from keras_towers.partition.program import Program, Tensor
+from keras_towers.partition.program import Exchange, Program, Tensor
 
 
 @dataclasses.dataclass
@@ -46,23 +47,23 @@ class Gathers:
 
     def __init__(self, budget: int):
         self._budget = budget
-        self._newest: dict[tuple[Value, bool], _Whole] = {}
+        self._newest: dict[tuple[Value, Axes], _Whole] = {}
         # By level: the bytes that exist there, and what is gathered at its end.
         self._held: collections.Counter[int] = collections.Counter()
         self._gathered: dict[int, list[_Whole]] = {}
 
-    def find(self, value: Value, on_towers: bool, near: int) -> Tensor | None:
+    def find(self, value: Value, to: Axes, near: int) -> Tensor | None:
         """Return a whole that was gathered, and can be kept until a level.
 
         Args:
             value: the value.
-            on_towers: whether every tower needs it, or all have one together.
+            to: the axes along which everyone needs a whole of its own.
             near: the level of the inputs of the operation that uses it.
 
         Returns:
             The whole; None: there is none, or no room to keep it.
         """
-        whole = self._newest.get((value, on_towers))
+        whole = self._newest.get((value, to))
         if whole is None:
             return None
         first, last = whole.last + 1, max(near, whole.last)
@@ -98,14 +99,14 @@ class Gathers:
     def add(
         self,
         value: Value,
-        on_towers: bool,
+        to: Axes,
         size: int,
         level: int,
         tensor: Tensor,
     ) -> None:
         """Record a whole that is gathered at the end of a level."""
         whole = _Whole(size, level, level + 1, tensor)
-        self._newest[value, on_towers] = whole
+        self._newest[value, to] = whole
         self._gathered.setdefault(level, []).append(whole)
         self._held.update(dict.fromkeys((level, level + 1), size))
 
@@ -124,6 +125,14 @@ class Gathers:
         )
 
 
+def gathers_variables(exchange: Exchange) -> bool:
+    """Whether an exchange gathers a variable that is in shards."""
+    given = exchange.given.axes
+    return (
+        exchange.kind == "gather" and "towers" in given and "parts" not in given
+    )
+
+
 def gathered_bytes(program: Program) -> list[int]:
     """Return the bytes of gathered variables that a tower has at each level.
 
@@ -137,7 +146,7 @@ def gathered_bytes(program: Program) -> list[int]:
     sizes = [0] * (program.levels + 1)
     for exchange in program.exchanges:
         part, result = exchange.given, exchange.result
-        if exchange.kind != "gather" or not part.on_towers or part.of_batch:
+        if not gathers_variables(exchange):
             continue
         count = result.shape.num_elements()
         size = part.dtype.size * (0 if count is None else count)

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers.partition.axes import ONCE, TOWERS, Axes
 from keras_towers.partition.conversions import CannotGather
 from keras_towers.partition.division import divide, rows_along
 from keras_towers.partition.effects import LOOPS, called_graphs
@@ -47,7 +47,6 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.registry import AXES, NOTES, ROWS, RULES, SHAPES
 from keras_towers.partition.sizes import UNKNOWN, Size
 from keras_towers.partition.undivided import (
     compute_once,
@@ -183,8 +182,8 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
         _note_rows(node, inputs, outputs)
     for output in outputs:
         if output.is_partial:
-            output.local = node.converter.once_per_tower(output.own)
-    for note in NOTES.get(node.type, ()) if is_known else ():
+            output.local = node.converter.as_term(output.own)
+    for note in node.facts.notes if is_known else ():
         with contextlib.suppress(NotDivided):
             note(node, inputs, outputs)
     _complete(node, inputs, outputs, folds)
@@ -201,7 +200,7 @@ def _note_rows(node: Node, inputs: Values, outputs: Values) -> None:
     examples. So does what is computed from it.
     """
     follows = any(value.rows_from is not None for value in inputs)
-    if node.type not in ROWS and not (follows and node.type in AXES):
+    if node.facts.rows is None and not (follows and node.facts.axes):
         return
     for index, output in enumerate(outputs):
         rows_from = functools.partial(_rows_of_output, node, inputs, index)
@@ -216,12 +215,12 @@ def _rows_of_output(
     Raises:
         NotDivided: they can only be sliced from the whole.
     """
-    if node.type in ROWS:
+    facts = node.facts
+    if facts.rows is not None:
         with contextlib.suppress(NotDivided):
-            return ROWS[node.type](node, layout, *inputs)[index].own
-    require(node.type in AXES)
-    require(all(value.shape is not None for value in inputs))
-    factors = AXES[node.type](node, *inputs)
+            return facts.rows(node, layout, *inputs)[index].own
+    require(facts.axes and all(value.shape is not None for value in inputs))
+    factors = asserted(facts.axes)(node, *inputs)
     return rows_along(node, inputs, factors, index, layout)
 
 
@@ -302,18 +301,16 @@ def apply_rules(node: Node, inputs: Values) -> Values:
     """
     if any(v.shape is None for v in inputs if v.sharded is not None):
         raise NotDivided(SHAPE)
-    # The type of a legacy call is the name of the function.
-    is_call = compat.op_definition(node.type) is None
-    reason = NO_RULE
-    for rule in RULES.get("PartitionedCall" if is_call else node.type, ()):
+    facts, reason = node.facts, NO_RULE
+    for rule in facts.rules:
         try:
             return rule(node, *inputs)
         except NotDivided as refused:
             reason = str(refused)
-    if node.type not in AXES or all(v.is_replicated for v in inputs):
+    if facts.axes is None or all(v.is_replicated for v in inputs):
         raise NotDivided(reason)
     require(all(value.shape is not None for value in inputs), SHAPE)
-    return divide(node, inputs, AXES[node.type](node, *inputs))
+    return divide(node, inputs, facts.axes(node, *inputs))
 
 
 def _undivided(node: Node, inputs: Values) -> Values:
@@ -372,8 +369,8 @@ def _gradients(
             tensor = node.converter.shard(value, rows)
             outputs.append(Value(rows, tensor, shape=value.shape))
             continue
-        on_towers = isinstance(layout, Mirrored)
-        tensor = _whole_gradient(node, value, on_towers, least)
+        to = TOWERS if isinstance(layout, Mirrored) else ONCE
+        tensor = _whole_gradient(node, value, to, least)
         facts = Value(REPLICATED, shape=value.shape)
         outputs.append(replicated(tensor, facts))
     # Where weights are written, nothing else should have their memory.
@@ -393,15 +390,13 @@ def _gradients(
     return outputs
 
 
-def _whole_gradient(
-    node: Node, value: Value, on_towers: bool, least: int
-) -> Tensor:
+def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
     """Return a whole gradient, once or on each tower.
 
     Args:
         node: returns it.
         value: the gradient.
-        on_towers: whether each tower gets it.
+        to: the axes along which everyone gets it.
         least: the earliest level at whose end it is added up.
     """
     converter, rows = node.converter, value.sharded
@@ -410,15 +405,15 @@ def _whole_gradient(
             "sum",
             value.own,
             sizes=value.shape,
-            on_towers=on_towers,
+            to=to,
             least=least,
         )
-        if not on_towers:
+        if not to:
             value.whole = total
         return total
-    if on_towers and rows is not None and not rows.of_variables:
+    if to and rows is not None and not rows.of_variables:
         return converter.gather_on_towers(value, rows)
-    if on_towers:
+    if to:
         return converter.replicate(value)
     return converter.assemble(value)
 
@@ -458,15 +453,15 @@ def _has_rows_and_shards(inputs: Values) -> bool:
 
 def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     """Derive the global shapes of outputs with unknown sizes."""
-    unknown = [None] * node.num_outputs
+    unknown, facts = [None] * node.num_outputs, node.facts
     is_known = node.type not in node.options.undivided
     if not is_known or all(s.is_fully_defined() for s in node.shapes):
         return unknown
     with contextlib.suppress(NotDivided):
-        if node.type in SHAPES:
-            return [SHAPES[node.type](node, *inputs)] * node.num_outputs
-        if node.type in AXES and all(v.shape is not None for v in inputs):
-            return AXES[node.type](node, *inputs).shapes(inputs)
+        if facts.shape is not None:
+            return [facts.shape(node, *inputs)] * node.num_outputs
+        if facts.axes and all(v.shape is not None for v in inputs):
+            return facts.axes(node, *inputs).shapes(inputs)
     return unknown
 
 

@@ -465,7 +465,7 @@ def replicated(tensor: Tensor, like: Value) -> Value:
         tensor: the whole value, on each tower or once for all of them.
         like: the value with the same facts.
     """
-    local, whole = (tensor, None) if tensor.on_towers else (None, tensor)
+    local, whole = (tensor, None) if "towers" in tensor.axes else (None, tensor)
     return dataclasses.replace(
         like, layout=REPLICATED, local=local, whole=whole, whole_from=None
     )

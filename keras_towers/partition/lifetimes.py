@@ -22,14 +22,8 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
 )
-from keras_towers.partition.rules.elementwise import ELEMENTWISE
+from keras_towers.partition.registry import facts_of
 from keras_towers.partition.tensor_sizes import TensorSizes
-
-# Their results are their inputs, or the memory of a variable.
-_SAME_MEMORY = """
-    ExpandDims Identity IdentityN PreventGradient ReadVariableOp Reshape Squeeze
-    StopGradient
-"""
 
 
 def events_of(program: Program) -> list[Operation | Exchange]:
@@ -90,7 +84,7 @@ class Lifetimes:
         }
         # Of what each micro-batch has its own until all of them are done.
         self._held = held_tensors(program)
-        self._held |= {t for t in program.inputs.of_graph if t.on_towers}
+        self._held.update(program.inputs.of_graph)
         self._root: dict[Tensor, Tensor] = {}
         # Of tensors that grow.
         self._bytes: dict[Tensor, int] = {}
@@ -99,7 +93,6 @@ class Lifetimes:
         self.made: list[int] = []
         self.reused: list[Tensor | None] = []
         self.live: list[int] = []
-        same_memory = _SAME_MEMORY.split()
         made: set[Tensor] = set()
         for event in self.events:
             made.update(made_by(event))
@@ -116,7 +109,7 @@ class Lifetimes:
                     self._root[copy] = root
                     most = self._bytes.get(root, sizes.bytes_of(root))
                     self._bytes[root] = max(most, sizes.bytes_of(copy))
-                elif event.type in same_memory:
+                elif facts_of(event.type).memory in ("input", "variable"):
                     self._root[copy] = root
         # What is repeated where it is used, and a size, have no memory.
         made.update(program.inputs.of_graph)
@@ -176,8 +169,12 @@ class Lifetimes:
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Return what a tower has of a tensor, for one or all of its parts."""
-        number = self._parts if tensor in self._held and tensor.of_batch else 1
-        if tensor.on_towers and tensor not in self._alike:
+        number = (
+            self._parts
+            if tensor in self._held and "parts" in tensor.axes
+            else 1
+        )
+        if "towers" in tensor.axes and tensor not in self._alike:
             number *= self._sharing
         size = self._bytes.get(tensor)
         return number * (self._sizes.bytes_of(tensor) if size is None else size)
@@ -199,7 +196,7 @@ class Lifetimes:
             given = self.rooted(event.given)
             is_added = self._sharing > 1 and event.kind == "sum"
             return given if is_added and given in ending else None
-        if event.type not in ELEMENTWISE:
+        if facts_of(event.type).memory != "reused":
             return None
         (result, *_), sizes = event.outputs, self._sizes
         size = sizes.bytes_of(result)
@@ -227,19 +224,17 @@ def held_tensors(program: Program) -> set[Tensor]:
         tensor
         for operation in program.operations
         for tensor in operation.inputs
-        if operation.on_towers
-        and tensor.on_towers
+        if "parts" in tensor.axes
         and tensor.operation is not None
         and not tensor.operation.is_repeated
         and tensor.level < operation.level
     }
-    later.update(e.given for e in program.exchanges if e.kind == "gather")
-    return {tensor for tensor in later if tensor.of_batch}
+    gathered = {e.given for e in program.exchanges if e.kind == "gather"}
+    return later | {tensor for tensor in gathered if "parts" in tensor.axes}
 
 
 def summed_tensors(program: Program) -> set[Tensor]:
     """Return the towers' tensors that are summed over all towers."""
     kinds = ("sum", "scatter")
     exchanges = [e for e in program.exchanges if "towers" in e.over]
-    tensors = [e.given for e in exchanges if e.kind in kinds]
-    return {tensor for tensor in tensors if tensor.on_towers}
+    return {e.given for e in exchanges if e.kind in kinds}

@@ -10,11 +10,13 @@ nothing that depends on them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.lifetimes import made_by, used_by
 from keras_towers.partition.program import (
     Exchange,
     Inputs,
@@ -24,6 +26,7 @@ from keras_towers.partition.program import (
     prune,
 )
 
+_POSITIONS = ("start", "total", "is_first")
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
@@ -54,21 +57,16 @@ def write_only_rows(program: Program) -> Program:
     this whose variables need not be those of the others.
     """
     inputs = program.inputs
-    has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
-    # Of one exchange after another, too.
-    exchanged: dict[Tensor, Tensor] = {}
-    for exchange in program.exchanges:
-        given_here = exchange.given
-        exchanged[exchange.result] = exchanged.get(given_here, given_here)
-    of_rows = {inputs.start, inputs.total, inputs.is_first}
-    of_rows.update(t for t in inputs.of_graph if t.on_towers)
+    has_rows = Tensor(tf.bool, tf.TensorShape(()))
+    rows = [tensor for tensor in inputs.of_graph if "parts" in tensor.axes]
+    rows += [inputs.start, inputs.total, inputs.is_first]
+    of_rows = _following(program, rows)
     builder = Builder()
     for operation in program.operations:
-        if any(exchanged.get(t, t) in of_rows for t in operation.inputs):
-            of_rows.update(operation.outputs)
-            if operation.type in _WRITES:
-                builder.of_update = operation.of_update
-                operation = _only_if(has_rows, operation, builder)
+        depends = not of_rows.isdisjoint(operation.inputs)
+        if depends and operation.type in _WRITES:
+            builder.of_update = operation.of_update
+            operation = _only_if(has_rows, operation, builder)
         builder.operations.append(operation)
     return dataclasses.replace(
         program,
@@ -87,90 +85,101 @@ def to_local_step(
         gradients: the results that are gradients, in groups with names.
     """
     program = write_only_rows(program)
-    inputs = program.inputs
-    joint_inputs = dataclasses.replace(
-        inputs,
-        start=dataclasses.replace(inputs.start),
-        total=dataclasses.replace(inputs.total),
-        is_first=dataclasses.replace(inputs.is_first),
-    )
+    own = {name: getattr(program.inputs, name) for name in _POSITIONS}
+    new = {name: dataclasses.replace(tensor) for name, tensor in own.items()}
     # Tensors of the global batch, by their counterparts of the local one.
-    whole = {
-        inputs.start: joint_inputs.start,
-        inputs.total: joint_inputs.total,
-        inputs.is_first: joint_inputs.is_first,
-    }
-    by_result = {e.result: e for e in program.exchanges}
-    exchanges = list(program.exchanges)
-    # Tensors that need all processes' rows.
-    of_others: set[Tensor] = set()
-    operations: list[Operation] = []
-
-    def exchanged(result: Tensor) -> None:
-        exchange = by_result.pop(result, None)
-        if exchange is None:
-            return
-        part = exchange.given
-        if exchange.kind != "first" or part in of_others:
-            of_others.add(result)
-        elif part in whole:
-            whole[result] = dataclasses.replace(result)
-            exchanges.append(Exchange("first", whole[part], whole[result]))
-
-    for operation in program.operations:
-        for tensor in operation.inputs:
-            exchanged(tensor)
-        needs_others = any(t in of_others for t in operation.inputs)
-        operands = [whole.get(t, t) for t in operation.inputs]
-        if operation.type == "Assert" and not needs_others:
-            # It is about the batch of one device.
-            operation = _with_inputs(operation, operands)
-        operations.append(operation)
-        if needs_others:
-            of_others.update(operation.outputs)
-            continue
-        if not operation.has_effect and operands != [*operation.inputs]:
-            copy = _with_inputs(operation, operands)
-            whole.update(zip(operation.outputs, copy.outputs, strict=True))
-            operations.append(copy)
-    terms = {e.result: e for e in program.exchanges if e.kind != "first"}
-    parts: set[str] = set()
+    whole = {own[name]: new[name] for name in _POSITIONS}
+    summed = {e.result: e for e in program.exchanges if e.kind != "first"}
+    of_others = _following(program, summed)
+    events = [*_of_both_batches(program, whole, of_others)]
     # The results of the local step, by those of the program.
     results: dict[Tensor, Tensor] = {}
+    parts: set[str] = set()
     for name, of_group in gradients.items():
-        given = [terms[t].given if t in terms else t for t in of_group]
-        for tensor in given:
-            exchanged(tensor)
-        if not of_others.isdisjoint(given):
+        terms = [summed[t].given if t in summed else t for t in of_group]
+        if not of_others.isdisjoint(terms):
             continue
         parts.add(name)
-        for result, part in zip(of_group, given, strict=True):
-            results[result] = whole.get(part, part)
-            if result in terms:
-                results[result] = dataclasses.replace(result)
-                exchanges.append(
-                    dataclasses.replace(
-                        terms[result],
-                        given=whole.get(part, part),
-                        result=results[result],
-                    )
-                )
-    shared = {own for t, own in results.items() if t not in terms}
+        for result, term in zip(of_group, terms, strict=True):
+            results[result] = whole.get(term, term)
+            if result in summed:
+                events.append(_with_inputs(summed[result], [results[result]]))
+                (results[result],) = made_by(events[-1])
     ends = [results.get(tensor, tensor) for tensor in program.results]
-    left, needed_exchanges = prune(operations, exchanges, ends)
-    of_process = dataclasses.replace(
-        program, operations=left, exchanges=needed_exchanges, results=ends
+    operations, exchanges = prune(
+        [event for event in events if isinstance(event, Operation)],
+        [event for event in events if isinstance(event, Exchange)],
+        ends,
     )
     return LocalStep(
-        of_process, joint_inputs, frozenset(parts), frozenset(shared)
+        dataclasses.replace(
+            program, operations=operations, exchanges=exchanges, results=ends
+        ),
+        dataclasses.replace(program.inputs, **new),
+        frozenset(parts),
+        frozenset(own for t, own in results.items() if t not in summed),
     )
 
 
-def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:
-    """Return a copy of an operation with other inputs and new outputs."""
+def _of_both_batches(
+    program: Program, whole: dict[Tensor, Tensor], of_others: set[Tensor]
+) -> Iterator[Operation | Exchange]:
+    """Yield what a program does, and the same for the global batch.
+
+    Args:
+        program: the program.
+        whole: tensors of the global batch, by their counterparts of the local
+            one; gets all others.
+        of_others: tensors that need all processes' rows.
+    """
+    for event in _in_order(program):
+        used, made = [*used_by(event)], made_by(event)
+        operands = [whole.get(tensor, tensor) for tensor in used]
+        if operands == used or not of_others.isdisjoint((*used, *made)):
+            yield event
+            continue
+        copy = _with_inputs(event, operands)
+        is_check = isinstance(event, Operation) and event.type == "Assert"
+        if not is_check:
+            yield event
+        # A check is about the batch of one device.
+        if is_check or isinstance(event, Exchange) or not event.has_effect:
+            yield copy
+            whole |= zip(made, made_by(copy), strict=True)
+
+
+def _following(program: Program, tensors: Iterable[Tensor]) -> set[Tensor]:
+    """Return tensors, and all that are computed from them."""
+    found = set(tensors)
+    for event in _in_order(program):
+        if not found.isdisjoint(used_by(event)):
+            found.update(made_by(event))
+    return found
+
+
+def _in_order(program: Program) -> Iterator[Operation | Exchange]:
+    """Yield operations and exchanges, each before those that use its result."""
+    left = {exchange.result: exchange for exchange in program.exchanges}
+
+    def needed(tensors: Iterable[Tensor]) -> Iterator[Exchange]:
+        for exchange in [left.pop(t) for t in tensors if t in left]:
+            yield from needed(exchange.used)
+            yield exchange
+
+    for operation in program.operations:
+        yield from needed(operation.inputs)
+        yield operation
+    yield from needed([*left])
+
+
+def _with_inputs(event: Operation | Exchange, inputs: Sequence[Tensor]) -> Any:
+    """Return a copy of an operation or an exchange, with new results."""
+    if isinstance(event, Exchange):
+        result = dataclasses.replace(event.result)
+        return dataclasses.replace(event, given=inputs[0], result=result)
     outputs: list[Tensor] = []
-    copy = dataclasses.replace(operation, inputs=inputs, outputs=outputs)
-    for tensor in operation.outputs:
+    copy = dataclasses.replace(event, inputs=inputs, outputs=outputs)
+    for tensor in event.outputs:
         outputs.append(dataclasses.replace(tensor, operation=copy))
     return copy
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
@@ -22,8 +23,9 @@ from keras_towers.partition.layouts import (
     sizes_of,
 )
 from keras_towers.partition.paired_variances import PairedVariances
-from keras_towers.partition.program import Attributes, Tensor
+from keras_towers.partition.program import Attributes, Exchange, Tensor
 from keras_towers.partition.reasons import SHAPE, require
+from keras_towers.partition.registry import OperationFacts, facts_of
 from keras_towers.partition.resources import VariableContents
 from keras_towers.partition.sizes import UNKNOWN, Dimension, symbol
 from keras_towers.partition.units import Units
@@ -40,14 +42,17 @@ class Marks:
             its tensor.
         updates: for operations of optimizers' updates, where they run if they
             are computed once; "": on the first tower.
+        exchanges: in the graph of a column, for operations that stand for
+            exchanges with the other columns, which these are.
     """
 
     layouts: Mapping[str, Sequence[InputLayout]]
     gradients: Mapping[str, str]
     updates: Mapping[str, str]
+    exchanges: Mapping[str, Exchange]
 
 
-_NO_MARKS = Marks({}, {}, {})
+_NO_MARKS = Marks({}, {}, {}, {})
 
 
 class Scope:
@@ -131,7 +136,7 @@ class Scope:
         self.computed_once.update(before)
 
     def _builder(self) -> Builder:
-        return Builder(False, self.builder.shard_axes)
+        return Builder(can_exchange=False)
 
     def _inside(self, units: Units, **options: Any) -> Scope:
         changed = dataclasses.replace(self.options, **options)
@@ -145,6 +150,7 @@ class Node:
     Attributes:
         operation: the operation.
         type: the type of the operation.
+        facts: what is known of operations of this type.
         scope: the graph, or the function, that it belongs to.
         builder: adds operations there.
         units: the units of rows there.
@@ -157,6 +163,10 @@ class Node:
     def __init__(self, operation: tf.Operation, scope: Scope):
         self.operation = operation
         self.type: str = operation.type
+        # The type of a legacy call is the name of the function.
+        is_call = compat.op_definition(self.type) is None
+        known_as = "PartitionedCall" if is_call else self.type
+        self.facts: OperationFacts = facts_of(known_as)
         self.scope = scope
         self.builder = scope.builder
         self.units = scope.units

@@ -19,6 +19,11 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.axes import (
+    BATCH,
+    ONCE,
+    Axes,
+)
 from keras_towers.partition.sizes import Dimension
 
 
@@ -29,33 +34,27 @@ class Tensor:
     Attributes:
         dtype: its dtype.
         shape: its shape, as far as it is known; on towers, the local shape.
-        on_towers: whether every tower has its own value.
+        axes: the axes along which it varies, as in ``axes``.
         level: its level.
         operation: the operation that computes it; None: it is an input of the
             program, or the result of an exchange.
         index: its index among the outputs of the operation.
         handle: the handle data, if it is the handle of a variable.
-        of_batch: on towers, whether it depends on rows of the batch, and so
-            differs between the micro-batches of a tower.
-        on_columns: whether every column of the mesh has its own value.
         is_fixed: whether it is an input that never changes.
     """
 
     dtype: tf.DType
     shape: tf.TensorShape
-    on_towers: bool
+    axes: Axes = ONCE
     level: int = 0
     operation: Operation | None = None
     index: int = 0
     handle: Any = None
-    of_batch: bool = True
-    on_columns: bool = False
     is_fixed: bool = False
 
 
 Attributes: TypeAlias = "Mapping[str, Any]"
 """The attributes of an operation, by name."""
-Axis: TypeAlias = Literal["columns", "towers", "ranks"]
 ExchangeKind: TypeAlias = Literal[
     "sum", "gather", "scatter", "first", "before", "root"
 ]
@@ -83,6 +82,16 @@ class Phase(enum.IntEnum):
     UPDATE = 3
 
 
+def axes_of(tensors: Iterable[Tensor]) -> Axes:
+    """Return the axes along which any of some tensors varies."""
+    return ONCE.union(*(tensor.axes for tensor in tensors))
+
+
+def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors are computed from rows of the batch."""
+    return "parts" in axes_of(tensors)
+
+
 def is_pure(operation: Operation) -> bool:
     """Whether an operation is a function of its inputs, and calls no other."""
     definition = compat.op_definition(operation.type)
@@ -92,11 +101,6 @@ def is_pure(operation: Operation) -> bool:
         or definition is None
         or definition.is_stateful
     )
-
-
-def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
-    """Whether towers compute tensors from rows of the batch."""
-    return any(tensor.on_towers and tensor.of_batch for tensor in tensors)
 
 
 def phase_of(
@@ -109,7 +113,7 @@ def phase_of(
         inputs: its inputs.
         of_update: as in ``Operation``.
     """
-    if not any(tensor.on_towers for tensor in inputs):
+    if "towers" not in axes_of(inputs):
         return Phase.ONCE
     # Of a batch, each micro-batch has rows of its own.
     if of_update and not depends_on_batch(inputs):
@@ -129,11 +133,11 @@ def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
     """
     levels = [least]
     for tensor in inputs:
-        levels.append(tensor.level + (1 if _is_over(tensor, phase) else 0))
+        levels.append(tensor.level + (1 if is_over(tensor, phase) else 0))
     return max(levels)
 
 
-def _is_over(tensor: Tensor, phase: Phase) -> bool:
+def is_over(tensor: Tensor, phase: Phase) -> bool:
     """Whether a phase is over when a tensor of the same level is computed."""
     return tensor.operation is not None and tensor.operation.phase > phase
 
@@ -148,15 +152,13 @@ class Operation:
         attributes: its attributes, as ``AttrValue``.
         outputs: its outputs.
         level: its level.
-        on_towers: whether every tower runs it.
-        on_columns: whether every column of the mesh runs it.
+        axes: the axes along which it is run, and its outputs vary.
         has_effect: whether it is kept even if its outputs are unused.
         is_repeated: whether every function that uses it adds it again, as it
             does constants, from which TensorFlow infers shapes.
         functions: the functions that it calls, by the attributes that name
             them: one function or several.
         source: the traced operation that it stands for, if any.
-        at_root: whether only the first of several processes runs it.
         of_update: whether an optimizer updates variables by it, one after
             another.
         device: where it runs, if it is computed once; "": on the first tower.
@@ -171,15 +173,13 @@ class Operation:
     attributes: Attributes
     outputs: list[Tensor]
     level: int
-    on_towers: bool
-    on_columns: bool = False
+    axes: Axes
     has_effect: bool = False
     is_repeated: bool = False
     functions: Mapping[str, Function | Sequence[Function]] = dataclasses.field(
         default_factory=dict
     )
     source: tf.Operation | None = None
-    at_root: bool = False
     of_update: bool = False
     device: str = ""
     name: str = ""
@@ -190,6 +190,11 @@ class Operation:
     def phase(self) -> Phase:
         """The phase of its level in which it runs."""
         return phase_of(self.type, self.inputs, self.of_update)
+
+    @property
+    def at_root(self) -> bool:
+        """Whether only the first of several processes runs it."""
+        return "ranks" in self.axes and "towers" not in self.axes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -211,9 +216,8 @@ class Exchange:
             number.
         units: the size of the axis of variables in shards that the towers have
             these rows of; None: their rows are others.
-        over: the axes along which it is exchanged, the inner one first. Towers
-            of one process have a rank. Over ranks only, each tower of a process
-            exchanges with those that have the same rows in the others.
+        over: the axes that it crosses: of what varies along others there is an
+            exchange at each place along these.
         gradient: the gradient of an optimizer that it adds up, by the name of
             the tensor in the trace; "": it adds up none.
         least: the earliest level at whose end it takes place.
@@ -226,7 +230,7 @@ class Exchange:
     sizes: Sequence[Dimension | None] | None = None
     rows: tuple[Tensor, Tensor] | None = None
     units: int | None = None
-    over: tuple[Axis, ...] = ("towers", "ranks")
+    over: Axes = BATCH
     gradient: str = ""
     least: int = 0
 
@@ -238,9 +242,7 @@ class Exchange:
     @property
     def is_own(self) -> bool:
         """Whether everyone who takes part has a result of its own."""
-        if "columns" in self.over:
-            return self.result.on_columns
-        return self.result.on_towers and "towers" in self.over
+        return not self.over.isdisjoint(self.result.axes)
 
     @property
     def used(self) -> list[Tensor]:
@@ -435,59 +437,4 @@ def prune(
     return (
         [o for o in operations if id(o) in kept],
         [exchange for t, exchange in exchanged.items() if t in seen],
-    )
-
-
-def delay_operations(
-    operations: Sequence[Operation],
-    exchanges: Iterable[Exchange],
-    results: Iterable[Tensor],
-) -> None:
-    """Delay operations of towers to the levels that use their outputs.
-
-    The first operations of the backward pass depend on the forward pass only,
-    as does a layer's centered input. If they ran as early as possible, their
-    outputs would be kept for every layer.
-
-    Args:
-        operations: the operations, in order; their levels are changed.
-        exchanges: the exchanges, which are not delayed.
-        results: the results of the program.
-    """
-    uses: dict[Tensor, set[int]] = {}
-
-    def use(tensors: Iterable[Tensor], levels: Iterable[int]) -> None:
-        for tensor in tensors:
-            uses.setdefault(tensor, set()).update(levels)
-
-    for exchange in exchanges:
-        use(exchange.used, [exchange.given.level])
-    for tensor in results:
-        use([tensor], [tensor.level])
-    for operation in reversed(operations):
-        levels = {n for t in operation.outputs for n in uses.get(t, ())}
-        if operation.is_repeated:
-            use(operation.inputs, levels)
-            continue
-        level = min(levels, default=operation.level)
-        if level > operation.level and _may_wait(operation, level, uses):
-            operation.level = level
-            for tensor in operation.outputs:
-                tensor.level = level
-        for tensor in operation.inputs:
-            is_over = _is_over(tensor, operation.phase)
-            use([tensor], [operation.level - 1 if is_over else operation.level])
-
-
-def _may_wait(
-    operation: Operation, level: int, uses: dict[Tensor, set[int]]
-) -> bool:
-    """Whether a delay of the operation keeps no additional inputs in memory."""
-    if not operation.on_towers or not is_pure(operation):
-        return False
-    return all(
-        not tensor.on_towers
-        or (tensor.operation is not None and tensor.operation.is_repeated)
-        or max(uses.get(tensor, ()), default=-1) >= level
-        for tensor in operation.inputs
     )

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers.partition.effects import is_draw
 from keras_towers.partition.estimated_work import ASSUMED_LENGTH, work_of
-from keras_towers.partition.program import Exchange, Program, depends_on_batch
+from keras_towers.partition.program import Exchange, Program
 from keras_towers.partition.units import Units
 
 # How many multiplications take as long as the exchange of a byte, about.
@@ -48,8 +48,7 @@ def _undivided(program: Program) -> Iterable[tf.Operation]:
     found = {
         id(operation.source): operation.source
         for operation in program.operations
-        if operation.source is not None
-        and not (operation.on_towers and depends_on_batch(operation.outputs))
+        if operation.source is not None and "parts" not in operation.axes
     }
     return found.values()
 

@@ -1,77 +1,253 @@
-"""The rules of each type of operation."""
+"""What is known of operations, by their types.
+
+Each has one row, in the file of ``rules`` for its family. The axes that inputs
+and outputs share are labeled as in an einsum: a label stands for one axis that
+may be divided. Shardy calls them factors, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+import dataclasses
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
-from keras_towers.partition.division import Factors
-from keras_towers.partition.layouts import Shape, Values
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.partition.layouts import Shape, Value, Values
+from keras_towers.partition.program import Attributes
+from keras_towers.partition.sizes import (
+    UNKNOWN,
+    Dimension,
+    broadcast_size,
+)
 
-# A rule takes a node and the values of its inputs, and returns the values of
-# its outputs. If it raises ``NotDivided``, the next rule of the type is tried,
-# then its axes. If these fail, too, the operation is computed once.
+# What functions of a node and of the values of its inputs return: the values of
+# its outputs, or its axes.
 Rule: TypeAlias = "Callable[..., Values]"
-# Takes a node and the values of its inputs, whose ranks are known.
-Axes: TypeAlias = "Callable[..., Factors]"
-FunctionT = TypeVar("FunctionT", bound=Callable)
-
-RULES: dict[str, list[Rule]] = {}
-AXES: dict[str, Axes] = {}
-# Operations of replicated inputs whose rows towers can compute by themselves:
-# functions that take a node, the layout of the rows, and the values of its
-# inputs, and return those of its outputs.
-ROWS: dict[str, Rule] = {}
-# Functions that return the global shape of all outputs.
-SHAPES: dict[str, Callable[..., Shape]] = {}
-# Functions that note facts about the entries of the outputs.
-NOTES: dict[str, list[Callable[..., None]]] = {}
+FactorsOf: TypeAlias = "Callable[..., Factors]"
+# None: the axis cannot be divided.
+Labels: TypeAlias = "Sequence[Hashable | None]"
 
 
-def rule(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a rule. The rules of a type are tried in this order."""
-    return _added_to(RULES, types)
+@dataclasses.dataclass(frozen=True)
+class NewAxis:
+    """The label of an axis of this size, which cannot be divided."""
+
+    size: Dimension
 
 
-def axes(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that names the shared axes of operations."""
-    return _set_in(AXES, types)
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """The axes of an operation.
 
-
-def rows_of(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that computes the rows of a tower, and no others."""
-    return _set_in(ROWS, types)
-
-
-def shape_of(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that returns the shape of the outputs."""
-    return _set_in(SHAPES, types)
-
-
-def notes(*types: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that notes facts about the entries of outputs.
-
-    It takes a node and the values of its inputs and outputs.
+    Attributes:
+        inputs: the labels of the axes of each input; None: the input is
+            replicated.
+        outputs: the labels of the axes of each output; None: the output is
+            replicated, and has the traced shape.
+        linear: groups of inputs. The operation is linear in the inputs of a
+            group taken together, for fixed values of the remaining inputs.
+        summed: labels of axes that the operation sums over. Applied to
+            slices of the axis, its outputs add up to the full output.
+        needs_rows: whether TensorFlow fails or returns garbage for 0 rows.
+        attributes: the attributes that differ on towers.
+        entries: new entries of vectors among the inputs, by the index of the
+            input; None: the entry is unchanged.
     """
-    return _added_to(NOTES, types)
+
+    inputs: Sequence[Labels | None]
+    outputs: Sequence[Labels | None]
+    linear: Sequence[Collection[int]] = ()
+    summed: Collection[Hashable] = ()
+    needs_rows: bool = False
+    attributes: Attributes = dataclasses.field(default_factory=dict)
+    entries: Mapping[int, Sequence[int | None]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def may_divide(self, label: Hashable | None) -> bool:
+        """Whether the operation may be divided along an axis."""
+        if label is None:
+            return False
+        outputs = [labels for labels in self.outputs if labels is not None]
+        kept = [label in labels for labels in outputs]
+        return all(kept) or (label in self.summed and not any(kept))
+
+    def labels(self, inputs: Values) -> list[Labels]:
+        """Return the labels of inputs, None for axes that are broadcast.
+
+        An axis of size 1 is broadcast if an axis with the same label is longer.
+        """
+        sizes = self._sizes(inputs)
+        labels_of_inputs: list[Labels] = []
+        for value, labels in zip(inputs, self.inputs, strict=True):
+            shape = value.shape or ()
+            labels_of_inputs.append(
+                [
+                    None if size == 1 and sizes.get(label) != 1 else label
+                    for size, label in zip(
+                        shape, labels or [None] * len(shape), strict=True
+                    )
+                ]
+            )
+        return labels_of_inputs
+
+    def shapes(self, inputs: Values) -> list[Shape | None]:
+        """Return the shapes of the outputs, as far as they are known."""
+        sizes = self._sizes(inputs)
+        return [
+            None
+            if labels is None
+            else tuple(
+                label.size
+                if isinstance(label, NewAxis)
+                else sizes.get(label, UNKNOWN)
+                for label in labels
+            )
+            for labels in self.outputs
+        ]
+
+    def _sizes(self, inputs: Values) -> dict[Hashable, Dimension]:
+        sizes: dict[Hashable, Dimension] = {}
+        for value, labels in zip(inputs, self.inputs, strict=True):
+            for label, size in zip(
+                labels or (), value.shape or (), strict=False
+            ):
+                if label is not None:
+                    sizes[label] = broadcast_size(sizes.get(label, 1), size)
+        return sizes
 
 
-def _added_to(
-    functions: dict[str, list[Any]], types: Sequence[str]
-) -> Callable[[FunctionT], FunctionT]:
-    def add(function: FunctionT) -> FunctionT:
-        for type_ in types:
-            functions.setdefault(type_, []).append(function)
-        return function
+def elementwise(*linear: Collection[int]) -> FactorsOf:
+    """Return what returns the axes of elementwise operations.
 
-    return add
+    Args:
+        *linear: as in ``Factors``.
+    """
+
+    def axes(node: object, *inputs: Value) -> Factors:
+        rank = max(value.rank for value in inputs)
+        labels = [range(rank - value.rank, rank) for value in inputs]
+        return Factors(labels, [range(rank)], linear=linear)
+
+    return axes
 
 
-def _set_in(
-    functions: dict[str, Any], types: Sequence[str]
-) -> Callable[[FunctionT], FunctionT]:
-    def add(function: FunctionT) -> FunctionT:
-        functions.update(dict.fromkeys(types, function))
-        return function
+def along_axes(
+    reduced: Collection[int],
+    inputs: Values,
+    outputs: int = 1,
+    linear: Sequence[Collection[int]] = (),
+    keeps: bool = True,
+) -> Factors:
+    """Return the axes of an operation that works along axes of its first input.
 
-    return add
+    Args:
+        reduced: the axes that it works along.
+        inputs: its inputs; all but the first are replicated.
+        outputs: the number of outputs.
+        linear: as in ``Factors``.
+        keeps: whether the outputs have these axes, too.
+    """
+    labels: list[Hashable] = list(range(inputs[0].rank))
+    left = [a for a in labels if a not in reduced]
+    if keeps:
+        left = [
+            NewAxis(size) if axis in reduced else axis
+            for axis, size in enumerate(inputs[0].sizes)
+        ]
+    labels = [None if a in reduced else a for a in labels]
+    options = [None] * (len(inputs) - 1)
+    return Factors([labels, *options], [left] * outputs, linear=linear)
+
+
+# ---- rows --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class OperationFacts:
+    """What is known of operations of a type.
+
+    Functions take a node, and the values of its inputs.
+
+    Attributes:
+        rules: return the values of its outputs. They are tried in this order,
+            then ``axes``: if one raises ``NotDivided``, the next one is. If all
+            do, the operation is computed once.
+        axes: returns the axes that inputs and outputs share. The ranks of its
+            inputs are known.
+        rows: computes the rows of a tower, and no others, if all inputs are
+            replicated. It also takes the layout of the rows, after the node.
+        shape: returns the global shape of all outputs.
+        notes: note facts about the entries of the outputs, whose values they
+            take, too.
+        fold: returns the entries of the outputs, given those of the inputs, as
+            far as they are known before the step runs.
+        bounds: whether results are ``finite`` or NaN, or infinite only if
+            ``inputs`` are; None: they may be infinite.
+        factor: what it does with an input in which it is not linear:
+            ``divides`` by it, or only ``selects`` by it, so that it may be
+            infinite; None: it may multiply by it.
+        memory: the memory of a result: that of its ``input`` or of a
+            ``variable``, or that of an input which ends there is ``reused``;
+            None: its own.
+        work: whether it computes a ``product``, as of matrices, or several
+            ``products``; None: as much as it makes.
+        effect: what it does at most, if TensorFlow says that it has a state:
+            it ``reads`` a variable, ``checks`` something, and fails, or
+            ``writes`` what each process has; None: it may do anything.
+    """
+
+    rules: Sequence[Rule] = ()
+    axes: FactorsOf | None = None
+    rows: Rule | None = None
+    shape: Callable[..., Shape] | None = None
+    notes: Sequence[Callable[..., None]] = ()
+    fold: Callable[..., Any] | None = None
+    bounds: Literal["finite", "inputs"] | None = None
+    factor: Literal["divides", "selects"] | None = None
+    memory: Literal["input", "reused", "variable"] | None = None
+    work: Literal["product", "products"] | None = None
+    effect: Literal["reads", "checks", "writes"] | None = None
+
+
+OPERATIONS: dict[str, OperationFacts] = {}
+_NOTHING = OperationFacts()
+
+
+def operation(types: str, *rules: Rule, **facts: Any) -> None:
+    """Say what is known of an operation.
+
+    Args:
+        types: its type, or several of which the same is known.
+        *rules: its rules.
+        **facts: the other attributes of ``OperationFacts``.
+    """
+    row = OperationFacts(rules, **facts)
+    OPERATIONS.update(dict.fromkeys(types.split(), row))
+
+
+def add_operation(type_: str, axes: FactorsOf, **facts: Any) -> None:
+    """Say how towers divide an operation of your own.
+
+    Args:
+        type_: its type, such as ``"MatMul"``.
+        axes: returns the axes that its inputs and outputs share, such as
+            ``elementwise()``, or a function that returns ``Factors``.
+        **facts: what else is known: the attributes of ``OperationFacts``.
+
+    Raises:
+        TowerError: TensorFlow has no such operation.
+    """
+    if compat.op_definition(type_) is None:
+        raise TowerError(
+            f"add_operation got {type_!r}, but TensorFlow has no operation of "
+            "this type: load the library that defines it first, for example "
+            "with tf.load_op_library."
+        )
+    operation(type_, axes=axes, **facts)
+
+
+def facts_of(type_: str) -> OperationFacts:
+    """Return what is known of operations of a type."""
+    return OPERATIONS.get(type_, _NOTHING)

@@ -24,7 +24,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from keras_towers.partition.estimated_work import PRODUCTS
 from keras_towers.partition.lifetimes import Lifetimes
 from keras_towers.partition.program import (
     Exchange,
@@ -35,6 +34,7 @@ from keras_towers.partition.program import (
     Tensor,
     is_pure,
 )
+from keras_towers.partition.registry import facts_of
 from keras_towers.partition.segments import Division, Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
@@ -64,7 +64,8 @@ def rematerialize(
         program: the program; its operations are changed.
         sizes: the sizes of its tensors; gets those of what is added.
         limit: the bytes that a tower may have at a time; if no plan needs so
-            few, the one that needs least is chosen.
+            few, the one that needs least is chosen. 0: as few as are worth the
+            time.
         most_work: the part of the work that may be computed again.
         parts: the number of micro-batches of a tower.
         segments: what is computed again in any case; None: nothing.
@@ -94,16 +95,14 @@ def rematerialize(
     if segments is not None:
         # Of segments inside of others, as many as need least memory.
         peak = _Peak(program, sizes, parts)
-        plan = _chosen([*peak.plans_of(segments)], 0, math.inf)
-        assert plan is not None, "segments that are none"
-        use(plan)
+        use(min(peak.plans_of(segments), key=lambda plan: plan.bytes))
     for _ in range(_MOST_PEAKS):
         if best.bytes <= limit:
             break
         peak = _Peak(program, sizes, parts)
         plans = [*peak.plans(limit, most_work - best.work)]
         plans = [p for p in plans if best.work + p.work <= most_work]
-        plan = _chosen(plans, limit, best.bytes)
+        plan = _chosen(plans, limit, best)
         if plan is None:
             break
         use(plan)
@@ -125,18 +124,26 @@ class _Plan:
     work: float
 
 
-def _chosen(plans: Sequence[_Plan], limit: float, most: float) -> _Plan | None:
-    """Return the plan with least work, or else the one that needs least.
+def _chosen(
+    plans: Sequence[_Plan], limit: float, now: Schedule
+) -> _Plan | None:
+    """Return the plan with least work, or else the best one.
 
     Args:
         plans: the plans.
-        limit: the bytes that it should need at most.
-        most: the bytes that are needed without a plan.
+        limit: the bytes that it should need at most. With a limit, that is best
+            which needs least; without one, each percent that a step takes
+            longer is to save more than a percent of its memory.
+        now: what is needed without a plan.
     """
-    plans = [plan for plan in plans if plan.bytes < most / ALIKE]
-    least = min((plan.bytes for plan in plans), default=0) * ALIKE
-    fits = [plan for plan in plans if plan.bytes <= max(limit, least)]
-    return min(fits, key=lambda plan: plan.work, default=None)
+    plans = [plan for plan in plans if plan.bytes < now.bytes / ALIKE]
+    if limit:
+        least = min((plan.bytes for plan in plans), default=0) * ALIKE
+        fits = [plan for plan in plans if plan.bytes <= max(limit, least)]
+        return min(fits, key=lambda plan: plan.work, default=None)
+    time = 1 + now.work
+    worth = [p for p in plans if p.bytes * (time + p.work) < now.bytes * time]
+    return min(worth, key=lambda p: p.bytes * (time + p.work), default=None)
 
 
 class _Peak:
@@ -169,7 +176,7 @@ class _Peak:
         # By what they gather: the gathers of weights in shards.
         self._gathers: dict[Tensor, list[Exchange]] = {}
         for exchange in program.exchanges:
-            if exchange.kind == "gather" and not exchange.given.of_batch:
+            if exchange.kind == "gather" and "parts" not in exchange.given.axes:
                 same = self._gathers.setdefault(exchange.given, [])
                 same.append(exchange)
         self._exchanged = {e.result: e for e in program.exchanges}
@@ -298,7 +305,7 @@ class _Peak:
     def may_run_again(self, operation: Operation) -> bool:
         """Whether an operation gives the same once more, for its memory."""
         if (
-            not operation.on_towers
+            "towers" not in operation.axes
             or operation.phase is not Phase.TOWERS
             or operation.is_repeated
             or not operation.inputs
@@ -406,7 +413,7 @@ class _Copies:
                 or needed in self._copied
                 or self._division.segment_of(position) != segment
                 or not self._peak.may_run_again(operation)
-                or (self._division.keeps_products and is_product(operation))
+                or (self._division.keeps_products and _is_product(operation))
             ):
                 continue
             found[position] = operation
@@ -443,6 +450,6 @@ class _Copies:
         return self._peak.gathered_near(tensor, level)
 
 
-def is_product(operation: Operation) -> bool:
+def _is_product(operation: Operation) -> bool:
     """Whether an operation multiplies matrices, or convolves."""
-    return operation.type.startswith(PRODUCTS)
+    return facts_of(operation.type).work is not None

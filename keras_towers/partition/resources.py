@@ -268,7 +268,7 @@ class VariableContents:
                 content.shape = sizes_of(shape)
             local = self.resources.copies[common]
             return local, self._converter.shard(content, rows)
-        if handle.on_towers:
+        if "towers" in handle.axes:
             return handle, self._converter.replicate(content)
         return handle, self._converter.assemble(content)
 

@@ -13,9 +13,9 @@ does, and what may be in flight beside it::
 
 XLA orders what it compiles itself.
 
-In the order of the program, what takes more memory than it frees comes right
-before what uses it: the gradient that is computed once for all towers, before
-the update of its variable.
+In the order of the program, what takes as much memory as it frees comes right
+before what uses it, on any level: the gradient that is computed once for all
+towers, before the update of its variable.
 
 Gradients are exchanged as they arrive: the backward pass is divided into levels
 at whose ends those of some bytes are exchanged, while the next level is
@@ -29,10 +29,12 @@ import collections
 import dataclasses
 import math
 from collections.abc import Hashable, Iterable
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_towers.partition.lifetimes import Lifetimes, events_of, used_by
+from keras_towers.partition.axes import COLUMNS
+from keras_towers.partition.lifetimes import Lifetimes, events_of
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -40,10 +42,11 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
     depends_on_batch,
+    is_over,
     is_pure,
     level_after,
 )
-from keras_towers.partition.rematerialization import rematerialize
+from keras_towers.partition.rematerialization import ALIKE, rematerialize
 from keras_towers.partition.segments import Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
@@ -64,7 +67,7 @@ class RematLimits:
 
     Attributes:
         limit: the bytes of a tower for which as little as possible is computed
-            again; with 0 it is as much as saves memory.
+            again; with 0 it is as much as is worth its time.
         most_work: the part of the step's work that may be computed again.
     """
 
@@ -118,69 +121,93 @@ def schedule(
 
 
 def compute_late(program: Program, sizes: TensorSizes) -> Program:
-    """Let operations that take more memory than they free be the last they can.
+    """Let operations wait for the first one that uses them, on any level.
 
-    Those of an optimizer that needs a gradient follow on its computation, where
-    in the order of the trace those of all gradients come first.
+    Only where that keeps no more than is not there yet. So the first operations
+    of the backward pass, which depend on the forward pass only, wait for the
+    others, and those of an optimizer follow on the computation of its gradient,
+    where in the order of the trace those of all gradients come first.
 
     Args:
-        program: the program.
+        program: the program; the levels of its operations are changed.
         sizes: the sizes of its tensors.
     """
-    users: dict[Tensor, list[Operation | Exchange]]
-    users = collections.defaultdict(list)
-    events: list[Operation | Exchange]
-    events = [*program.operations, *program.exchanges]
-    for event in events:
-        for tensor in dict.fromkeys(used_by(event)):
-            users[tensor].append(event)
-    results, inputs = set(program.results), set(program.inputs.of_graph)
+    first: dict[Tensor, _Place] = {}
+    last: dict[Tensor, _Place] = {}
 
-    def is_used_with(tensor: Tensor, operation: Operation) -> bool:
-        """Whether only what is added to a graph together uses a tensor."""
-        group = _group_of(operation)
-        return tensor not in results and all(
-            isinstance(user, Operation) and _group_of(user) == group
-            for user in users[tensor]
-        )
+    def use(tensors: Iterable[Tensor], place: _Place) -> None:
+        for tensor in tensors:
+            first[tensor] = min(first.get(tensor, place), place)
+            last[tensor] = max(last.get(tensor, place), place)
 
-    def may_wait(operation: Operation) -> bool:
-        kept = [
-            tensor
-            for tensor in dict.fromkeys(operation.inputs)
-            if tensor not in inputs and is_used_with(tensor, operation)
-        ]
-        made = sum(map(sizes.bytes_of, operation.outputs))
-        return (
-            is_pure(operation)
-            and not operation.is_repeated
-            and all(is_used_with(t, operation) for t in operation.outputs)
-            and any(users[t] for t in operation.outputs)
-            and made >= sum(map(sizes.bytes_of, kept))
-        )
-
-    late = {id(o) for o in program.operations if may_wait(o)}
-    ordered: dict[int, Operation] = {}
-    for operation in program.operations:
-        stack = [] if id(operation) in late else [operation]
-        while stack:
-            sources = [tensor.operation for tensor in stack[-1].inputs]
-            needed = [
-                source
-                for source in sources
-                if source and id(source) in late and id(source) not in ordered
+    for exchange in program.exchanges:
+        use(exchange.used, _Place.at_end_of(exchange.given.level))
+    for tensor in program.results:
+        use([tensor], _Place.at_end_of(tensor.level))
+    places: list[tuple[_Place, Operation]] = []
+    repeated: list[Operation] = []
+    for index, operation in reversed([*enumerate(program.operations)]):
+        users = [first[t] for t in operation.outputs if t in first]
+        phase = operation.phase
+        place = _Place(operation.level, phase, index, index)
+        if operation.is_repeated:
+            repeated.insert(0, operation)
+            for used in (first, last):
+                for tensor in operation.outputs:
+                    if tensor in used:
+                        use(operation.inputs, used[tensor])
+            continue
+        if users and is_pure(operation):
+            later = min(users)
+            before = later.before if later.phase == phase else index
+            later = _Place(later.level, phase, before, index)
+            kept = [
+                tensor
+                for tensor in dict.fromkeys(operation.inputs)
+                if not (tensor.operation and tensor.operation.is_repeated)
+                and (tensor not in last or last[tensor] < later)
             ]
-            if needed:
-                stack += reversed(needed)
-            else:
-                operation = stack.pop()
-                ordered[id(operation)] = operation
-    return dataclasses.replace(program, operations=[*ordered.values()])
+            made = sum(map(sizes.bytes_of, operation.outputs))
+            if made * ALIKE >= sum(map(sizes.bytes_of, kept)):
+                place = max(place, later)
+        operation.level = place.level
+        for tensor in operation.outputs:
+            tensor.level = place.level
+        for tensor in dict.fromkeys(operation.inputs):
+            is_ready = not is_over(tensor, phase)
+            at_end = _Place.at_end_of(place.level - 1)
+            use([tensor], place if is_ready else at_end)
+        places.append((place, operation))
+    places.sort(key=lambda pair: pair[0])
+    operations = [*repeated, *(operation for _, operation in places)]
+    return dataclasses.replace(program, operations=operations)
+
+
+class _Place(NamedTuple):
+    """A place among the operations of a program.
+
+    Attributes:
+        level: the level.
+        phase: the phase of the level.
+        before: the index of the operation that waits for no other, right before
+            which it is, or which it is.
+        own: the index of the operation.
+    """
+
+    level: int
+    phase: int
+    before: float
+    own: float
+
+    @classmethod
+    def at_end_of(cls, level: int) -> _Place:
+        """Return the place after all operations of a level."""
+        return cls(level, len(Phase), math.inf, math.inf)
 
 
 def _group_of(operation: Operation) -> Hashable:
     """Return what the operations that are added to a graph together share."""
-    return operation.level, operation.phase, operation.on_columns
+    return operation.level, operation.phase, operation.axes & COLUMNS
 
 
 def exchange_early(program: Program, sizes: TensorSizes) -> list[Operation]:
@@ -231,7 +258,9 @@ def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
     for event in events_of(program):
         if isinstance(event, Exchange):
             # What towers compute with is gathered late; all else is free.
-            later = reached if event.least and event.result.on_towers else 0
+            later = (
+                reached if event.least and "towers" in event.result.axes else 0
+            )
             exchanges.append(dataclasses.replace(event, least=later))
             event.result.level = exchanges[-1].level + 1
             continue

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.effects import called_names
+from keras_towers.partition.effects import LOOPS, called_names
 from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.program import Function, Operation, Program, Tensor
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
 
 _NOTHING: Mapping[Tensor, Tensor] = MappingProxyType({})
-_LOOPS = ("While", "StatelessWhile")
 _PUSH, _SET = "TensorListPushBack", "TensorListSetItem"
 # Their outputs are lists like their inputs.
 _LIKE_INPUTS = (
@@ -77,7 +76,7 @@ class Stackable:
         if "element_dtype" in operation.attributes:
             dtype = tf.as_dtype(operation.attributes["element_dtype"].type)
             return None if dtype == tf.variant else dtype
-        if operation.type in (*_LOOPS, *_LIKE_INPUTS):
+        if operation.type in (*LOOPS, *_LIKE_INPUTS):
             is_alone = len(operation.outputs) == 1
             source = operation.inputs[0 if is_alone else index]
             return self._element_dtype(source, inputs)
@@ -124,7 +123,7 @@ class Stackable:
         functions += called_names(operation.attributes)
         if not functions:
             return [t for t in operation.outputs if t.dtype == tf.variant]
-        is_loop = operation.type in _LOOPS
+        is_loop = operation.type in LOOPS
         inputs = [k for k, t in enumerate(operation.inputs) if t is tensor]
         outputs: set[int] = set(inputs if is_loop else ())
         for index in inputs:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.axes import AT_ROOT, ONCE, Axes
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.effects import (
     LOOPS,
@@ -136,14 +137,15 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
     targets = written(node.operation)
     mirrored = [k for k in targets if _is_on_every_tower(inputs[k])]
     is_write = bool(targets) and not node.num_outputs
-    if effect is Effect.PER_PROCESS and is_write and mirrored == targets:
+    if effect < Effect.EXTERNAL and is_write and mirrored == targets:
         # Each tower writes to its copies.
         local_operands = [converter.replicate(value) for value in inputs]
         outputs = _copy_in_order(node, local_operands, reads=False)
         return [Value(REPLICATED, local) for local in outputs]
-    at_root = node.options.ranks and effect is Effect.EXTERNAL
+    at_root = "ranks" in node.options.axes and effect is Effect.EXTERNAL
     whole_operands = [converter.assemble(value) for value in inputs]
-    results = _copy_in_order(node, whole_operands, reads=False, at_root=at_root)
+    also = AT_ROOT if at_root else ONCE
+    results = _copy_in_order(node, whole_operands, reads=False, also=also)
     if at_root:
         results = [_broadcast_from_root(builder, whole) for whole in results]
     if effect is Effect.EXTERNAL:
@@ -158,7 +160,7 @@ def _copy_in_order(
     node: Node,
     operands: Sequence[Tensor],
     reads: bool = True,
-    at_root: bool = False,
+    also: Axes = ONCE,
     repeats: bool = False,
 ) -> list[Tensor]:
     """Add an operation after earlier users of the same resources."""
@@ -170,7 +172,7 @@ def _copy_in_order(
         operands,
         least=least,
         has_effect=not reads,
-        at_root=at_root,
+        also=also,
         is_repeated=repeats,
     )
 
@@ -183,7 +185,7 @@ def _broadcast_from_root(builder: Builder, whole: Tensor) -> Tensor:
     if whole.dtype != tf.variant:
         return builder.exchange("root", whole)
     # Processes exchange a list of tensors as a string.
-    text = builder.op("SerializeTensor", [whole], (), at_root=True)
+    text = builder.op("SerializeTensor", [whole], ())
     text = builder.exchange("root", text)
     return builder.op("ParseTensor", [text], whole.shape, out_type=tf.variant)
 

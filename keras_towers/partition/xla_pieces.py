@@ -14,7 +14,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_device
-from keras_towers.partition.effects import called_names, is_check, is_draw
+from keras_towers.partition.effects import (
+    Effect,
+    called_names,
+    effect_of,
+    is_draw,
+)
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import Kernels, functions_of
 from keras_towers.partition.program import (
@@ -194,7 +199,7 @@ class Stages:
     def _is_single(self, operation: Operation) -> bool:
         """Whether an operation is no part of a function of numbers."""
         tensors = (*operation.inputs, *operation.outputs)
-        elsewhere = operation.device and not operation.on_towers
+        elsewhere = operation.device and "towers" not in operation.axes
         if elsewhere and not same_device(operation.device, self._device):
             return True
         if not self.kernels.has(operation):
@@ -212,7 +217,9 @@ class Stages:
         """Whether an operation may fail, and does nothing else."""
         source = operation.source
         is_unused = self._used.isdisjoint(operation.outputs)
-        return is_unused and source is not None and is_check(source)
+        if not is_unused or source is None:
+            return False
+        return effect_of(source) <= Effect.CHECK
 
 
 def needs_call(operations: Sequence[Operation]) -> bool:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras_towers.errors import TowerError
 from keras_towers.system import InThread
 
 
@@ -147,18 +148,16 @@ class Activity:
         first: the marks and the exchanges that began before this round.
         in_order: whether all ranks make the same exchanges, which they do until
             a call has failed.
-        running: a collective in another thread, for which the rank waits and
-            can stop waiting; None: there is none.
+        running: collectives in other threads, for which the rank waits and
+            can stop waiting.
         thread: that other thread; None: no rank was waited for yet.
-        refuse: makes the error of what this rank does, given which ranks have
-            ended that it needs; None: starting again may help.
     """
 
-    running: InThread[Any] | None = None
     thread: threading.Thread | None = None
-    refuse: Callable[[str], Exception] | None = None
 
     def __init__(self):
+        self.running: list[InThread[Any]] = []
+        self._refusing: list[Callable[[str], Exception]] = []
         self.marks = 0
         self.action = self.does = ""
         self.waits = self.exchanges = self.is_over = False
@@ -224,14 +223,26 @@ class Activity:
             self.action, self.waits, self.is_over = before
             self.since = time.monotonic()
 
+    @property
+    def refuse(self) -> Callable[[str], Exception] | None:
+        """Makes the error of this rank, given which ranks have ended.
+
+        None: starting again may help.
+        """
+        return self._refusing[-1] if self._refusing else None
+
+    def refusal(self, ended: str) -> Exception:
+        """Return the error of this rank, given which ranks have ended."""
+        return TowerError(ended) if self.refuse is None else self.refuse(ended)
+
     @contextlib.contextmanager
     def refusing_by(self, refuse: Callable[[str], Exception]) -> Iterator[None]:
         """Record the error of this block if ranks have ended that it needs."""
-        before, self.refuse = self.refuse, refuse
+        self._refusing.append(refuse)
         try:
             yield
         finally:
-            self.refuse = before
+            self._refusing.remove(refuse)
 
 
 this_rank = Activity()
@@ -244,3 +255,4 @@ doing = this_rank.doing
 begin_round = this_rank.begin_round
 leave_order = this_rank.leave_order
 refusing_by = this_rank.refusing_by
+refusal = this_rank.refusal

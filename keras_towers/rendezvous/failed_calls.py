@@ -110,6 +110,9 @@ class JointCalls:
         self._losses = 0
         # The ranks of a call while it runs.
         self._running: Abortable | None = None
+        # Those of the last call; and whether they connect again.
+        self._ranks: Abortable | None = None
+        self._connects = False
         self._thread: int | None = None
         self._lock = threading.Lock()
         self._listens = False
@@ -118,13 +121,12 @@ class JointCalls:
         """Begin a call; return why it has failed on another rank already.
 
         Raises:
-            RanksEnded: ranks have ended, and cannot connect again.
+            TowerError: ranks have ended, and cannot connect again.
         """
         missed = self.connect_if_broken(ranks)
         if missed is not None:
             return missed
         self.number += 1
-        self._listen()
         with self._lock:
             self._running = ranks
             self._thread = threading.get_ident()
@@ -151,15 +153,17 @@ class JointCalls:
             Why it has failed, if this rank has not made it.
 
         Raises:
-            RanksEnded: ranks have ended, and cannot connect again.
+            TowerError: ranks have ended, and cannot connect again.
         """
+        self._ranks = ranks
+        self._listen()
         if not self._is_broken or self._running is not None:
             return None
         failure = self._failure(store_lib.store_of_job())
         is_missed = failure is not None and failure.call > self.number
         activity.mark("the end of a call that has failed")
         if not self._connect_again(ranks, math.inf):
-            raise watch.RanksEnded(describe_each(watch.gone_ranks()))
+            raise activity.refusal(describe_each(watch.gone_ranks()))
         return failure if is_missed else None
 
     def runs_in_another_thread(self) -> bool:
@@ -272,18 +276,20 @@ class JointCalls:
         They may not do so within the limit, or be gone.
         """
         store = store_lib.store_of_job()
-        if store is not None:
-            until, again = time.monotonic() + limit_s, True
-            while again:
+        with self._lock:
+            self._connects = True
+        until, again = time.monotonic() + limit_s, True
+        try:
+            while store is not None and again:
                 ranks.leave()
                 lost = ranks.loses_exchanges and not watch.join_wait()
-                try:
-                    again = self._leave_together(ranks, store, until, lost)
-                except TimeoutError:
-                    return False
+                again = self._leave_together(ranks, store, until, lost)
+        except TimeoutError:
+            self._connects = False
+            return False
         with self._lock:
             self.round += 1
-            self._losses = 0
+            self._losses, self._connects = 0, False
         if not repeats:
             self.failed += 1
         ranks.reconnect()
@@ -376,17 +382,27 @@ class JointCalls:
             if self.round != round_:
                 return False
             self._break()
-            if self._running is not None:
-                self._running.abort()
+            ranks = self._waiting()
+            if ranks is not None:
+                ranks.abort()
             return True
 
-    def _end_lost(self, store: StoreClient, round_: int) -> None:
-        """End the exchanges of the call that runs, if they may be lost.
+    def _waiting(self) -> Abortable | None:
+        """The ranks of what waits for others: a call, or one of its exchanges.
 
-        For the thread of the call, which waits in them.
+        Between two calls that is Python's, such as to read a variable.
+        """
+        _, in_python, _ = activity.exchanges.read()
+        between = None if self._connects or not in_python else self._ranks
+        return self._running or between
+
+    def _end_lost(self, store: StoreClient, round_: int) -> None:
+        """End the exchanges that run, if they may be lost.
+
+        For the thread that waits in them.
         """
         with self._lock, contextlib.suppress(OSError):
-            ranks = self._running
+            ranks = self._waiting()
             if self.round != round_ or ranks is None:
                 return
             _, in_python, in_graphs = activity.exchanges.read()

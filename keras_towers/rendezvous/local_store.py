@@ -130,6 +130,15 @@ class LocalStore(Store):
             some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
             return Missing(list(some), len(missing))
 
+    def add(self, key: str, rank: int, items: Sequence[str]) -> None:
+        with self._lock:
+            added = self.get(key) or {}
+            for item in items:
+                ranks = added.setdefault(item, [])
+                if rank not in ranks:
+                    added[item] = [*ranks, rank][:2]
+            self.put(key, added)
+
     def delete(self, scope: str, key: str) -> None:
         """Delete a value; a shared scope, once all its ranks have asked."""
         with self._lock:

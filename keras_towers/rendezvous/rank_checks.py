@@ -74,7 +74,8 @@ def gather(
     """Gather values from all ranks, which must be at the same point.
 
     Without the check, ranks at different points could meet in the same gather,
-    and each would take the other's values for the ones that it expects.
+    and each would take the other's values for the ones that it expects. A
+    ``Transport`` ends the wait for ranks that are elsewhere, or gone.
 
     Args:
         peers: the connected ranks.

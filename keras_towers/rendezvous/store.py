@@ -44,6 +44,8 @@ PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
 PARTS = "parts-"
 """Followed by a key, the key under which ranks give their parts of it."""
+ADDED = "added-"
+"""Followed by a key, the key under which ranks add items to it."""
 OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
 
@@ -100,6 +102,15 @@ class Store(ABC):
             value: the part; given again, it replaces the one before. None
                 is left out of the list: what all ranks read is then as short
                 for many ranks as for few.
+        """
+
+    @abstractmethod
+    def add(self, key: str, rank: int, items: Sequence[str]) -> None:
+        """Add items of a rank to a value, which says who has added each.
+
+        The value is a dictionary with the first two ranks of each item: so that
+        each rank reads in one key, which does not grow with the number of
+        ranks, whether another one has added it.
         """
 
     def wait(
@@ -230,6 +241,10 @@ class StoreClient(Store):
         part = json.dumps([rank, size, value]).encode()
         answer = self._post(SCOPE, f"{PARTS}{key}", part)
         return Missing(*json.loads(answer))
+
+    def add(self, key: str, rank: int, items: Sequence[str]) -> None:
+        added = json.dumps([rank, [*items]]).encode()
+        self._post(SCOPE, f"{ADDED}{key}", added)
 
     def report(self, rank: int, progress: Progress) -> JsonObject:
         """Report a rank's progress.

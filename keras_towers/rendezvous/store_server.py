@@ -7,8 +7,9 @@ wait, and make other requests meanwhile.
 
 ``POST`` is an addition: it writes a value if there is none, and returns the
 stored one; it gives a rank's part of a value, and returns which ranks are
-missing; it reports a rank's progress, and returns which ranks are late, gone,
-or in other exchanges; or it waits until one of some keys is there.
+missing; it adds a rank's items to a value; it reports a rank's progress, and
+returns which ranks are late, gone, or in other exchanges; or it waits until one
+of some keys is there.
 """
 
 from __future__ import annotations
@@ -381,6 +382,9 @@ class _Connection(asyncio.Protocol):
             whole = key.removeprefix(store.PARTS)
             missing = server.give(whole, *json.loads(body))
             return json.dumps([missing.some, missing.number]).encode()
+        if scope == SCOPE and key.startswith(store.ADDED):
+            server.add(key.removeprefix(store.ADDED), *json.loads(body))
+            return b""
         return server.write(scope, key, body, if_absent=True)
 
     def _refuse(self) -> None:

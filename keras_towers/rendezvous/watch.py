@@ -53,35 +53,35 @@ _BEATS_TO_FAIL = 4
 _UNMARKED = "an exchange"
 
 
-class RanksEnded(Exception):
-    """Ranks that a collective needs have ended, or do not come to it."""
-
-
 def wait_for_ranks(collective: Callable[[], T]) -> T:
     """Run a collective that some ranks may never come to; return its result.
 
     Nothing interrupts an engine that waits: so another thread runs it.
 
     Raises:
-        RanksEnded: other ranks have ended, or do not come within the limit.
+        TowerError: the ranks are in different exchanges.
+        Exception: that of ``activity.refusing_by``: other ranks have ended, or
+            do not come within the limit.
     """
-    running = system.InThread(collective, "keras-towers-wait")
-    this_rank.running, this_rank.thread = running, running.thread
+    try:
+        running = system.InThread(collective, "keras-towers-wait")
+    except RuntimeError:
+        # At the end of Python no thread can start.
+        return collective()
+    this_rank.running.append(running)
+    this_rank.thread = running.thread
     try:
         return running.result()
-    except RanksEnded:
-        system.limit_teardown()
-        raise
     finally:
-        this_rank.running = None
+        this_rank.running.remove(running)
 
 
 def _end_wait(error: Exception) -> bool:
     """Let ``wait_for_ranks`` raise an error; return if this rank is in it."""
-    running = this_rank.running
-    if running is not None:
-        running.end_wait(error)
-    return running is not None
+    running = [*this_rank.running]
+    for each in running:
+        each.end_wait(error)
+    return bool(running)
 
 
 def join_wait() -> bool:
@@ -247,16 +247,16 @@ class StallWatch(threading.Thread):
             end_process(text, code=1)
 
     def _end(self, ranks: Mapping[str, str], waited_s: float) -> None:
-        ended = describe_each(ranks)
         # Started again, the script would do the same.
-        if all(
+        if this_rank.refuse is not None and all(
             state == TaskState.ENDED or state.endswith(store_lib.OUTSIDE)
             for state in ranks.values()
         ):
-            if _end_wait(RanksEnded(ended)):
+            error = this_rank.refuse(describe_each(ranks))
+            system.limit_teardown()
+            if _end_wait(error):
                 return
-            if this_rank.refuse is not None:
-                end_process(str(this_rank.refuse(ended)), code=1)
+            end_process(str(error), code=1)
         end_process(f"{self._text(ranks, waited_s)} Ending the job.")
 
 

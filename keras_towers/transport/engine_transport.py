@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ from keras_towers._incomplete import Extensible
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError, shorten
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
-from keras_towers.rendezvous.liveness import describe_each
+from keras_towers.rendezvous.liveness import TaskState, describe_each
 from keras_towers.rendezvous.rank_checks import Ranked
 from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
 from keras_towers.system import call_within
@@ -34,6 +35,28 @@ MAYBE_LOST = (
     tf.errors.UnknownError,
 )
 """Errors of a collective that has lost a rank; they have other causes, too."""
+
+
+@contextlib.contextmanager
+def refusing_ended(
+    transport: Transport, refuse: Callable[[str], Exception]
+) -> Iterator[None]:
+    """Refuse what this block does if ranks have ended that it needs.
+
+    Args:
+        transport: connects the ranks.
+        refuse: makes the error, given which ranks have ended.
+    """
+    try:
+        with activity.refusing_by(refuse):
+            yield
+    except MAYBE_LOST:
+        if failed_calls.calls.has_failed():
+            raise
+        ended = transport.ended_ranks()
+        if not ended:
+            raise
+        raise refuse(ended) from None
 
 
 class EngineTransport(Extensible, Transport):
@@ -193,7 +216,7 @@ class EngineTransport(Extensible, Transport):
         if tensor.shape.num_elements() == 0:
             return tensor[:own]
         return self._run(
-            f"reduce_scatter.{key}.{list(counts)}",
+            f"reduce_scatter.{key}.{_in_words(counts)}",
             lambda tensors: [self.engine_scatter(tensors[0], counts, key)],
             [tensor],
             own,
@@ -207,7 +230,7 @@ class EngineTransport(Extensible, Transport):
             return _gather_strings(self, tensor, key)
         if counts is not None:
             return self._run(
-                f"all_gather.{key}.{list(counts)}",
+                f"all_gather.{key}.{_in_words(counts)}",
                 lambda tensors: [
                     self.engine_gather_known(tensors[0], counts, key)
                 ],
@@ -281,10 +304,14 @@ class EngineTransport(Extensible, Transport):
         """Connect the ranks again; by default, they are still connected."""
 
     def gather_objects(self, value: Plain) -> list[Plain]:
-        return plain_values.gather(self.all_gather, value)
+        return watch.wait_for_ranks(
+            lambda: plain_values.gather(self.all_gather, self.size, value)
+        )
 
     def ended_ranks(self) -> str:
-        return describe_each(watch.wait_for_gone_ranks())
+        gone = watch.wait_for_gone_ranks()
+        has_ended = all(state == TaskState.ENDED for state in gone.values())
+        return describe_each(gone) if has_ended else ""
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
         return error
@@ -462,6 +489,12 @@ class EngineTransport(Extensible, Transport):
         if not self._is_of_all_ranks:
             return collective(tensors)
         return exchange_counts.counted(name, collective, tensors)
+
+
+def _in_words(counts: Sequence[int]) -> str:
+    """Tell numbers of rows; briefly, if they are equal on many ranks."""
+    same = f"{counts[0]} x {len(counts)}"
+    return same if len({*counts}) == 1 else str([*counts])
 
 
 _BYTES = [bytes([number]) for number in range(256)]

@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError
+
+FIRST_WORDS: int = 127
+"""How many words of its value each rank sends at once."""
+
+
+class AllGather(Protocol):
+    """``Transport.all_gather``."""
+
+    def __call__(
+        self, tensor: tf.Tensor, key: str, counts: Sequence[int] | None = None
+    ) -> tf.Tensor: ...
 
 
 def encode(value: object) -> bytes:
@@ -94,18 +105,33 @@ def _dtype(name: str) -> np.dtype:
         return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
-def gather(
-    all_gather: Callable[[tf.Tensor, str], tf.Tensor], value: Plain
-) -> list[Plain]:
-    """Gather values from all ranks on all ranks, in rank order; eager only."""
+def gather(all_gather: AllGather, size: int, value: Plain) -> list[Plain]:
+    """Gather values from all ranks on all ranks, in rank order; eager only.
+
+    Short values need one exchange.
+
+    Args:
+        all_gather: that of a ``Transport``.
+        size: the number of ranks.
+        value: that of this rank.
+    """
     data = encode(value)
     # Sent as 32-bit integers, which every transport supports.
     padded = data + b" " * (-len(data) % 4)
-    words = tf.constant(np.frombuffer(padded, np.int32))
-    sizes = all_gather(tf.constant([len(padded)]), "kt.values.sizes")
-    whole = all_gather(words, "kt.values").numpy().tobytes()
+    words = np.frombuffer(padded, np.int32)
+    first = np.zeros(1 + FIRST_WORDS, np.int32)
+    first[0] = len(words)
+    first[1 : 1 + len(words)] = words[:FIRST_WORDS]
+    counts = [len(first)] * size
+    firsts = all_gather(tf.constant(first), "kt.values.first", counts).numpy()
+    lengths, firsts = np.split(firsts.reshape(size, -1), [1], 1)
+    rest = np.zeros(0, np.int32)
+    if lengths.max() > FIRST_WORDS:
+        rest = all_gather(tf.constant(words[FIRST_WORDS:]), "kt.values").numpy()
     values, start = [], 0
-    for size in sizes.numpy().tolist():
-        values.append(decode(whole[start : start + size]))
-        start += size
+    for length, known in zip(lengths[:, 0].tolist(), firsts, strict=True):
+        end = start + max(length - FIRST_WORDS, 0)
+        whole = np.concatenate([known[:length], rest[start:end]])
+        values.append(decode(whole.tobytes()))
+        start = end
     return values

@@ -19,7 +19,7 @@ from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step_order import StepOrder
-from keras_towers.partition import partition_graph
+from keras_towers.partition import axes, partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -172,7 +172,10 @@ def draw_entries(generator, shape, dtype, low, high):
 
 
 def trace(function, *given):
-    """Trace a function; return its graph, with ``inputs`` and ``outputs``."""
+    """Trace a function; return its graph, with ``inputs`` and ``outputs``.
+
+    What it captures, such as the handles of variables, are its last inputs.
+    """
     graph = compat.FuncGraph("one_device")
     with graph.as_default():
         inputs = [
@@ -180,21 +183,23 @@ def trace(function, *given):
         ]
         found = tf.nest.flatten(function(*inputs), expand_composites=True)
         outputs = [tf.convert_to_tensor(o) for o in found if o is not None]
-    graph.inputs, graph.outputs = inputs, outputs
+    captured = [inside for _, inside in graph.captures]
+    graph.inputs, graph.outputs = [*inputs, *captured], outputs
     graph.structured_outputs = outputs
     return graph
 
 
-def laid_out(function, *given, **options):
+def laid_out(function, *given, captured=REPLICATED, **options):
     """Trace a function, and return its program, which nothing runs.
 
     Args:
         function: the step, a function of tensors.
         *given: its inputs, as for ``check_on_towers``.
+        captured: the layout of what it captures.
         **options: the attributes of ``LayoutOptions``.
     """
     graph = trace(function, *given)
-    layouts = [g.layout for g in given]
+    layouts = [g.layout for g in given] + [captured] * len(graph.captures)
     options = LayoutOptions(**options)
     return partition_graph(graph, layouts, _fetched(graph), options=options)
 
@@ -277,16 +282,16 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
     total = tf.constant(sum(counts), tf.int64)
     processes = [{given.total: total} for _ in range(ranks)]
     for tensor, values in zip(given.of_graph, parts, strict=True):
-        owners = towers if tensor.on_towers else processes
+        owners = towers if "towers" in tensor.axes else processes
         if len(values) == 1:
             values = values * len(owners)
-        for owner, value in zip(owners, values, strict=tensor.on_towers):
+        for owner, value in zip(owners, values, strict=owners is towers):
             owner[tensor] = tf.convert_to_tensor(value)
     for index, tensor in given.copies.items():
         for tower, handle in zip(towers, copies[index], strict=True):
             tower[tensor] = tf.convert_to_tensor(handle)
     for tensor, value in more:
-        for owner in towers if tensor.on_towers else processes:
+        for owner in towers if "towers" in tensor.axes else processes:
             owner[tensor] = tf.constant(value, tensor.dtype)
     for name, tensor in given.sizes.items():
         index, axis = map(int, name.split("."))
@@ -308,7 +313,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
             inputs = PlacedTensors(places)
             for tensor, value in processes[transport.rank].items():
                 inputs.shared[tensor] = value
-            for scope in inputs.scopes(towers=True):
+            for scope in inputs.scopes(axes.TOWERS):
                 for tensor, value in own[scope.tower].items():
                     scope[tensor] = value
             return runner.add_to_graph(inputs)

@@ -6,6 +6,7 @@ from tests.partition.kit import (
     check_described,
     each,
     exchange_counts,
+    laid_out,
     partial_sum,
     replicated,
     sharded,
@@ -143,3 +144,12 @@ CONVERSIONS = {
 def test_conversions(case):
     wanted, exchanges, *rest = case
     assert exchange_counts(check_described(wanted, *rest)) == exchanges
+
+
+def test_rows_of_any_number_of_values_are_computed():
+    def function(x):
+        return tf.add_n([x, *(tf.fill([6, 4], float(k)) for k in range(70))])
+
+    program = laid_out(function, sharded(-1, 4, examples=6))
+    types = [operation.type for operation in program.operations]
+    assert types.count("Fill") == 70 and "Slice" not in types

@@ -1,12 +1,16 @@
 """The docstrings of the package are true."""
 
+import ast
+import collections
+import pathlib
 import re
+import typing
 
-import pytest
 import tensorflow as tf
 
-from keras_towers import partition
-from keras_towers.partition import partition_graph, registry, rules
+from keras_towers import compat, partition
+from keras_towers.partition import partition_graph, rules
+from keras_towers.partition.registry import OPERATIONS, OperationFacts
 from tests.partition.kit import exchange_counts, replicated, sharded, trace
 
 
@@ -66,30 +70,34 @@ def test_the_example_exchanges_two_sums_in_one_level():
     assert not program.computed_once
 
 
-_FILES = dict(
-    re.findall(
-        r"^\* ``(\w+)\.py``: (.*?)(?=^\*|^$)", rules.__doc__, re.M | re.S
-    )
-)
+def _types_of_rows():
+    """The types that rows are added for, in the text of the rules."""
+    for path in pathlib.Path(rules.__path__[0]).glob("*.py"):
+        # ``operation`` itself, and what adds rows of a family.
+        adding = {"operation"}
+        for node in ast.parse(path.read_text()).body:
+            inside = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+            called = {ast.unparse(call.func) for call in inside}
+            if isinstance(node, ast.FunctionDef) and called & adding:
+                adding.add(node.name)
+            elif isinstance(node, ast.Expr) and called & adding:
+                yield from node.value.args[0].value.split()
 
 
-@pytest.mark.parametrize("file", _FILES)
-def test_operations_have_their_rules_in_the_file_that_the_index_names(file):
-    tables = (registry.RULES, registry.AXES, registry.NOTES)
-    *_, names = _FILES[file].split(":")
-    for name in names.split():
-        registered = []
-        for table in tables:
-            functions = table.get(name, [])
-            registered += (
-                functions if isinstance(functions, list) else [functions]
-            )
-        modules = {function.__module__ for function in registered}
-        assert f"{rules.__name__}.{file}" in modules, name
+def test_each_operation_has_one_row():
+    found = collections.Counter(_types_of_rows())
+    assert set(found.values()) == {1}
+    assert found.keys() == OPERATIONS.keys()
 
 
-def test_the_index_names_all_files_with_rules():
-    functions = [f for fs in registry.RULES.values() for f in fs]
-    functions += registry.AXES.values()
-    modules = {f.__module__.rpartition(".")[2] for f in functions}
-    assert modules == set(_FILES)
+def test_rows_say_what_may_be_said():
+    for name in ("bounds", "factor", "memory", "work", "effect"):
+        column = OperationFacts.__annotations__[name]
+        words, _ = typing.get_args(eval(column, vars(typing)))
+        said = {getattr(facts, name) for facts in OPERATIONS.values()}
+        assert said == {None, *typing.get_args(words)}
+
+
+def test_operations_of_rows_exist():
+    missing = {t for t in OPERATIONS if compat.op_definition(t) is None}
+    assert not missing

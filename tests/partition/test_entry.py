@@ -16,7 +16,7 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
-from tests.partition.kit import described, sharded, trace
+from tests.partition.kit import described, laid_out, sharded, trace
 
 INPUTS = {
     "rows": ("rows 0 of [n, 3]", Sharded(0), [None, 3]),
@@ -93,6 +93,10 @@ def test_what_nobody_needs_is_left_out():
     assert not program.computed_once
 
 
+def _rounded(x):
+    return tf.cast(x, tf.float16)
+
+
 # Which gradient the exchanges of a step are for.
 GRADIENTS = {
     "a sum": (["handed:0"], lambda x: tf.reduce_sum(x, 0)),
@@ -104,6 +108,10 @@ GRADIENTS = {
     "a term of its own exchange": (
         ["", "handed:0"],
         lambda x: tf.reduce_sum(x, 0) + tf.exp(tf.reduce_sum(x, 0)),
+    ),
+    "a sum that is rounded": (
+        ["handed:0"],
+        lambda x: 2 * tf.cast(_rounded(tf.reduce_sum(x, 0)), x.dtype),
     ),
     "a sum that is clipped": (
         [""],
@@ -132,19 +140,30 @@ def test_the_gradient_that_an_exchange_is_for(name):
 def test_variables_of_towers():
     """Each tower has a copy, or its rows, whose number is an input."""
     variable = tf.Variable(tf.ones([8, 3]))
-    graph = trace(
-        lambda x: x @ tf.transpose(variable.read_value()), sharded(-1, 3)
-    )
-    graph.inputs = [*graph.inputs, *(inside for _, inside in graph.captures)]
+
+    def function(x):
+        return x @ tf.transpose(variable.read_value())
+
     for layout, rows in (
-        (MIRRORED, None),
-        (InShards(0, 8), None),
+        (MIRRORED, 8),
+        (InShards(0, 8), -1),
         (InShards(0, 8, 2), 2),
     ):
-        program = partition_graph(graph, [Sharded(0), layout], graph.outputs)
-        assert [*program.inputs.copies] == [1]
-        shape = program.inputs.copies[1].handle.shape_and_type[0].shape
-        of_rows = shape.dim[0].size
-        is_divided = isinstance(layout, InShards)
-        assert [*program.inputs.shares] == [8] * is_divided
-        assert of_rows == (rows or -1 if is_divided else 8)
+        inputs = laid_out(function, sharded(-1, 3), captured=layout).inputs
+        ((index, copy),) = inputs.copies.items()
+        assert index == 1
+        assert [*inputs.shares] == [8] * isinstance(layout, InShards)
+        (spec,) = copy.handle.shape_and_type
+        assert spec.shape.dim[0].size == rows
+
+
+@pytest.mark.parametrize(("layout", "is_own"), [(REPLICATED, 0), (MIRRORED, 1)])
+def test_rows_that_an_update_gets(layout, is_own):
+    def function(x):
+        return tf.raw_ops.IdentityN(input=[2 * x], name="handed")
+
+    graph = trace(function, sharded(-1, 3))
+    handed = {"handed": [layout]}
+    program = partition_graph(graph, [Sharded(0)], graph.outputs, handed)
+    gather = program.exchanges[0]
+    assert (gather.kind, gather.is_own) == ("gather", is_own)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.gathers import Gathers
-from keras_towers.partition.layouts import Sharded, Value
+from keras_towers.partition.axes import ONCE, SHARDS, TOWERS
+from keras_towers.partition.gathers import Gathers, gathered_bytes
+from keras_towers.partition.layouts import InShards, Sharded, Value
 from keras_towers.partition.program import Tensor
+from tests.partition.kit import laid_out, sharded
 
 
 def _value():
@@ -14,15 +16,15 @@ def _value():
 
 
 def _tensor():
-    return Tensor(tf.float32, tf.TensorShape([4]), on_towers=True)
+    return Tensor(tf.float32, tf.TensorShape([4]), SHARDS)
 
 
 def _gather(gathers, value, size, near):
     """Gather a value, or find it; return the level, or None if it was there."""
-    if gathers.find(value, True, near) is not None:
+    if gathers.find(value, TOWERS, near) is not None:
         return None
     level = gathers.level_for(size, near, earliest=0)
-    gathers.add(value, True, size, level, _tensor())
+    gathers.add(value, TOWERS, size, level, _tensor())
     return level
 
 
@@ -54,7 +56,7 @@ def test_a_larger_value_is_gathered_alone():
 def test_a_whole_for_all_and_one_on_each_tower_are_two():
     gathers, value = Gathers(0), _value()
     assert _gather(gathers, value, 10, near=1) == 0
-    assert gathers.find(value, False, 1) is None
+    assert gathers.find(value, ONCE, 1) is None
 
 
 @pytest.mark.parametrize("largest", [25, 40, 90])
@@ -71,11 +73,30 @@ def test_the_budget_holds_at_each_level(seed, largest):
     for layer in [*layers, *reversed(layers)]:
         levels = [near]
         for value, size in layer:
-            whole = gathers.find(value, True, near)
+            whole = gathers.find(value, TOWERS, near)
             if whole is None:
                 level = gathers.level_for(size, near, 0)
-                gathers.add(value, True, size, level, _tensor())
+                gathers.add(value, TOWERS, size, level, _tensor())
                 levels.append(level + 1)
         near = max(levels) + int(random.integers(2))
     on_top = largest if largest > 25 else 0
     assert max(gathers._held.values()) <= 100 + on_top
+
+
+@pytest.mark.parametrize(("budget", "most"), [(2**20, 3), (0, 2)])
+def test_the_bytes_of_gathered_weights(budget, most):
+    """One is used while the next is gathered; rows of examples do not count."""
+    weights = [tf.Variable(tf.ones([8, 8])) for _ in range(3)]
+
+    def function(x):
+        for weight in weights:
+            x = tf.tanh(x @ weight)
+        return x + tf.reverse(x, [0])
+
+    program = laid_out(
+        function,
+        sharded(-1, 8),
+        captured=InShards(0, 8),
+        gather_bytes=budget,
+    )
+    assert max(gathered_bytes(program)) == most * 8 * 8 * 4

@@ -73,10 +73,6 @@ def _on_processes(loss, variable=None, mirrored=False, by_update=False):
 
     graph = trace(step, sharded(-1, 3), replicated(3, 2))
     captured = [outside for outside, _ in graph.captures]
-    graph.inputs = [
-        *graph.inputs[:2],
-        *(inside for _, inside in graph.captures),
-    ]
     of_captures = MIRRORED if mirrored else REPLICATED
     layouts = [Sharded(0), REPLICATED, *[of_captures] * len(captured)]
     names = [operation.name for operation in graph.get_operations()]

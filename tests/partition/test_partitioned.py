@@ -146,18 +146,6 @@ def test_channels_may_be_a_multiple_of_examples():
     assert max(sizes) == 10
 
 
-def test_operations_are_delayed_to_the_level_that_needs_them():
-    def function(x):
-        apart = tf.cos(x)
-        mean = tf.reduce_mean(tf.sin(x), 0)
-        return tf.reduce_sum(apart * (x - mean))
-
-    program = check_on_towers(function, sharded(-1, 2))
-    levels = {o.type: o.level for o in program.operations}
-    assert levels["Sin"] == 0
-    assert levels["Cos"] == 1
-
-
 def test_a_batch_may_be_empty():
     def function(x):
         size = tf.shape(x)[0]

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import partition_graph
+from keras_towers.partition.axes import SHARDS
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import FIXED, REPLICATED
 from tests.partition import kit
@@ -33,7 +34,7 @@ def run_on_ranks(function, given, ranks=2, captured=REPLICATED):
     )
     layouts = [given.layout] + [captured] * len(graph.captures)
     program = partition_graph(
-        graph, layouts, graph.outputs, options=LayoutOptions(ranks=True)
+        graph, layouts, graph.outputs, options=LayoutOptions(axes=SHARDS)
     )
 
     @tf.function(autograph=False)
@@ -132,7 +133,7 @@ def test_what_follows_a_lookup_in_a_table_is_divided(captured, once):
     np.testing.assert_allclose(more[:, 1], 2 * np.tanh([5, 7, 5]), 1e-6)
     assert at_root(program) == list(kit.computed_once(program)) == once
     (product,) = [o for o in program.operations if o.type == "MatMul"]
-    assert product.on_towers
+    assert "towers" in product.axes
 
 
 @pytest.mark.parametrize("draws", [False, True])

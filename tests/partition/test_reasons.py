@@ -1,12 +1,14 @@
 """Why operations are computed once, and what a mistake in a rule does."""
 
+import dataclasses
 import warnings
 
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import folding, partition_graph, registry
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded, Value
+from keras_towers.partition.registry import OPERATIONS
 from tests.partition.kit import check_on_towers, sharded, trace
 
 # What is computed once in these, and why.
@@ -50,13 +52,13 @@ def _with_mistake(node, *inputs):
 
 
 _MISTAKES = {
-    "a rule": (registry.RULES, "Sin", [_without_rows]),
-    "another error": (registry.RULES, "Sin", [_with_mistake]),
-    "a rule of a loop": (registry.RULES, "StatelessWhile", [_with_mistake]),
-    "axes": (registry.AXES, "Tanh", _with_mistake),
-    "a note": (registry.NOTES, "Tanh", [_with_mistake]),
-    "a shape": (registry.SHAPES, "Range", _with_mistake),
-    "a fold": (folding._FOLDS, "Neg", _with_mistake),
+    "a rule": ("Sin", {"rules": [_without_rows]}),
+    "another error": ("Sin", {"rules": [_with_mistake]}),
+    "a rule of a loop": ("StatelessWhile", {"rules": [_with_mistake]}),
+    "axes": ("Tanh", {"axes": _with_mistake}),
+    "a note": ("Tanh", {"notes": [_with_mistake]}),
+    "a shape": ("Range", {"shape": _with_mistake}),
+    "a fold": ("Neg", {"fold": _with_mistake}),
 }
 
 
@@ -72,9 +74,10 @@ def _with_many_operations(x):
 @pytest.mark.parametrize("name", _MISTAKES)
 def test_a_mistake_fails_tests_but_no_step(name):
     """What has it is computed once, with the results of one device."""
-    where, type_, mistake = _MISTAKES[name]
+    type_, mistake = _MISTAKES[name]
+    row = dataclasses.replace(OPERATIONS[type_], **mistake)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(where, type_, mistake)
+        patch.setitem(OPERATIONS, type_, row)
         with pytest.raises(RuntimeWarning, match="report this"):
             lay_out(_with_many_operations)
         with warnings.catch_warnings(record=True) as said:

@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from keras_towers.partition.axes import ONCE, TOWERS
 from keras_towers.partition.layouts import REPLICATED, Value
 from keras_towers.partition.program import Phase, Tensor, phase_of
 from keras_towers.partition.resources import Resources
@@ -10,14 +11,14 @@ from keras_towers.partition.resources import Resources
 NUMBER = tf.TensorShape([])
 
 
-def handle(on_towers, level=0):
-    return Tensor(tf.resource, NUMBER, on_towers, level, handle="handle data")
+def handle(axes=ONCE, level=0):
+    return Tensor(tf.resource, NUMBER, axes, level, handle="handle data")
 
 
 @pytest.fixture
 def mirrored():
     """Resources with a variable that has copies, and both its handles."""
-    resources, common, local = Resources(), handle(False), handle(True)
+    resources, common, local = Resources(), handle(), handle(TOWERS)
     resources.add_copies(common, local)
     return resources, common, local
 
@@ -28,7 +29,7 @@ def read(resources, variable):
 
 
 def write(resources, variable, level=0):
-    value = Tensor(tf.float32, NUMBER, variable.on_towers, level)
+    value = Tensor(tf.float32, NUMBER, variable.axes, level)
     phase = phase_of("AssignVariableOp", [variable, value])
     return resources.record_use(phase, [variable, value], reads=False)
 
@@ -52,9 +53,9 @@ def test_towers_read_at_once_what_is_written_once(mirrored):
 
 def test_a_write_waits_for_reads(mirrored):
     resources, common, local = mirrored
-    assert read(resources, handle(True, 4)) == 0
+    assert read(resources, handle(TOWERS, 4)) == 0
     resources.record_use(
-        Phase.READ, [local, Tensor(tf.int32, NUMBER, True, 4)], True
+        Phase.READ, [local, Tensor(tf.int32, NUMBER, TOWERS, 4)], True
     )
     # Towers have read it by then, but what is computed once comes first.
     assert write(resources, local) == 4
@@ -70,7 +71,7 @@ def test_updates_read_what_they_have_written_in_the_same_level(mirrored):
 
 def test_what_is_written_is_not_known_any_more(mirrored):
     resources, common, local = mirrored
-    other = handle(False)
+    other = handle()
     resources.contents[common] = Value(REPLICATED)
     resources.contents[other] = Value(REPLICATED)
     write(resources, local)

@@ -1,5 +1,7 @@
 """``schedule``: when a program computes what, without running it."""
 
+import functools
+
 import tensorflow as tf
 
 from keras_towers.partition import partition_graph
@@ -12,6 +14,7 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 ROWS, TOWERS, WIDTH, LAYERS = 2048, 2, 256, 12
 
 
+@functools.cache
 def deep(xla=False, remat=None, width=WIDTH, layers=LAYERS):
     """Return the scheduled program of a deep network and its gradients."""
 
@@ -95,6 +98,41 @@ def test_what_takes_memory_is_computed_when_it_is_used():
     check_order(program)
     assert before >= layers * one
     assert most_bytes(program) - weights < 3 * one
+
+
+def levels_of(step, *types):
+    """Return the levels of operations in the scheduled program of a step."""
+    spec = tf.TensorSpec([None, WIDTH])
+    graph = tf.function(step, autograph=False).get_concrete_function(spec).graph
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    program = schedule(program, TOWERS, ROWS)
+    check_order(program)
+    found = {
+        operation.type: operation.level for operation in program.operations
+    }
+    return [found[type_] for type_ in types]
+
+
+def test_what_is_used_later_is_computed_later():
+    def step(x):
+        mean = tf.reduce_mean(tf.sin(x), 0)
+        variance = tf.reduce_mean(tf.square(x - mean), 0)
+        # It takes as much memory as what is kept for it, but for the mean.
+        centered = tf.negative(tf.cos(x) - mean)
+        return tf.reduce_sum(centered * tf.exp(x - variance))
+
+    assert levels_of(step, "Sin", "Square", "Exp") == [0, 1, 2]
+    assert levels_of(step, "Cos", "Neg") == [2, 2]
+
+
+def test_what_is_received_is_not_kept_for_later():
+    def step(x):
+        product = tf.matmul(x, x, transpose_a=True)
+        total = tf.reduce_sum(tf.sin(x), 0)
+        later = tf.reduce_sum(tf.exp(x - total), 0)
+        return later + tf.reduce_max(product, 0)
+
+    assert levels_of(step, "MatMul", "Exp", "Max") == [0, 1, 1]
 
 
 def test_what_may_be_computed_again_saves_memory():

@@ -82,3 +82,5 @@ def test_comparisons_with_a_known_answer():
     assert (6 * EXAMPLES) // (2 * EXAMPLES) == 3
     assert EXAMPLES + 1 + 1 - 1 - 1 == EXAMPLES
     assert (EXAMPLES // 2) is UNKNOWN
+    assert (EXAMPLES // 0) is UNKNOWN
+    assert (-6 * EXAMPLES) // -2 == 3 * EXAMPLES

@@ -5,6 +5,7 @@ import types as python_types
 import pytest
 import tensorflow as tf
 
+from keras_towers.partition.axes import BATCH
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.stackable import Stackable
@@ -40,7 +41,7 @@ def _pop(builder, given):
 def _loop(builder, given, body):
     """A loop of two lists, which the body gets and returns."""
     inside = Builder()
-    inputs = [Tensor(tf.variant, tf.TensorShape([]), True) for _ in given]
+    inputs = [Tensor(tf.variant, tf.TensorShape([]), BATCH) for _ in given]
     outputs = body(inside, inputs)
     true = Function(inputs, [inside.constant(True, tf.bool)], [])
     return builder.add(

@@ -34,7 +34,7 @@ def test_rows_of_a_tower_and_of_all_towers_belong_together():
 
     program = laid_out(products, sharded(-1, 3))
     sizes = TensorSizes(program, 4, 8)
-    (own,) = [t for t in program.inputs.of_graph if t.on_towers]
+    (own,) = [t for t in program.inputs.of_graph if "towers" in t.axes]
     gathered = [e.result for e in program.exchanges if e.kind == "gather"]
     assert sizes.bytes_of(own) == 8 * 3 * 4
     # All rows, and the products of all rows with all others.

@@ -48,7 +48,7 @@ def assign(builder, handle, value):
 
 
 def variable():
-    return Tensor(tf.resource, NUMBER, False)
+    return Tensor(tf.resource, NUMBER)
 
 
 def test_variables_are_read_before_one_function_and_written_after_it():
@@ -108,7 +108,7 @@ def test_only_large_results_and_draws_need_a_call():
 
 def test_only_what_xla_lacks_runs_without_it():
     builder = Builder()
-    given = Tensor(tf.complex64, tf.TensorShape([4, 4]), False)
+    given = Tensor(tf.complex64, tf.TensorShape([4, 4]))
     before = builder.op("Square", [given], (4, 4))
     builder.op("Exp", [builder.op("MatrixLogarithm", [before], (4, 4))], (4, 4))
     assert types(builder) == [

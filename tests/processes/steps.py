@@ -10,9 +10,13 @@ import tensorflow as tf
 from keras_towers.conformance import case_models as m, cases as conformance
 from keras_towers.conformance.cases import Case
 from keras_towers.partition import schedule
-from keras_towers.partition.registry import AXES
+from keras_towers.partition.registry import OPERATIONS
 from tests.fit.calls import test_building as building
-from tests.fit.step import test_auto_micro_batches as auto, written
+from tests.fit.step import (
+    test_auto_micro_batches as auto,
+    test_remat_scope as scopes,
+    written,
+)
 from tests.fit.step.acts import Stepping
 from tests.kit import untuned
 from tests.kit.compare import assert_all_close, assert_finite
@@ -62,6 +66,21 @@ def gradients_exchanged_while_the_backward_pass_goes_on():
             with Strategy(compression=compression):
                 fit(model)
             assert_finite(model)
+
+
+@check
+def blocks_that_are_computed_again_exchange_no_more():
+    one = scopes.train(scopes.PLAIN)
+    for options in ({}, {"weights": "sharded", "gather_bytes": 2**10}):
+        found = []
+        for remat in (None, False):
+            strategy = Strategy(remat=remat, **options)
+            assert_same_model(scopes.train(scopes.AGAIN, strategy), one)
+            found.append(strategy)
+        again = ["operations again" in way.describe() for way in found]
+        assert again == [True, False]
+        first, second = map(scopes.exchanges, found)
+        assert first == second
 
 
 def scaled():
@@ -156,7 +175,7 @@ def ranks_take_as_many_micro_batches_as_one_of_them_needs():
         return auto.fitted(model)
 
     make = auto.make_in(memory)
-    with unittest.mock.patch.dict(AXES, {"PyFuncStateless": auto.rows}):
+    with unittest.mock.patch.dict(OPERATIONS, auto.ON_OWN_ROWS):
         assert_exact(make, act, micro_batches="auto")
     assert bool(memory.failures) == (RANK == 1)
 

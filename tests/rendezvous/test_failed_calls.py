@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from keras_towers.errors import TowerError
 from keras_towers.rendezvous import activity, failed_calls, watch
 from keras_towers.rendezvous.failed_calls import Failure, JointCalls
 from keras_towers.rendezvous.store_server import StoreServer
@@ -114,16 +115,23 @@ def test_a_failure_aborts_the_calls_of_all_and_names_the_first(job):
     ) == [None, Failure(2, 2, "another"), Failure(2, 2, "another")]
 
 
-def test_an_exchange_that_is_lost_when_ranks_leave_ends(job, monkeypatch):
+@pytest.mark.parametrize("in_call", [True, False])
+def test_an_exchange_that_is_lost_when_ranks_leave_ends(
+    job, monkeypatch, in_call
+):
     monkeypatch.setattr(failed_calls.settings, "BEAT_S", 0.1)
     (calls, own), (others, other) = job(2)
-    calls.begin(own)
     others.begin(other)
+    assert calls.connect_if_broken(own) is None
+    if in_call:
+        calls.begin(own)
 
     def waits():
         with activity.exchanges.running("a lost one"):
-            assert own.found.wait(20)
-        return calls.fail(own, "Horovod has been shut down")
+            assert own.aborted.wait(20) and own.found.wait(20)
+        if in_call:
+            return calls.fail(own, "Horovod has been shut down")
+        return calls.connect_if_broken(own)
 
     found = in_threads(waits, lambda: others.fail(other, "my bug"))
     assert found == [Failure(1, 1, "my bug"), None]
@@ -266,7 +274,7 @@ def test_a_rank_does_not_wait_long_for_others_or_for_ended_ones(
     assert calls.fail(own, "my bug") is None
     assert own.reconnected == 0
     job.gone["rank 1"] = "has ended"
-    with pytest.raises(watch.RanksEnded, match="rank 1 has ended"):
+    with pytest.raises(TowerError, match="rank 1 has ended"):
         calls.begin(own)
 
 

@@ -230,6 +230,14 @@ def test_the_list_of_what_all_ranks_give_is_there_when_all_have(server):
     assert client.get("all") == []
 
 
+def test_what_ranks_add_says_whether_another_one_has_added_it(server):
+    client = server.client
+    for rank in (3, 1, 3, 2):
+        client.add("waiting", rank, ["a", f"b {rank}"])
+    of_one = {f"b {rank}": [rank] for rank in (3, 1, 2)}
+    assert client.get("waiting") == {"a": [3, 1], **of_one}
+
+
 def test_only_values_are_served(server, tmp_path, monkeypatch):
     """And no files."""
     monkeypatch.chdir(tmp_path)

@@ -135,12 +135,13 @@ def test_a_call_that_other_ranks_do_not_make_is_given_up(
 ):
     codes, over = exits
     watch(store, ["the beginning of evaluate"], shutdown_s=limit_s)
-    if said is None:
-        watch_lib.wait_for_ranks(lambda: wait_until(lambda: codes))
-        assert codes == [75]
-        return
-    with pytest.raises(watch_lib.RanksEnded, match=said):
-        watch_lib.wait_for_ranks(lambda: over.wait(60))
+    with activity.refusing_by(Boom):
+        if said is None:
+            watch_lib.wait_for_ranks(lambda: wait_until(lambda: codes))
+            assert codes == [75]
+            return
+        with pytest.raises(Boom, match=said):
+            watch_lib.wait_for_ranks(lambda: over.wait(60))
     assert not codes
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_towers import TowerError
 from keras_towers.transport import plain_values
+from tests.reduction.ranks import on_ranks
 
 pytestmark = pytest.mark.core
 
@@ -62,3 +63,16 @@ OTHERS = {"object": []}, OF_OBJECTS, {"a": 1, "b": 2}
 def test_what_others_wrote_is_not_read(data):
     with pytest.raises(ValueError):
         plain_values.decode(data)
+
+
+@pytest.mark.parametrize("lengths", [(0, 3, 1), (0, 505, 506), (3000, 2, 600)])
+def test_short_values_are_gathered_in_one_exchange(lengths):
+    # As text, with quotes.
+    values = ["x" * length for length in lengths]
+    found, keys = on_ranks(
+        len(values),
+        lambda t: plain_values.gather(t.all_gather, t.size, values[t.rank]),
+    )
+    assert found == [values] * len(values)
+    is_short = max(lengths) <= 4 * plain_values.FIRST_WORDS - 2
+    assert keys == ["kt.values.first", *([] if is_short else ["kt.values"])]

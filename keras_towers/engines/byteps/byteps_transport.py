@@ -56,7 +56,7 @@ from keras_towers.rendezvous import (
 )
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
-from keras_towers.transport import messages
+from keras_towers.transport import messages, plain_values
 from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.memory_turns import Turns
 
@@ -179,8 +179,8 @@ class _Rounds:
 
 # BytePS keeps declared names until the process ends.
 _rounds: dict[str, _Rounds] = {}
-# Followed by the number of failed calls and a rank, the key of the store with
-# the names for which the rank waits, and the number of rounds that have ended.
+# Followed by the number of failed calls, the key of the store with the rounds
+# in which ranks wait: a name, and how many of its rounds have ended.
 _WAITING = "byteps-waiting-"
 
 
@@ -203,8 +203,10 @@ class BytePSTransport(EngineTransport):
         self._compares_names = False
         # While one is pulled, the next one is pushed.
         self._turns = Turns(2)
-        # The rounds of names in which this rank has pushed zeros.
-        self._left: set[tuple[str, int]] = set()
+        # The rounds in which this rank waits, as others know; and those in
+        # which it has pushed zeros.
+        self._waiting: set[str] = set()
+        self._left: set[str] = set()
         if self.size > 1 and not _rounds:
             mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
             (counts,) = self.all_reduce([mine], "kt.ranks")
@@ -442,43 +444,47 @@ class BytePSTransport(EngineTransport):
             return self._operation(vector, input_name=name)
 
     def abort(self) -> None:
-        server = store.store_of_job()
-        if server is None:
+        server, new = store.store_of_job(), _begun_rounds() - self._waiting
+        if server is None or not new:
             return
         with contextlib.suppress(OSError):
-            server.put(self._key(self.rank), _begun_rounds())
+            server.add(self._key, self.rank, sorted(new))
+            self._waiting |= new
 
     def leave(self) -> None:
         server = store.store_of_job()
         if server is None:
             return
-        for rank in range(self.size):
-            waiting = server.get(self._key(rank)) if rank != self.rank else None
-            for name, ended in (waiting or {}).items():
-                if (name, ended) not in self._left and name in _rounds:
-                    self._left.add((name, ended))
-                    # It waits for ranks that may push in another order.
-                    threading.Thread(
-                        target=self._push_zeros,
-                        args=(_rounds[name], f"{name}/{ended % 2}"),
-                        daemon=True,
-                    ).start()
+        for waiting, ranks in (server.get(self._key) or {}).items():
+            name, _, ended = waiting.rpartition(" ")
+            is_mine = ranks == [self.rank]
+            if not is_mine and waiting not in self._left and name in _rounds:
+                self._left.add(waiting)
+                # It waits for ranks that may push in another order.
+                threading.Thread(
+                    target=self._push_zeros,
+                    args=(_rounds[name], f"{name}/{int(ended) % 2}"),
+                    daemon=True,
+                ).start()
 
-    def _key(self, rank: int) -> str:
-        return f"{_WAITING}{failed_calls.calls.round}-{rank}"
+    @property
+    def _key(self) -> str:
+        return f"{_WAITING}{failed_calls.calls.round}"
 
     def _push_zeros(self, rounds: _Rounds, name: str) -> None:
         with compat.outside(compat.HOST):
             self._push(tf.zeros([rounds.length], rounds.dtype), name)
 
     def reconnect(self) -> None:
+        self._waiting.clear()
         self._left.clear()
         self._meet()
 
     def _meet(self) -> None:
         """Declare the names that later comparisons of names use."""
         self._compares_names = False
-        self.gather_objects(None)
+        # Not a short one, whose names are only some.
+        self.gather_objects(" " * 4 * plain_values.FIRST_WORDS)
         self._compares_names = True
 
     def _declare(self, specs: Mapping[str, tuple[int, tf.DType]]) -> None:
@@ -491,8 +497,9 @@ class BytePSTransport(EngineTransport):
         if not new:
             return
         if self._compares_names:
+            where = "prepares another step, or is about to sum other tensors"
             with tf.init_scope():
-                ranks = self._gather_names(new)
+                ranks = rank_checks.gather(self, new, where)
             if any(other != ranks[0] for other in ranks):
                 listed = [", ".join(names[:_NAMED]) for names in ranks]
                 raise tf.errors.InvalidArgumentError(
@@ -510,23 +517,14 @@ class BytePSTransport(EngineTransport):
                 declared = f"{name}/{number}".encode()
                 self._library.byteps_tensorflow_declare_tensor(declared)
 
-    def _gather_names(self, new: list[str]) -> list[list[str]]:
-        where = "prepares another step, or is about to sum other tensors"
-        try:
-            return watch.wait_for_ranks(
-                lambda: rank_checks.gather(self, new, where)
-            )
-        except watch.RanksEnded as error:
-            raise tf.errors.UnavailableError(None, None, str(error)) from None
 
-
-def _begun_rounds() -> dict[str, int]:
-    """The rounds that have begun and not ended, by their names."""
-    begun = {}
+def _begun_rounds() -> set[str]:
+    """The rounds that have begun and not ended."""
+    begun = set()
     for name, rounds in [*_rounds.items()]:
         ended = int(rounds.ended.numpy())
         if int(rounds.begun.numpy()) > ended:
-            begun[name] = ended
+            begun.add(f"{name} {ended}")
     return begun
 
 

@@ -12,7 +12,6 @@ import itertools
 import logging
 import re
 import types
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -39,13 +38,17 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
-from keras_towers.fit.weights.joint_access import Action, refusing
+from keras_towers.fit.weights.joint_access import (
+    Action,
+    JointAccess,
+    Told,
+    refusing,
+)
 from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
 from keras_towers.fit.weights.without_memory import is_deferred
-from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.rendezvous.liveness import describe_each
-from keras_towers.transport import Transport
+from keras_towers.transport import Transport, messages
 
 if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
@@ -179,10 +182,13 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._callbacks = callbacks
         self._variables = variables
         self._adoption = adoption
+        self._joint = (
+            JointAccess(transport)
+            if adoption is None
+            else adoption.update.variables.access
+        )
         # The code that runs: "Mine.on_epoch_end".
         self._running = ""
-        # What a callback has read of a variable of which each rank has rows.
-        self._read: tf.Tensor | None = None
         # The variables that callbacks have written, and the last writer's name.
         self._written: IdentityDict[keras.Variable, str] = IdentityDict()
         acting = [
@@ -263,8 +269,8 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if self._adoption is None:
             return contextlib.nullcontext()
         meets = event in self._events
-        meeting = self._access if meets else refusing(f"in {where}")
-        return self._adoption.update.variables.access.meeting_by(meeting)
+        access = self._access if meets else refusing(f"in {where}")
+        return self._joint.accessing_by(access)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begin the step, after all other callbacks."""
@@ -276,7 +282,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if event in self._events:
             self._transport.note_wait(event)
             # Callbacks of other ranks may make calls that this rank does not.
-            while any(self._share_effects()):
+            while any(self._meet()[0]):
                 pass
             activity.mark_over()
 
@@ -299,87 +305,61 @@ class SyncedCallbacks(keras.callbacks.Callback):
             if self._adoption is not None:
                 why = why_not_alone(call, self.model, self._adoption)
         with activity.within(f"the beginning of {what}", waits=True):
-            return self._share_effects(what, why)
+            return self._meet(what, needs_all=why)[0]
 
-    def _access(self, access: Action, value: object) -> tf.Tensor | None:
+    def _access(self, action: Action, value: object) -> tf.Tensor | None:
         """Read or write a variable of which each rank has rows."""
-        with activity.within(f"{access} in {self._running}", waits=True):
-            self._share_effects(str(access), access=access, value=value)
-        read, self._read = self._read, None
-        return read
+        with activity.within(f"{action} in {self._running}", waits=True):
+            return self._meet(str(action), action, value)[1]
 
-    def _share_effects(
+    def _meet(
         self,
-        action: str = "",
-        needs_all: str = "",
-        access: Action | None = None,
+        does: str = "",
+        action: Action | None = None,
         value: object = None,
-    ) -> list[str]:
-        """Share the values that callbacks wrote, and their requests to stop.
-
-        Values wait until all ranks are about to do the same.
+        needs_all: str = "",
+    ) -> tuple[list[str], tf.Tensor | None]:
+        """Meet the other ranks, and share what callbacks have done until then.
 
         Args:
-            action: what this rank is about to do; empty: its callbacks are
-                done.
+            does: as of ``JointAccess.meet``; empty: the callbacks are done.
+            action: as there.
+            value: as there.
             needs_all: why not only some ranks can do it; empty: they can.
-            access: what it is about to do with a variable of which each rank
-                has rows; all ranks then do it together.
-            value: what it writes.
-
-        Returns:
-            What each rank is about to do.
         """
-        while True:
-            is_same = self._share_requests(action)
-            if is_same and access is None:
-                return [action] * self._transport.size
-            told = action, needs_all, access and tuple(access)
-            ranks = rank_checks.gather(
-                self._transport, told, "ends an event of callbacks"
-            )
-            actions = [other for other, _, _ in ranks]
-            accesses = [
-                None if each is None else Action(*each) for _, _, each in ranks
-            ]
-            if any(accesses):
-                assert self._adoption is not None
-                joint = self._adoption.update.variables.access
-                self._read = joint.take_part(accesses, value)
-                if access is not None:
-                    return actions
-                continue
-            for reason in filter(None, (reason for _, reason, _ in ranks)):
-                calls = {
-                    f"rank {rank}": f"calls {other}" if other else "does not"
-                    for rank, other in enumerate(actions)
-                }
-                raise TowerError(f"{describe_each(calls)}, but {reason}.")
-            return actions
+        tell = functools.partial(self._share_effects, needs_all)
+        return self._joint.meet(does, action, value, tell=tell)
 
-    def _share_requests(self, action: str) -> bool:
-        """Share requests to stop; return whether all ranks do the same."""
-        model, transport = self.model, self._transport
-        stops = [bool(getattr(model, name, False)) for name in _STOPS]
+    def _share_effects(self, needs_all: str, mine: Told) -> list[Told]:
+        """Share requests to stop, and the values that callbacks have written.
+
+        Values wait until all ranks are about to do the same: before, a rank
+        would get in the middle of a callback what others have written at its
+        end, and write it once more.
+        """
+        model = self.model
+        asked = [name for name in _STOPS if getattr(model, name, False)]
+        has_written = bool(self._written)
+        told = *mine, needs_all, asked, model._initial_epoch, has_written
+        ranks = rank_checks.gather(
+            self._transport, told, "ends an event of callbacks"
+        )
+        all_do, actions, reasons, stops, epochs, written = zip(
+            *ranks, strict=True
+        )
+        for name in {*itertools.chain(*stops)} - {*asked}:
+            setattr(model, name, True)
         # A callback of rank 0 may have restored the epoch to continue with.
-        first = 0 if transport.rank else model._initial_epoch or 0
-        actions = [0] * transport.size
-        actions[transport.rank] = zlib.crc32(action.encode())
-        requests = [*map(int, stops), first, len(self._written), *actions]
-        (sums,) = sum_over_ranks(transport, [tf.constant(requests, tf.int64)])
-        summed = sums.numpy().tolist()
-        actions = summed[-transport.size :]
-        *requested, first, written = summed[: -transport.size]
-        model._initial_epoch = int(first) or None
-        for name, stopped, stop in zip(_STOPS, stops, requested, strict=True):
-            if stop and not stopped:
-                setattr(model, name, True)
-        is_same = len(set(actions)) == 1
-        # Before, a rank would get in the middle of a callback what others have
-        # written at its end, and write it once more.
-        if is_same and written:
+        model._initial_epoch = epochs[0]
+        if len({*all_do}) == 1 and any(written):
             self._take_over()
-        return is_same
+        for reason in () if any(actions) else filter(None, reasons):
+            calls = {
+                f"rank {rank}": f"calls {does}" if does else "does not"
+                for rank, does in enumerate(all_do)
+            }
+            raise TowerError(f"{describe_each(calls)}, but {reason}.")
+        return [*zip(all_do, actions, strict=True)]
 
     def _take_over(self) -> None:
         """Give all ranks the values that callbacks of any rank have written."""
@@ -499,10 +479,9 @@ def _is_same(before: _Value, after: _Value) -> bool:
 def _is_same_tensor(before: tf.Tensor, after: tf.Tensor) -> bool:
     if before.dtype == tf.string:
         return True
-    if "CPU" not in before.device:
-        return bool(tf.reduce_all(before == after))
     # TensorFlow writes into a new buffer while the old one is referenced.
-    first, second = np.asarray(before), np.asarray(after)
-    return (
-        np.shares_memory(first, second) or first.tobytes() == second.tobytes()
-    )
+    if "CPU" in before.device and np.shares_memory(before, after):
+        return True
+    # As bytes: what is no number equals nothing.
+    octets = messages.bytes_of(before), messages.bytes_of(after)
+    return bool(tf.reduce_all(tf.equal(*octets)))

@@ -160,7 +160,7 @@ def _save(
     ranks: _Ranks | None = _job
     joint = access_of(*parts)
     if joint is not None:
-        ranks = _RanksThatMeet(joint.rank, joint.meet)
+        ranks = _RanksThatMeet(joint.rank, lambda does: joint.meet(does)[0])
     # In a nested call of these functions, the outer call decides. Objects that
     # are no paths are local to each rank.
     is_path = isinstance(where, str | os.PathLike)
@@ -403,6 +403,7 @@ class _RanksOfStore:
                 activity.within(f"a save of {path}", waits=True),
                 activity.doing(f"{waits} ({_REMEDY})"),
                 activity.exchanges.running(activity.SAVE, is_counted=False),
+                activity.refusing_by(TowerError),
             ):
                 told = watch.wait_for_ranks(
                     lambda: self._store.wait(key, limit_s or math.inf, given_up)
@@ -413,7 +414,7 @@ class _RanksOfStore:
                 f"rank {self.rank} has waited {limit_s} s: it {waits}. "
                 f"{_REMEDY}"
             ) from None
-        except (watch.RanksEnded, TowerError, OSError):
+        except (TowerError, OSError):
             # It has ended, or waits in something else for this rank.
             return None
         finally:

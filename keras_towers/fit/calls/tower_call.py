@@ -211,8 +211,8 @@ class TowerCall:
         # Shares the effects of code of the user before what it does, and
         # returns what each rank does.
         self.meet: Callable[[str, KerasCall | None], list[str]]
-        self.meet = lambda what, call: self.config.transport.gather_objects(
-            what
+        self.meet = lambda what, call: rank_checks.gather(
+            self.config.transport, what, f"is at {what}", "meets"
         )
         # The block in which code of the data runs, given where.
         self.within_data: Within = lambda where: contextlib.nullcontext()

@@ -365,11 +365,9 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     transport, calls = config.transport, failed_calls.calls
     joint, first = transport.size > 1, None
     if joint:
-        try:
+        with call_agreement.naming_ended_ranks(config, kind):
             saving.go_on(in_loop=kind.endswith("_on_batch"))
             first = calls.begin(transport)
-        except watch.RanksEnded as error:
-            raise call_agreement.not_called(config, kind, str(error)) from None
         if first is not None:
             raise _failed_elsewhere(config, kind, _described(first))
     try:

@@ -18,6 +18,7 @@ from keras_towers.fit.step.placed_tensors import PlacedTensors
 from keras_towers.fit.step_order import StepOrder
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.fit.weights.tower_variables import TowerHandles
+from keras_towers.partition.axes import BATCH, COLUMNS, TOWERS
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -145,7 +146,7 @@ class DividedBatch:
         inputs, ranks, first = program.inputs, places.ranks, len(self.layouts)
         pieces = [data_lib.tensors_in(piece) for piece in self.batch.pieces]
         placed = PlacedTensors(places)
-        parts = placed.scopes(towers=True, parts=True)
+        parts = placed.scopes(BATCH)
         for index, layout in enumerate(self.layouts):
             tensor = inputs.of_graph[index]
             if layout == REPLICATED:
@@ -183,7 +184,7 @@ class DividedBatch:
         placed.shared[inputs.total] = tf.cast(batch.total, tf.int64)
         start = tf.cast(batch.start, tf.int64)
         counts = self.batch.counts(self.specs)
-        parts = placed.scopes(towers=True, parts=True)
+        parts = placed.scopes(BATCH)
         for k, (count, scope) in enumerate(zip(counts, parts, strict=True)):
             scope[inputs.start] = start
             scope[inputs.is_first] = tf.constant(has_first and k == 0)
@@ -258,7 +259,7 @@ def _add_variables(
     for index, tensor in inputs.copies.items():
         key = index if index < last else inputs.of_columns[index - last].key
         if key in handles:
-            for scope in tensors.scopes(True, tensor.on_columns):
+            for scope in tensors.scopes(tensor.axes):
                 handle = handles[key].of_tower(scope.tower, scope.column)
                 scope[tensor] = capture(handle)
     with tf.device(compat.HOST):
@@ -266,7 +267,7 @@ def _add_variables(
         for tensor, own in zip(
             inputs.of_graph[last:], inputs.of_columns, strict=True
         ):
-            for scope in tensors.scopes(columns=True):
+            for scope in tensors.scopes(COLUMNS):
                 scope[tensor] = _of_column(own, scope.column, handles, tensors)
 
 
@@ -274,12 +275,12 @@ def _add_shares(tensors: PlacedTensors, inputs: Inputs) -> None:
     """Add the rows that each tower has of variables in shards."""
     places = tensors.places
     towers, ranks = places.towers, places.ranks.shards
-    for scope in tensors.scopes(towers=True, parts=True):
+    for scope in tensors.scopes(BATCH):
         is_first = scope.part == 0 and places.ranks.is_first_replica
         scope[inputs.is_first_part] = tf.constant(is_first)
     for size, (count, start) in inputs.shares.items():
         counts = share_counts(size, towers * ranks.size)
-        for scope in tensors.scopes(towers=True):
+        for scope in tensors.scopes(TOWERS):
             tower = towers * ranks.rank + scope.tower
             scope[count] = tf.constant(counts[tower], tf.int64)
             scope[start] = tf.constant(sum(counts[:tower]), tf.int64)

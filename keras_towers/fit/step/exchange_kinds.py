@@ -67,7 +67,7 @@ class Members:
     Attributes:
         exchange: the exchange.
         devices: the devices of K members.
-        values: their tensors, one or several of each; empty if only the first
+        values: their tensors, one or several of each; None if only the first
             process has one.
         rows: for each taker that gets rows of the result, the first of them
             and their number.
@@ -95,11 +95,8 @@ class Members:
     def takes_part(self) -> bool:
         """Whether they take rows of examples, and other ranks the others."""
         exchange = self.exchange
-        return (
-            exchange.kind == "scatter"
-            and exchange.over == ("towers",)
-            and exchange.result.of_batch
-        )
+        takes = exchange.result.axes - exchange.given.axes
+        return exchange.kind == "scatter" and "ranks" in takes
 
 
 def exchange_tensors(
@@ -171,13 +168,7 @@ def _exchange_here(
         kind: ExchangeKind = exchange.kind
         if group.goes_on and kind == "scatter":
             kind = "sum"
-        if 0 < len(group.values) < len(group.devices):
-            # It is computed once, and so it is the result.
-            own = group.have_own
-            group.result = _of_one(group) if own else group.values[0]
-        elif kind in ("sum", "scatter") or (
-            kind == "gather" and group.have_own
-        ):
+        if kind in ("sum", "scatter") or (kind == "gather" and group.have_own):
             carrier = collectives
             if gradients and exchange.gradient and "towers" in exchange.over:
                 carrier = gradients.collectives_for(exchange)
@@ -206,19 +197,9 @@ def _broadcast(members: Sequence[Members], collectives: Collectives) -> None:
             group.result = of_devices
 
 
-def _of_one(members: Members) -> list[Any]:
-    """Return what each member gets of what only one of them has."""
-    (value,) = members.values
-    if members.exchange.kind == "scatter":
-        return _rows_of_takers(value, members)
-    return [value for _ in members.devices]
-
-
 def _on_one_device(members: Members) -> Any:
     """Return what the first member gets of all, or what is no exchange."""
     values = list(members.values)
-    if not values:
-        return None
     match members.exchange.kind:
         case "gather":
             return tf.concat(values, members.exchange.axis)

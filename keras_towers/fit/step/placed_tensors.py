@@ -10,11 +10,13 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.places import Places
+from keras_towers.partition.axes import Axes, Axis
 from keras_towers.partition.emission import value_of
 from keras_towers.partition.program import Tensor
 
 Place: TypeAlias = tuple[int, ...]
 """A tower, a column and a micro-batch."""
+PLACE_AXES: Sequence[Axis] = "towers", "columns", "parts"
 
 
 class Scope(MutableMapping[Tensor, Any]):
@@ -94,16 +96,14 @@ class PlacedTensors:
         self._sums: dict[Tensor, np.ndarray] = {}
         self.shared: Scope = self.scope((1, 1, 1), (0, 0, 0))
 
-    def lengths(
-        self, towers: bool = False, columns: bool = False, parts: bool = False
-    ) -> Sequence[int]:
-        """Return the lengths of the axes along which something may differ."""
+    def lengths(self, axes: Axes) -> Sequence[int]:
+        """Return the lengths of an array of what varies along axes."""
         places = self.places
-        return (
-            places.towers if towers else 1,
-            places.columns if columns else 1,
-            places.parts if parts else 1,
-        )
+        of_all = places.towers, places.columns, places.parts
+        return [
+            length if axis in axes else 1
+            for axis, length in zip(PLACE_AXES, of_all, strict=True)
+        ]
 
     def scope(self, lengths: Sequence[int], place: Place) -> Scope:
         """Return the tensors at a place, as of ``Scope``."""
@@ -111,11 +111,9 @@ class PlacedTensors:
         device = self.places.mesh[tower][column]
         return Scope(self._arrays, lengths, place, device)
 
-    def scopes(
-        self, towers: bool = False, columns: bool = False, parts: bool = False
-    ) -> list[Scope]:
-        """Return the tensors at each place where something may differ."""
-        lengths = self.lengths(towers, columns, parts)
+    def scopes(self, axes: Axes) -> list[Scope]:
+        """Return the tensors at each place where what varies along axes is."""
+        lengths = self.lengths(axes)
         return [self.scope(lengths, place) for place in np.ndindex(*lengths)]
 
     def array(self, tensor: Tensor) -> np.ndarray:
@@ -123,8 +121,7 @@ class PlacedTensors:
         if tensor in self._arrays:
             return self._arrays[tensor]
         # It is repeated wherever it is used.
-        of_parts = tensor.on_towers and tensor.of_batch
-        scopes = self.scopes(tensor.on_towers, tensor.on_columns, of_parts)
+        scopes = self.scopes(tensor.axes)
         array = np.empty(scopes[0].lengths, object)
         for scope in scopes:
             array[scope.place] = value_of(tensor, scope)

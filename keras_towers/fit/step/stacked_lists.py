@@ -38,7 +38,7 @@ class StackedLists:
         self._inputs, self._outputs = body.inputs, body.outputs
         self._dtypes = dtypes
         stacks = {
-            tensor: Tensor(dtype, tf.TensorShape(_ANY), tensor.on_towers)
+            tensor: Tensor(dtype, tf.TensorShape(_ANY), tensor.axes)
             for tensor, dtype in dtypes.items()
         }
 

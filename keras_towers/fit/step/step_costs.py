@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
 from keras_towers.fit.step.code_lines import cause_of, line_of
+from keras_towers.partition.axes import OF_MESSAGES, Axis
 from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.lifetimes import held_tensors
 from keras_towers.partition.program import (
-    Axis,
     Exchange,
     Program,
     Schedule,
@@ -227,7 +227,8 @@ def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
 
 def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
     """Return what an exchange moves; as for ``exchanged_in``."""
-    tensor, sizes, axes = exchange.given, exchange.sizes, exchange.over
+    tensor, sizes = exchange.given, exchange.sizes
+    axes = [axis for axis in OF_MESSAGES if axis in exchange.over]
     groups = 1
     if "columns" in axes:
         # Each tower exchanges the rows that it has of the batch.
@@ -280,7 +281,7 @@ def costs_of(
         elif of_ranks and "ranks" not in exchange.over:
             # It stays within each process.
             peers = 1
-        elif of_ranks and exchange.tensor.on_columns:
+        elif of_ranks and "columns" in exchange.tensor.axes:
             parts = columns
         number *= (2 if exchange.is_sum else 1) * (peers - 1) * parts
         sent[unit] += number // (peers * exchange.groups)
@@ -392,7 +393,7 @@ def _once(program: Program) -> dict[str, ComputedOnce]:
         if cause is None and source is not None and id(source) in undivided:
             cause = cause_of(source)
             once.setdefault(cause, ComputedOnce(undivided[id(source)]))
-        if cause is None or operation.on_towers:
+        if cause is None or "towers" in operation.axes:
             continue
         causes.update(dict.fromkeys(operation.outputs, cause))
         if source is None:

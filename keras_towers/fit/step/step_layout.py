@@ -22,6 +22,7 @@ from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.tower_variables import TowerHandles
+from keras_towers.partition.axes import SHARDS, TOWERS
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import FIXED, REPLICATED
 from keras_towers.partition.local_step import (
@@ -241,11 +242,10 @@ def _divide_trace(
         traced.in_updates,
         places.columns,
         LayoutOptions(
-            ranks=are_several,
-            replicate_shards=places.ranks.replicate_shards,
+            axes=places.axes,
+            shard_axes=TOWERS if places.ranks.replicate_shards else SHARDS,
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
-            micro_batches=places.parts > 1,
             gather_bytes=_gather_bytes(config, settings),
             examples=settings.examples or _ASSUMED_BATCH,
         ),

@@ -24,6 +24,7 @@ from keras_towers.fit.step.graph_function import CallMode, GraphFunction
 from keras_towers.fit.step.placed_tensors import Scope, with_shapes
 from keras_towers.fit.step.stacked_lists import StackedLists
 from keras_towers.fit.step_order import StepOrder
+from keras_towers.partition.axes import AT_ROOT, PARTS, Axes
 from keras_towers.partition.emission import (
     emit,
     graph_of,
@@ -36,7 +37,6 @@ from keras_towers.partition.program import (
     Phase,
     Program,
     Tensor,
-    depends_on_batch,
     needed_operations,
 )
 from keras_towers.partition.resources import type_of_content
@@ -60,14 +60,12 @@ class Section(NamedTuple):
     Attributes:
         level: the level.
         phase: the phase.
-        on_columns: whether every column of the mesh runs them.
-        of_parts: whether every micro-batch runs them.
+        axes: the axes of this process's places that run them.
     """
 
     level: int
     phase: Phase
-    on_columns: bool
-    of_parts: bool = False
+    axes: Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,9 +401,8 @@ def section_of(operation: Operation, micro_batches: int = 1) -> Section:
         operation: the operation.
         micro_batches: the number of micro-batches of a tower.
     """
-    phase, of_parts = operation.phase, False
-    if micro_batches > 1 and phase == Phase.TOWERS:
-        # What micro-batches share, a tower computes once.
-        tensors = (*operation.inputs, *operation.outputs)
-        of_parts = depends_on_batch(tensors)
-    return Section(operation.level, phase, operation.on_columns, of_parts)
+    phase, axes = operation.phase, operation.axes - AT_ROOT
+    if micro_batches == 1 or phase != Phase.TOWERS:
+        # Whatever is written is the same for all micro-batches.
+        axes -= PARTS
+    return Section(operation.level, phase, axes)

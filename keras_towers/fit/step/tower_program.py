@@ -18,6 +18,7 @@ from keras_towers.fit.step.exchange_kinds import (
 )
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.placed_tensors import (
+    PLACE_AXES,
     Place,
     PlacedTensors,
     Scope,
@@ -29,7 +30,9 @@ from keras_towers.fit.step.tower_functions import (
     TowerFunctions,
 )
 from keras_towers.fit.step_order import StepOrder
+from keras_towers.partition.axes import COLUMNS, ONCE, PARTS, TOWERS, Axes
 from keras_towers.partition.emission import emit, value_of
+from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.lifetimes import summed_tensors
 from keras_towers.partition.program import (
     Exchange,
@@ -39,9 +42,6 @@ from keras_towers.partition.program import (
 )
 from keras_towers.partition.xla_pieces import Stage, Stages
 from keras_towers.reduction import Collectives, OnTowers
-
-# The axes of places.
-_TOWERS, _COLUMNS, _PARTS = range(3)
 
 
 class TowerProgram:
@@ -90,11 +90,11 @@ class TowerProgram:
         pace = Pace(program)
         for level in range(program.levels):
             checks: list[Any] = []
-            for on_columns in (False, True):
-                self._compute_once(level, on_columns, tensors, checks)
-            for on_columns in (False, True):
+            for columns in (ONCE, COLUMNS):
+                self._compute_once(level, columns, tensors, checks)
+            for columns in (ONCE, COLUMNS):
                 computed = self._compute_on_towers(
-                    level, on_columns, tensors, pace.before_level()
+                    level, TOWERS | columns, tensors, pace.before_level()
                 )
                 pace.note_computed(computed)
             exchanges = [e for e in program.exchanges if e.level == level]
@@ -111,19 +111,19 @@ class TowerProgram:
     def _compute_once(
         self,
         level: int,
-        on_columns: bool,
+        axes: Axes,
         tensors: PlacedTensors,
         checks: list[Any],
     ) -> None:
         """Add what is computed once in a level, or once for each column."""
-        section = Section(level, Phase.ONCE, on_columns)
+        section = Section(level, Phase.ONCE, axes)
         stages = self._functions.once.get(section, ())
         if tensors.places.ranks.step.rank != 0:
             stages = [
                 Stage(s.compiled, [o for o in s.single if not o.at_root])
                 for s in stages
             ]
-        for scope in tensors.scopes(columns=on_columns):
+        for scope in tensors.scopes(axes):
             with tf.device(scope.device):
                 self._functions.add_stages(
                     stages,
@@ -136,7 +136,7 @@ class TowerProgram:
     def _compute_on_towers(
         self,
         level: int,
-        on_columns: bool,
+        axes: Axes,
         tensors: PlacedTensors,
         after: Sequence[object],
     ) -> list[Any]:
@@ -144,7 +144,7 @@ class TowerProgram:
 
         Args:
             level: the level.
-            on_columns: whether all columns do it.
+            axes: the axes of the places that do it, besides micro-batches.
             tensors: the tensors of all places.
             after: what functions wait for.
 
@@ -152,12 +152,11 @@ class TowerProgram:
             What they compute.
         """
 
-        def here(phase: Phase, of_parts: bool = False) -> Sequence[Operation]:
-            section = Section(level, phase, on_columns, of_parts)
+        def here(phase: Phase, also: Axes = ONCE) -> Sequence[Operation]:
+            section = Section(level, phase, axes | also)
             return self._functions.operations.get(section, ())
 
-        towers = tensors.scopes(towers=True, columns=on_columns)
-        parts = tensors.scopes(towers=True, columns=on_columns, parts=True)
+        towers, parts = tensors.scopes(axes), tensors.scopes(axes | PARTS)
         reads, writes = here(Phase.READ), here(Phase.UPDATE)
         call = self._functions.call_of(here(Phase.TOWERS))
         if call:
@@ -166,7 +165,7 @@ class TowerProgram:
             )
         self._use_variables(reads, towers)
         computed = self._call(call, towers, tensors, after)
-        call = self._functions.call_of(here(Phase.TOWERS, of_parts=True))
+        call = self._functions.call_of(here(Phase.TOWERS, PARTS))
         computed += self._call(call, parts, tensors, after)
         self._use_variables(writes, towers)
         return computed
@@ -255,7 +254,7 @@ class Pace:
     def __init__(self, program: Program):
         schedule = program.schedule
         self._is_paced: bool = schedule is not None and schedule.is_paced
-        self._has_gathers = any(map(_gathers_weights, program.exchanges))
+        self._has_gathers = any(map(gathers_variables, program.exchanges))
         self._computed: list[Any] = []
         self._exchanged: list[Any] = []
         # What is done when the last level is, and the one before it.
@@ -278,7 +277,7 @@ class Pace:
         self, exchanges: Sequence[Exchange]
     ) -> contextlib.AbstractContextManager[None]:
         """Return a block for the exchanges of a level, if they have to wait."""
-        waits = any(map(_gathers_weights, exchanges))
+        waits = any(map(gathers_variables, exchanges))
         return tf.control_dependencies(self._ends if waits else [])
 
     def end_level(self) -> None:
@@ -291,24 +290,15 @@ class Pace:
         self._computed, self._exchanged = [], []
 
 
-def _gathers_weights(exchange: Exchange) -> bool:
-    given = exchange.given
-    return exchange.kind == "gather" and given.on_towers and not given.of_batch
-
-
 # ---- who exchanges what ------------------------------------------------------
 
 
 def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
     """Yield who exchanges a tensor: those that differ along its axes."""
-    given, along = _given(exchange, tensors), _axes_of(exchange)
-    of_mesh = tensors.lengths(towers=True, columns=True)
-    of_all = tensors.lengths(towers=True, columns=True, parts=True)
-    lengths = list(given.shape)
-    for axis in along:
-        lengths[axis] = of_all[axis] if exchange.is_own else 1
-    if not exchange.result.of_batch:
-        lengths[_PARTS] = 1
+    given, result = _given(exchange, tensors), exchange.result
+    differ = exchange.over | result.axes - exchange.given.axes
+    along = [k for k, axis in enumerate(PLACE_AXES) if axis in differ]
+    of_mesh, lengths = map(tensors.lengths, (TOWERS | COLUMNS, result.axes))
     others = [1 if a in along else n for a, n in enumerate(given.shape)]
     for place in np.ndindex(*others):
         devices = [
@@ -324,8 +314,8 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
             [value_of(t, taker) for t in exchange.rows or ()]
             for taker in takers
         ]
-        if exchange.kind == "scatter" and _COLUMNS in along:
-            count: Any = exchange.result.shape[exchange.axis]
+        if exchange.kind == "scatter" and "columns" in exchange.over:
+            count: Any = result.shape[exchange.axis]
             rows = [(taker.column * count, count) for taker in takers]
         yield Members(exchange, devices, values, rows, takers)
 
@@ -336,18 +326,11 @@ def _given(exchange: Exchange, tensors: PlacedTensors) -> np.ndarray:
     source, rank = tensor.operation, tensors.places.ranks.step.rank
     if source is not None and source.at_root and rank != 0:
         # Only the first process has it.
-        return np.empty((1, 1, 0), object)
+        return np.empty((1, 1, 1), object)
     is_sum = exchange.kind in ("sum", "scatter")
-    if is_sum and "columns" not in exchange.over:
+    if is_sum and "parts" in exchange.over:
         return tensors.sum(tensor)
     return tensors.array(tensor)
-
-
-def _axes_of(exchange: Exchange) -> Sequence[int]:
-    """Return the axes of places along which this process exchanges."""
-    if "columns" in exchange.over:
-        return [_COLUMNS]
-    return [_TOWERS, _PARTS] if "towers" in exchange.over else [_PARTS]
 
 
 def _line(

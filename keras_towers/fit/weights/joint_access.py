@@ -34,16 +34,16 @@ from keras_towers.fit.weights.shards import (
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, next_key
+from keras_towers.transport.engine_transport import refusing_ended
 
 
 class Action(NamedTuple):
     """An action that a rank is about to take on a variable.
 
     Attributes:
-        kind: ``"writes"``; ``"reads"``; ``"saves"``, which reads a variable
-            that stays in parts after the block, too; or something else that a
-            rank does, and that needs no variable.
-        place: the place of the variable; empty: there is none.
+        kind: ``"writes"``; ``"reads"``; or ``"saves"``, which reads a variable
+            that stays in parts after the block, too.
+        place: the place of the variable.
         path: its name, for messages.
         digest: that of the value that it writes.
     """
@@ -57,7 +57,10 @@ class Action(NamedTuple):
         return f"{self.kind} variable {self.path!r}"
 
 
-Meeting = Callable[[Action, Any], tf.Tensor | None]
+Access = Callable[[Action, Any], tf.Tensor | None]
+# What a rank is about to do; and the action with a variable, if it is one.
+Told = tuple[str, Sequence[str] | None]
+Tell = Callable[[Told], list[Told]]
 
 
 class KnownVariables:
@@ -127,8 +130,8 @@ class JointAccess:
     def __init__(self, transport: Transport, known: KnownVariables = known):
         self._transport = transport
         self.known: KnownVariables = known
-        # How ranks meet that do not all do the same: None: all do.
-        self._meeting: ThreadLocal[Meeting] = ThreadLocal()
+        # Reads and writes in another way; None: as between two calls.
+        self._other: ThreadLocal[Access] = ThreadLocal()
         self._is_at_exit = False
 
     @property
@@ -158,7 +161,7 @@ class JointAccess:
         """Return the whole of a variable, on the host. Collective."""
         kind = "saves" if thread_state.keeping_parts.get() else "reads"
         access = Action(kind, variable.place, _name_of(variable))
-        whole = self._meet(access, None)
+        whole = self._access(access, None)
         assert whole is not None
         return whole
 
@@ -170,110 +173,120 @@ class JointAccess:
         value = np.ravel(whole.numpy()).view(np.uint8)
         digest = hashlib.sha256(value.data).hexdigest()[:16]
         access = Action("writes", variable.place, _name_of(variable), digest)
-        self._meet(access, whole)
+        self._access(access, whole)
 
-    def _meet(self, access: Action, value: object) -> tf.Tensor | None:
-        meeting = self._meeting.get()
-        if meeting is None and failed_calls.calls.runs_in_another_thread():
-            meeting = refusing("in a thread of your own while a call runs")
-        if meeting is not None:
-            return meeting(access, value)
-        accesses = self._gather(str(access), access)
-        places = {each.place for each in accesses if each and each.place}
-        if len(places) > 1:
-            raise TowerError(
-                f"the ranks have different variables {access.path!r}: build "
-                "and compile the same models, in the same order, on every rank."
-            )
-        return self.take_part(accesses, value)
+    def _access(self, action: Action, value: object) -> tf.Tensor | None:
+        access = self._other.get()
+        if access is not None:
+            return access(action, value)
+        return self.meet(str(action), action, value)[1]
 
-    def serve(self, where: str, gather: Any = None) -> None:
+    def serve(self, where: str, tell: Tell | None = None) -> None:
         """Serve other ranks until all come here. Collective.
 
         Args:
             where: where this rank is, equally on all ranks.
-            gather: exchanges what ranks do; None: also notices ranks that end.
+            tell: as of ``meet``.
         """
-        while any(accesses := self._gather(where, None, gather)):
-            self.take_part(accesses)
+        while any(self.meet(where=where, tell=tell)[0]):
+            pass
 
-    def meet(self, does: str) -> list[str]:
-        """Return what each rank does that saves a file. Collective.
+    def meet(
+        self,
+        does: str = "",
+        action: Action | None = None,
+        value: object = None,
+        where: str = "",
+        tell: Tell | None = None,
+    ) -> tuple[list[str], tf.Tensor | None]:
+        """Meet ranks that may be about to do something else. Collective.
 
-        The others serve it wherever they are, and do nothing, as an empty text
-        says. This rank serves those that read or write.
+        They do together what some do with variables. A rank that is about to
+        do something else serves them until none needs that.
 
         Args:
-            does: what this rank does.
-        """
-        if failed_calls.calls.runs_in_another_thread():
-            raise NoValueError(
-                f"rank {self.rank} {does} in a thread of your own while a call "
-                "runs, but each rank has a part of the weights. Save at the "
-                "end of the call."
-            )
-        while True:
-            accesses = self._gather(does, Action(does, "", ""))
-            if not any(access and access.place for access in accesses):
-                return [access.kind if access else "" for access in accesses]
-            self.take_part(accesses)
+            does: what this rank is about to do, the same text on all ranks that
+                do the same; empty: nothing, it serves others.
+            action: what that is, if it is something with a variable.
+            value: what it writes.
+            where: where it serves others.
+            tell: tells the others, and returns what each of them tells; None:
+                as between two calls.
 
-    def _gather(
-        self,
-        doing: str,
-        access: Action | None,
-        gather: Any = None,
-    ) -> list[Action | None]:
-        """Exchange what ranks are about to do.
+        Returns:
+            What each rank is about to do, and what this one has read.
+        """
+        mine = does, action and tuple(action)
+        while True:
+            ranks = tell(mine) if tell else self._tell(mine, does or where)
+            actions = [Action(*acts) if acts else None for _, acts in ranks]
+            read = self.take_part(actions, value) if any(actions) else None
+            if action is not None or not any(actions):
+                return [does for does, _ in ranks], read
+
+    def _tell(self, mine: Told, doing: str) -> list[Told]:
+        """Tell the others between two calls what this rank is about to do.
+
+        Raises:
+            NoValueError: they are not there.
+        """
+        if self._is_at_exit:
+            # The others may be waiting for the end of this rank.
+            return self.compare(mine, doing)
+
+        def refuse(why: str, advice: str = "") -> NoValueError:
+            return NoValueError(
+                f"{why}, and rank {self.rank} {doing}, but each rank has its "
+                f"part of it.{advice}"
+            )
+
+        calls = failed_calls.calls
+        if calls.runs_in_another_thread():
+            later = " Do that when the call has ended."
+            raise refuse("a call runs in another thread", later)
+        try:
+            with refusing_ended(self._transport, refuse):
+                missed = calls.connect_if_broken(self._transport)
+                if missed is None:
+                    return self.compare(mine, doing)
+                raise refuse(
+                    f"a call has failed on rank {missed.rank} ({missed.why})"
+                )
+        except tf.errors.OpError:
+            if not calls.has_failed():
+                raise
+        return self._tell(mine, doing)
+
+    def compare(self, mine: Told, doing: str) -> list[Told]:
+        """Tell the others what this rank is about to do, and compare that.
+
+        Args:
+            mine: what this rank is about to do.
+            doing: the same, or where it serves, to follow "rank 0".
 
         Raises:
             TowerError: they do different things.
         """
-        told = doing, access and tuple(access)
-        try:
-            missed = None
-            if not self._is_at_exit:
-                missed = failed_calls.calls.connect_if_broken(self._transport)
-            if missed is not None:
-                raise NoValueError(
-                    f"a call has failed on rank {missed.rank}, and rank "
-                    f"{self.rank} has not made this call: it {doing}. The "
-                    f"error of rank {missed.rank}: {missed.why}"
-                )
-            ranks = (gather or _gather_watched)(
-                self._transport, told, doing, "reads or writes variables"
-            )
-        except watch.RanksEnded as error:
-            ended = str(error)
-        except tf.errors.OpError:
-            if self._is_at_exit:
-                # The others may be waiting for the end of this rank.
-                raise
-            ended = self._transport.ended_ranks() or "another rank has ended"
-        else:
-            different = {
-                action
-                for action, accessed in ranks
-                if accessed is not None and Action(*accessed).place
-            }
-            waiting = {action for action, accessed in ranks if accessed is None}
-            if len(different) > 1 or len(waiting) > 1:
-                points = {
-                    f"rank {rank}": action
-                    for rank, (action, _) in enumerate(ranks)
-                }
-                if not different:
-                    raise TowerError(rank_checks.different_things(points))
-                raise TowerError(
-                    f"the ranks do different things: {describe_each(points)}. "
-                    "Every rank must read and write the same variables in "
-                    "the same order, since each has only a part of them."
-                )
-            return [each and Action(*each) for _, each in ranks]
-        raise NoValueError(
-            f"{ended}, and rank {self.rank} {doing}, but each rank has its "
-            "part of it."
+        ranks = rank_checks.gather(
+            self._transport, (*mine, doing), doing, "reads or writes variables"
         )
+        acting = {does for does, action, _ in ranks if action}
+        waiting = {at for does, _, at in ranks if not does}
+        if len(acting) > 1 or len(waiting) > 1:
+            points = {f"rank {r}": at for r, (_, _, at) in enumerate(ranks)}
+            if not acting:
+                raise TowerError(rank_checks.different_things(points))
+            raise TowerError(
+                f"the ranks do different things: {describe_each(points)}. "
+                "Every rank must read and write the same variables in the same "
+                "order, since each has only a part of them."
+            )
+        if len({action[1] for _, action, _ in ranks if action}) > 1:
+            raise TowerError(
+                f"the ranks do different things, though each {doing}: build "
+                "and compile the same models, in the same order, on every rank."
+            )
+        return [(does, action) for does, action, _ in ranks]
 
     def take_part(
         self, accesses: Sequence[Action | None], value: Any = None
@@ -281,7 +294,7 @@ class JointAccess:
         """Do what ranks are about to do with variables. Collective.
 
         Args:
-            accesses: what each rank does; None: nothing.
+            accesses: what each rank does with a variable; None: nothing.
             value: what this rank writes.
 
         Returns:
@@ -290,7 +303,7 @@ class JointAccess:
         result, mine = None, accesses[self.rank]
         ranks_of: dict[tuple[str, str], list[int]] = {}
         for rank, access in enumerate(accesses):
-            if access is not None and access.place:
+            if access is not None:
                 ranks_of.setdefault(access[:2], []).append(rank)
         for (kind, place), ranks in ranks_of.items():
             access = accesses[ranks[0]]
@@ -323,14 +336,14 @@ class JointAccess:
         return result
 
     @contextlib.contextmanager
-    def meeting_by(self, meeting: Meeting) -> Iterator[None]:
-        """Let ranks meet in another way in this block.
+    def accessing_by(self, access: Access) -> Iterator[None]:
+        """Read and write in another way in this block.
 
         Args:
-            meeting: does what this rank is about to do together with the other
+            access: does what this rank is about to do together with the other
                 ranks, given what it writes; returns what it reads.
         """
-        with self._meeting.holding(meeting):
+        with self._other.holding(access):
             yield
 
 
@@ -352,9 +365,7 @@ def _serve_at_exit(access: JointAccess) -> None:
         with contextlib.suppress(Exception):
             # BytePS would wait for them for ever.
             if not watch.gone_ranks():
-                access.serve(
-                    "is at the end of the script", gather=rank_checks.gather
-                )
+                access.serve("is at the end of the script")
 
 
 def access_of(*saved: object) -> JointAccess | None:
@@ -378,25 +389,21 @@ def access_of(*saved: object) -> JointAccess | None:
     return None
 
 
-def refusing(where: str) -> Meeting:
-    """Return a meeting where ranks cannot meet.
+def refusing(where: str) -> Access:
+    """Return how to read and write where ranks cannot meet: not at all.
 
     Args:
         where: where this rank is: "in Mine.on_predict_batch_end".
     """
 
-    def meet(access: Action, value: object) -> tf.Tensor | None:
+    def refuse(access: Action, value: object) -> tf.Tensor | None:
         raise NoValueError(
             f"variable {access.path!r} cannot be read or written {where}: "
             "each rank has a part of it, and ranks get there at different "
             "times. Read or write it at the end of the call."
         )
 
-    return meet
-
-
-def _gather_watched(*args: Any) -> list[Any]:
-    return watch.wait_for_ranks(lambda: rank_checks.gather(*args))
+    return refuse
 
 
 def _name_of(variable: ShardedVariable) -> str:

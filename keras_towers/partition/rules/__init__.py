@@ -1,40 +1,10 @@
 """The rules of operations, by families.
 
-The file of an operation's rule, with some of TensorFlow's names:
-
-* ``batched.py``: matrix products, convolutions, softmax, and other operations
-  on each item of a batch: MatMul BatchMatMulV2 Einsum Conv2D MaxPool
-  SpaceToBatchND ResizeBilinear Softmax LogSoftmax TopKV2 Cholesky FFT
-  SparseSoftmaxCrossEntropyWithLogits
-* ``elementwise.py``: arithmetic and functions of single entries: AddV2 Mul
-  RealDiv Relu Exp Cast Equal SelectV2 BiasAdd StringLower Identity
-* ``reductions.py``: sums, means, variances (of BatchNormalization, too),
-  extremes and cumulative sums: Sum Mean Max All ArgMax Cumsum L2Loss
-  BiasAddGrad
-* ``shapes.py``: shapes, and new, moved or joined axes: Shape Reshape Transpose
-  ExpandDims Squeeze ConcatV2 Pack Unpack Tile BroadcastTo Fill OneHot ReverseV2
-* ``slices.py``: slices, splits and padding: StridedSlice Slice Split SplitV Pad
-  StridedSliceGrad
-* ``indexing.py``: gathers, scatters, segments and sparse matrices: GatherV2
-  GatherNd ScatterNd TensorScatterUpdate UnsortedSegmentSum
-  SparseTensorDenseMatMul DynamicStitch DenseBincount
-* ``row_numbers.py``: integers that refer to rows, as of a mask or of words:
-  Where Range DynamicPartition StringSplitV2 SparseCross
-* ``ragged.py``: ragged rows: RaggedTensorToTensor RaggedGather RaggedBincount
-  RaggedCountSparseOutput RaggedRange StringNGrams UnicodeDecode UnicodeEncode
-* ``row_splits.py``: where ragged rows begin and end, and their lengths: Sub
-* ``draws.py``: random numbers: StatelessRandomUniformV2 StatelessRandomNormalV2
-  StatelessTruncatedNormalV2
-* ``mesh_columns.py``: exchanges among columns of a mesh, in the graph of one of
-  them: PartitionedCall
-* ``control_flow.py``: calls, of a mean of the rows of one's own too, and
-  branches: PartitionedCall If Case
-* ``loops.py``: loops, also with one round for each example (``row_loops.py``),
-  as in ``tf.map_fn``: While
-* ``variables.py``: reads, writes and look-ups: ReadVariableOp AssignVariableOp
-  ResourceGather LookupTableFindV2
-* ``lists.py``: lists of tensors in loops, and optionals: TensorListReserve
-  TensorListSetItem TensorListStack OptionalFromValue
+At the end of the file of its family, each operation has one row with all that
+is known of it, such as ``operation("MatMul", ...)``. ``OperationFacts`` in
+``registry.py`` says what that may be. To add an operation, add a row, and a
+case to ``tests/partition/rules/cases``. An operation without a row is computed
+once, as on one device.
 
 ``batched``
   Operations on each item of a batch: images, matrices, distributions.
@@ -73,7 +43,6 @@ The file of an operation's rule, with some of TensorFlow's names:
 import importlib
 import pkgutil
 
-# Each module registers its rules. Of several for an operation the first that
-# applies counts, so their order in a module matters.
+# Each module adds its rows.
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)

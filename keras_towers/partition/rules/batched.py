@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
-from keras_towers.partition.division import Factors, Labels
 from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -20,81 +19,17 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import SHAPE, require, unless_none
-from keras_towers.partition.registry import axes, rule, shape_of
-from keras_towers.partition.sizes import UNKNOWN, Size
-
-# The axes of the batch: some of the first, or all but some of the last; the
-# number of inputs that have them, which are the first; and the groups of inputs
-# in which the operations are linear.
-_FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
-    (1, 1, ()): """
-        MaxPool MaxPool3D MaxPoolV2 LRN Dilation2D ResizeNearestNeighbor
-        ResizeBicubic ResizeArea ScaleAndTranslate ExtractImagePatches
-        ExtractVolumePatches
-    """,
-    (1, 1, ((0,),)): """
-        Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
-        DepthToSpace ResizeBilinear
-    """,
-    (1, 2, ()): """
-        ImageProjectiveTransformV2 ImageProjectiveTransformV3 ResizeBilinearGrad
-        ResizeBicubicGrad ScaleAndTranslateGrad InTopK InTopKV2
-        SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
-    """,
-    (1, 3, ()): """
-        MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad
-    """,
-    # The padding of the matrices of diagonals is an input, which may not be 0.
-    (-1, 1, ()): """
-        Softmax LogSoftmax TopK TopKV2 NthElement MatrixDiagV2 MatrixDiagV3
-        AdjustHue AdjustSaturation RGBToHSV HSVToRGB
-    """,
-    (-1, 1, ((0,),)): "MatrixDiag FFT IFFT RFFT IRFFT",
-    (-2, 1, ()): """
-        MatrixInverse Cholesky Qr Svd Lu Eig SelfAdjointEigV2 MatrixDeterminant
-        LogMatrixDeterminant MatrixSquareRoot MatrixExponential MatrixDiagPartV2
-        MatrixDiagPartV3
-    """,
-    (-2, 1, ((0,),)): """
-        MatrixBandPart MatrixDiagPart FFT2D IFFT2D RFFT2D IRFFT2D
-    """,
-    (-1, 2, ((0,), (1,))): "Cross",
-    (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
-    (-3, 1, ()): "AdjustContrastv2",
-    (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
-}
-# Without images, oneDNN's convolutions return a tensor with the shape of their
-# input, and its gradients of max-pooling end the process.
-_NEED_IMAGES = """
-    Conv2D Conv3D DepthwiseConv2dNative MaxPoolGrad MaxPool3DGrad
-    MaxPool3DGradGrad
-"""
-# Without this attribute they compute their first output only. The others have
-# no entries, and no axis of the batch.
-_COMPUTES_VECTORS = {
-    "Svd": "compute_uv",
-    "Eig": "compute_v",
-    "SelfAdjointEigV2": "compute_v",
-}
-# They take the shape of their output.
-_INPUT_GRADIENTS = """
-    Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2
-    AvgPoolGrad AvgPool3DGrad
-"""
-# The ranks of those of their inputs that are a matrix or its diagonal.
-_RANKS_OF_DIAGONALS = {
-    "MatrixDiagV3": (1,),
-    "MatrixDiagPartV3": (2,),
-    "MatrixSetDiagV3": (2, 1),
-}
-_FAMILY_OF = {
-    type_: family
-    for family, types in _FAMILIES.items()
-    for type_ in types.split()
-}
+from keras_towers.partition.registry import (
+    Factors,
+    FactorsOf,
+    Labels,
+    operation,
+)
+from keras_towers.partition.rules.row_numbers import note_limits
+from keras_towers.partition.rules.shapes import like_first
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
 
 
-@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 def _cross_entropy(node: Node, scores: Value, labels: Value) -> Values:
     """Scores and labels have equally many rows, though their lengths vary.
 
@@ -117,41 +52,72 @@ def _with_rows(value: Value, layout: Sharded) -> Value:
     return dataclasses.replace(value, layout=layout, shape=tuple(sizes))
 
 
-@axes(*_FAMILY_OF)
-def _each_of_batch(node: Node, *inputs: Value) -> Factors:
-    first, count, linear = _FAMILY_OF[node.type]
-    require(all(shape.rank is not None for shape in node.shapes), SHAPE)
-    ranks = [value.rank for value in inputs[:count]]
-    batch_axes = first if first > 0 else ranks[0] + first
-    ranks += [shape.rank or 0 for shape in node.shapes]
-    if node.type in ("MatrixDiagV2", "MatrixDiagV3"):
-        # A band of diagonals has another axis.
-        batch_axes = ranks[1] - 2
-    labels = [[a if a < batch_axes else None for a in range(r)] for r in ranks]
-    outputs: list[Labels | None] = [*labels[count:]]
-    vectors = _COMPUTES_VECTORS.get(node.type)
-    if vectors is not None and not node.attr(vectors):
-        outputs[1:] = [None] * len(outputs[1:])
-    options = [None] * (len(inputs) - count)
-    return Factors(
-        [*labels[:count], *options],
-        outputs,
-        linear=linear,
-        needs_rows=node.type in _NEED_IMAGES.split(),
-    )
+def batch(
+    first: int,
+    count: int = 1,
+    *linear: Collection[int],
+    needs_rows: bool = False,
+    vectors: str = "",
+) -> FactorsOf:
+    """Return what returns the axes of operations on each item of a batch.
+
+    Args:
+        first: the number of first axes that are those of the batch; if it is
+            negative, those are all but so many.
+        count: the number of inputs that have them, which are the first.
+        *linear: as in ``Factors``.
+        needs_rows: as in ``Factors``.
+        vectors: the attribute without which only the first output is computed;
+            the others then have no entries, and no axis of the batch.
+    """
+
+    def axes(node: Node, *inputs: Value) -> Factors:
+        require(all(shape.rank is not None for shape in node.shapes), SHAPE)
+        ranks = [value.rank for value in inputs[:count]]
+        batch_axes = first if first > 0 else ranks[0] + first
+        ranks += [shape.rank or 0 for shape in node.shapes]
+        if node.type in ("MatrixDiagV2", "MatrixDiagV3"):
+            # A band of diagonals has another axis.
+            batch_axes = ranks[1] - 2
+        labels = [
+            [a if a < batch_axes else None for a in range(r)] for r in ranks
+        ]
+        outputs: list[Labels | None] = [*labels[count:]]
+        if vectors and not node.attr(vectors):
+            outputs[1:] = [None] * len(outputs[1:])
+        options = [None] * (len(inputs) - count)
+        return Factors(
+            [*labels[:count], *options],
+            outputs,
+            linear=linear,
+            needs_rows=needs_rows,
+        )
+
+    return axes
 
 
-@shape_of("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MaxPool", "AvgPool")
 def _image_shape(node: Node, images: Value, *kernel: Value) -> Shape:
-    """Images keep their size if they are padded; the channels are known."""
+    """Images keep their size if they are padded, but not all channels."""
     require(node.attr("padding") == b"SAME", SHAPE)
-    return tuple(
+    sizes = [
         size if stride == 1 and isinstance(size, Size) else UNKNOWN
         for size, stride in zip(images.sizes, node.attr("strides"), strict=True)
-    )
+    ]
+    if kernel:
+        channels_first = node.attr("data_format").startswith(b"NC")
+        sizes[1 if channels_first else -1] = UNKNOWN
+    return tuple(sizes)
 
 
-@rule("SpaceToBatchND", "BatchToSpaceND")
+def _shape_of_gradient(node: Node, scores: Value, labels: Value) -> Shape:
+    both = zip(scores.sizes, labels.sizes, strict=True)
+    return tuple(broadcast_size(size, other) for size, other in both)
+
+
+def _top_k_shape(node: Node, value: Value, count: Value) -> Shape:
+    return (*value.sizes[:-1], count.number)
+
+
 def _space_and_batch(
     node: Node, images: Value, block: Value, ends: Value
 ) -> Values:
@@ -169,7 +135,6 @@ def _space_and_batch(
     return node.run_on_towers(operands, after, shapes=[sizes])
 
 
-@rule(*_INPUT_GRADIENTS.split())
 def _input_gradient(node: Node, size: Value, *rest: Value) -> Values:
     """Lay out operations that take the shape of their output."""
     *kernel, gradient = rest
@@ -186,11 +151,6 @@ def _input_gradient(node: Node, size: Value, *rest: Value) -> Values:
     return node.run_with_shape([size, *rest], 0, sizes, layout)
 
 
-@axes(
-    "Conv2DBackpropFilter",
-    "DepthwiseConv2dNativeBackpropFilter",
-    "Conv3DBackpropFilterV2",
-)
 def _filter_gradient(
     node: Node, images: Value, size: Value, gradient: Value
 ) -> Factors:
@@ -206,10 +166,12 @@ def _filter_gradient(
     )
 
 
-@rule(*_RANKS_OF_DIAGONALS)
 def _main_diagonal(node: Node, *inputs: Value) -> Values:
     """The main diagonal has each row's entry in the row's own column."""
-    ranks = _RANKS_OF_DIAGONALS[node.type]
+    # Of those inputs that are a matrix or its diagonal.
+    ranks = {"MatrixDiagV3": [1], "MatrixDiagPartV3": [2]}.get(
+        node.type, [2, 1]
+    )
     builder, converter = node.builder, node.converter
     values, (offset, *options) = inputs[: len(ranks)], inputs[len(ranks) :]
     layouts = (v.sharded for v in values if v.sharded is not None)
@@ -251,7 +213,6 @@ def _is_main(offset: Value) -> bool:
     return offset.known is not None and not any(offset.known.flat)
 
 
-@shape_of("MatrixDiagV3")
 def _diagonal_matrix(
     node: Node, diagonal: Value, offset: Value, *rest: Value
 ) -> Shape:
@@ -260,13 +221,11 @@ def _diagonal_matrix(
     return (*diagonal.sizes, diagonal.sizes[-1])
 
 
-@axes("LowerBound", "UpperBound")
 def _searched(node: Node, sequences: Value, values: Value) -> Factors:
     """Each value is searched by itself in the sequence of its row."""
     return Factors([["row", None], ["row", "value"]], [["row", "value"]])
 
 
-@axes("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
 def _solve(node: Node, matrix: Value, right: Value, *options: Value) -> Factors:
     """Each column of the right-hand side is solved by itself."""
     most = max(matrix.rank, right.rank) - 2
@@ -282,7 +241,6 @@ def _solve(node: Node, matrix: Value, right: Value, *options: Value) -> Factors:
     )
 
 
-@axes("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def _matmul(node: Node, a: Value, b: Value) -> Factors:
     is_single = node.type == "MatMul"
     names = ("transpose_a", "transpose_b") if is_single else ("adj_x", "adj_y")
@@ -297,7 +255,6 @@ def _matmul(node: Node, a: Value, b: Value) -> Factors:
     return Factors(labels, [output], linear=[[0], [1]], summed=["inner"])
 
 
-@axes("Einsum")
 def _einsum(node: Node, *inputs: Value) -> Factors:
     equation = node.attr("equation").decode().replace(" ", "")
     left, _, right = equation.partition("->")
@@ -328,3 +285,77 @@ def _einsum_labels(term: str, rank: int) -> list[Hashable]:
 
 def _in_ellipsis(labels: Sequence[object]) -> list[int]:
     return [label for label in labels if isinstance(label, int)]
+
+
+# ---- what is known of them ---------------------------------------------------
+
+# fmt: off
+operation("""
+    MaxPool3D MaxPoolV2 LRN Dilation2D ResizeNearestNeighbor ResizeBicubic
+    ResizeArea ScaleAndTranslate ExtractImagePatches ExtractVolumePatches
+""", axes=batch(1))
+operation("MaxPool", axes=batch(1), shape=_image_shape)
+operation("AvgPool", axes=batch(1, 1, [0]), shape=_image_shape)
+operation("AvgPool3D SpaceToDepth DepthToSpace ResizeBilinear",
+    axes=batch(1, 1, [0]))
+# Without images, oneDNN's convolutions return a tensor with the shape of their
+# input, and its gradients of max-pooling end the process.
+operation("Conv2D Conv3D DepthwiseConv2dNative",
+    axes=batch(1, 1, [0], needs_rows=True), shape=_image_shape, work="product")
+operation("""
+    Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2
+""", _input_gradient, work="product")
+operation("AvgPoolGrad AvgPool3DGrad", _input_gradient)
+operation("""
+    Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter
+    Conv3DBackpropFilterV2
+""", axes=_filter_gradient, work="product")
+operation("""
+    ImageProjectiveTransformV2 ImageProjectiveTransformV3 ResizeBilinearGrad
+    ResizeBicubicGrad ScaleAndTranslateGrad InTopK InTopKV2
+""", axes=batch(1, 2))
+operation("MaxPoolGradGrad LRNGrad", axes=batch(1, 3))
+operation("MaxPoolGrad MaxPool3DGrad MaxPool3DGradGrad",
+    axes=batch(1, 3, needs_rows=True))
+operation("SpaceToBatchND BatchToSpaceND", _space_and_batch)
+operation("SoftmaxCrossEntropyWithLogits", _cross_entropy, axes=batch(1, 2),
+    shape=_shape_of_gradient)
+# The losses have fewer axes, but the gradient has the shape of the scores.
+operation("SparseSoftmaxCrossEntropyWithLogits", _cross_entropy,
+    axes=batch(1, 2), shape=like_first)
+operation("Softmax", axes=batch(-1), shape=like_first, bounds="finite")
+operation("LogSoftmax", axes=batch(-1), shape=like_first)
+operation("TopKV2", axes=batch(-1), shape=_top_k_shape, notes=[note_limits])
+operation("TopK NthElement AdjustHue AdjustSaturation RGBToHSV HSVToRGB",
+    axes=batch(-1))
+operation("AdjustContrastv2", axes=batch(-3))
+operation("FFT IFFT", axes=batch(-1, 1, [0]), shape=like_first)
+operation("FFT2D IFFT2D", axes=batch(-2, 1, [0]), shape=like_first)
+operation("RFFT IRFFT", axes=batch(-1, 1, [0]))
+operation("RFFT2D IRFFT2D", axes=batch(-2, 1, [0]))
+operation("FFT3D IFFT3D RFFT3D IRFFT3D", axes=batch(-3, 1, [0]))
+operation("Cross", axes=batch(-1, 2, [0], [1]))
+operation("MatrixBandPart", axes=batch(-2, 1, [0]), shape=like_first)
+operation("MatrixDiag", axes=batch(-1, 1, [0]))
+operation("MatrixDiagPart", axes=batch(-2, 1, [0]))
+# The padding of these is an input, which may not be 0.
+operation("MatrixDiagV2", axes=batch(-1))
+operation("MatrixDiagPartV2", axes=batch(-2))
+operation("MatrixDiagV3", _main_diagonal, axes=batch(-1),
+    shape=_diagonal_matrix)
+operation("MatrixDiagPartV3", _main_diagonal, axes=batch(-2))
+operation("MatrixSetDiag MatrixSetDiagV2", axes=batch(-2, 2, [0, 1]),
+    shape=like_first)
+operation("MatrixSetDiagV3", _main_diagonal, axes=batch(-2, 2, [0, 1]),
+    shape=like_first)
+operation("Cholesky MatrixInverse MatrixSquareRoot MatrixExponential",
+    axes=batch(-2), shape=like_first)
+operation("MatrixDeterminant LogMatrixDeterminant Qr Lu", axes=batch(-2))
+operation("Svd", axes=batch(-2, vectors="compute_uv"))
+operation("Eig SelfAdjointEigV2", axes=batch(-2, vectors="compute_v"))
+operation("LowerBound UpperBound", axes=_searched)
+operation("MatrixSolve MatrixTriangularSolve MatrixSolveLs", axes=_solve)
+operation("MatMul", axes=_matmul, work="product")
+operation("BatchMatMul BatchMatMulV2 BatchMatMulV3", axes=_matmul,
+    work="products")
+operation("Einsum", axes=_einsum, work="product")

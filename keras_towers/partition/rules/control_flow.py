@@ -38,8 +38,9 @@ from keras_towers.partition.program import (
     needed_operations,
 )
 from keras_towers.partition.reasons import NotDivided, require, unless_none
-from keras_towers.partition.registry import rule
+from keras_towers.partition.registry import operation
 from keras_towers.partition.resources import type_of_content
+from keras_towers.partition.rules.mesh_columns import exchange_over_columns
 from keras_towers.partition.units import Units
 
 _K = TypeVar("_K")
@@ -114,8 +115,7 @@ def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
     return tf.broadcast_to(tf.reduce_mean(x, 0, keepdims=True), tf.shape(x))
 
 
-@rule("PartitionedCall", "StatefulPartitionedCall")
-def _own_mean(node: Node, *inputs: Value) -> Values:
+def _mean_of_own_rows(node: Node, *inputs: Value) -> Values:
     """Compute ``own_mean`` on each tower, without an exchange."""
     builder = node.builder
     require(_function_of(node) in _OWN_MEANS)
@@ -129,7 +129,6 @@ def _own_mean(node: Node, *inputs: Value) -> Values:
     return [Value(layout, means, shape=x.shape)]
 
 
-@rule("PartitionedCall", "StatefulPartitionedCall")
 def _call(node: Node, *inputs: Value) -> Values:
     graph = _function_of(node)
     if node.must_be_compiled:
@@ -378,8 +377,7 @@ def _require_known_units(units: Units, values: Values) -> None:
 # ---- branches ----------------------------------------------------------------
 
 
-@rule("If", "StatelessIf", "Case", "StatelessCase")
-def _branch(node: Node, index: Value, *inputs: Value) -> Values:
+def _branches(node: Node, index: Value, *inputs: Value) -> Values:
     graphs = [called_graph(node, name, 1) for name in _branch_names(node)]
     number = index.number
     if isinstance(number, (bool, int)) and index.shape == ():
@@ -474,3 +472,11 @@ def add_loop(
         [(tensor.dtype, tensor.shape) for tensor in body.inputs],
         {"body": body, "cond": condition},
     )
+
+
+# ---- what is known of them ---------------------------------------------------
+
+operation("Assert", effect="checks")
+operation("PartitionedCall", _mean_of_own_rows, _call, exchange_over_columns)
+operation("StatefulPartitionedCall", _mean_of_own_rows, _call)
+operation("If StatelessIf Case StatelessCase", _branches)

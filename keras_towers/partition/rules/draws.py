@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras_towers.partition.builder import SIZE_DTYPE, static
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
-    Shape,
     Sharded,
     Value,
     Values,
@@ -29,22 +28,10 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.registry import rows_of, rule, shape_of
+from keras_towers.partition.registry import operation
+from keras_towers.partition.rules.shapes import made_of_shape, requested_shape
 from keras_towers.partition.sizes import UNKNOWN, Size
 
-_DRAWS = """
-    StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2
-    StatelessRandomUniformFullIntV2 StatelessTruncatedNormalV2
-"""
-# The number of counters that they use depends on the numbers drawn.
-_OTHERS = """
-    StatelessRandomGammaV3 StatelessRandomBinomial StatelessRandomPoisson
-    StatelessParameterizedTruncatedNormal
-"""
-# They have a hidden state, and are drawn once.
-_STATEFUL = (
-    "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal"
-)
 # The ids of the algorithms that are Philox on a CPU or a GPU.
 _PHILOX = (1, 3)
 # A counter yields 16 random bytes, but at most four numbers.
@@ -53,15 +40,6 @@ _BYTES_PER_COUNT, _MOST_PER_COUNT = 16, 4
 _RESERVED = 256
 
 
-@rule(*_DRAWS.split())
-def _draw(node: Node, target: Value, *inputs: Value) -> Values:
-    layout = node.units.find_row_axis(
-        node.requested_shape(target), by_number=node.options.by_number
-    )
-    return _draw_rows(node, layout, target, *inputs)
-
-
-@rows_of(*_DRAWS.split())
 def _draw_rows(
     node: Node,
     layout: Sharded,
@@ -131,6 +109,15 @@ def _advance(converter: Converter, counter: Value, steps: Tensor) -> Tensor:
     return builder.op("AddV2", [start, more], start.shape)
 
 
-@shape_of(*f"{_DRAWS} {_OTHERS} {_STATEFUL}".split())
-def _drawn_shape(node: Node, target: Value, *rest: Value) -> Shape:
-    return node.requested_shape(target)
+# fmt: off
+operation("""
+    StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2
+    StatelessRandomUniformFullIntV2 StatelessTruncatedNormalV2
+""", made_of_shape, rows=_draw_rows, shape=requested_shape(0))
+# The number of counters that the first four use depends on the numbers drawn.
+# The others have a hidden state, and are drawn once.
+operation("""
+    StatelessRandomGammaV3 StatelessRandomBinomial StatelessRandomPoisson
+    StatelessParameterizedTruncatedNormal
+    RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal
+""", shape=requested_shape(0))

@@ -2,110 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TypeAlias
+import operator
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.division import Factors, divide, elementwise
+from keras_towers.partition import folding
+from keras_towers.partition.division import divide
+from keras_towers.partition.folding import Fold, comparing, exact_each
 from keras_towers.partition.layouts import Value, Values, local_shape
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import EXCHANGE, require, unless_none
-from keras_towers.partition.registry import axes, rule
-from keras_towers.partition.sizes import Dimension
+from keras_towers.partition.registry import (
+    Factors,
+    Rule,
+    elementwise,
+    operation,
+)
+from keras_towers.partition.rules import lists, ragged, row_numbers, row_splits
+from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
 
-Linear: TypeAlias = "Sequence[Collection[int]]"
 
-_NUMERIC = """
-    Exp Expm1 Log Log1p Sigmoid Softplus Softsign Elu Selu Relu Relu6 LeakyRelu
-    Floor Ceil Round Rint Sin Cos Tan Asin Acos Atan Atan2 Sinh Cosh Tanh Asinh
-    Acosh Atanh Erf Erfc Erfinv Ndtri Lgamma Digamma Polygamma Igamma Igammac
-    IgammaGradA Betainc Zeta NextAfter BesselI0 BesselI0e BesselI1 BesselI1e
-    Bucketize Square Sqrt Rsqrt Reciprocal Inv Abs ComplexAbs Sign Angle Complex
-    Mod FloorMod FloorDiv TruncateDiv TruncateMod Maximum Minimum ClipByValue
-    SquaredDifference Xlogy Xlog1py Xdivy Pow SqrtGrad
-"""
-_PREDICATES = """
-    IsFinite IsNan IsInf LogicalNot LogicalAnd LogicalOr Less LessEqual Greater
-    GreaterEqual Equal NotEqual ApproximateEqual
-"""
-_BITS = """
-    Invert BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift PopulationCount
-"""
-_TEXTS = """
-    RegexReplace StaticRegexReplace RegexFullMatch StaticRegexFullMatch
-    StringLower StringUpper StringStrip StringLength StringJoin StringToNumber
-    AsString Substr StringToHashBucket StringToHashBucketFast
-    StringToHashBucketStrong DecodeBase64 EncodeBase64 UnicodeTranscode
-"""
-# If the check fails on one tower, the step stops on all of them.
-_CHECKS = "CheckNumerics CheckNumericsV2"
-_LINEAR_UNARY = """
-    PreventGradient DeepCopy Copy DebugIdentityV2 Neg Real Imag Conj ZerosLike
-"""
-# Their first input is the gradient.
-_GRADIENT_FIRST = """
-    ReluGrad LeakyReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad
-"""
-# Their second input is the gradient.
-_GRADIENT_SECOND = """
-    TanhGrad SigmoidGrad RsqrtGrad ReciprocalGrad InvGrad
-"""
-_NOT_LINEAR = f"{_NUMERIC} {_PREDICATES} {_BITS} {_TEXTS} {_CHECKS} OnesLike"
-# The groups of inputs in which they are linear.
-_LINEAR: dict[str, Linear] = {
-    **dict.fromkeys(_NOT_LINEAR.split(), ()),
-    **dict.fromkeys(_LINEAR_UNARY.split(), [[0]]),
-    **dict.fromkeys(_GRADIENT_FIRST.split(), [[0]]),
-    **dict.fromkeys(_GRADIENT_SECOND.split(), [[1]]),
-    **dict.fromkeys(("AddV2", "Add", "Sub"), [[0, 1]]),
-    "Mul": [[0], [1]],
-    # It is not linear in the second input: terms that are not 0 may add up to
-    # 0.
-    "MulNoNan": [[0]],
-    "SelectV2": [[1, 2]],
-}
-
-
-ELEMENTWISE: frozenset[str] = frozenset(
-    (*_LINEAR, "AddN", "BiasAdd", "BiasAddV1", "DivNoNan", "RealDiv")
-)
-"""The operations of which an entry of the result needs one of each input."""
-
-
-@axes(*_LINEAR)
-def _elementwise(node: Node, *inputs: Value) -> Factors:
-    return elementwise(inputs, _LINEAR[node.type])
-
-
-@axes("AddN")
 def _add_n(node: Node, *inputs: Value) -> Factors:
-    return elementwise(inputs, [range(len(inputs))])
+    return elementwise(range(len(inputs)))(node, *inputs)
 
 
-@axes("RealDiv", "Div", "DivNoNan")
 def _division(node: Node, *inputs: Value) -> Factors:
-    return elementwise(inputs, [[0]] if node.dtype(0).is_floating else ())
+    linear = [[0]] if node.dtype(0).is_floating else []
+    return elementwise(*linear)(node, *inputs)
 
 
-@axes("Cast")
 def _cast(node: Node, value: Value) -> Factors:
     before, after = node.dtype(0), node.output_dtype()
     # Sums must be rounded once, not each term.
     is_exact = before.is_floating and after.is_floating
     is_exact = is_exact and (before == after or before.size < after.size)
-    return elementwise([value], [[0]] if is_exact else ())
+    return elementwise(*[[0]] if is_exact else [])(node, value)
 
 
-@axes("Bitcast")
 def _bitcast(node: Node, value: Value) -> Factors:
     require(node.shapes[0].rank == value.rank)
-    return elementwise([value])
+    return elementwise()(node, value)
 
 
-@axes("BiasAdd", "BiasAddV1")
 def _bias_add(node: Node, value: Value, bias: Value) -> Factors:
     is_v1 = node.type == "BiasAddV1"
     channels_first = not is_v1 and node.attr("data_format") == b"NCHW"
@@ -114,14 +56,12 @@ def _bias_add(node: Node, value: Value, bias: Value) -> Factors:
     return Factors([whole, [channels]], [whole], linear=[[0, 1]])
 
 
-@axes("Select")
 def _select(node: Node, *inputs: Value) -> Factors:
     whole = range(inputs[1].rank)
     chosen = whole[: inputs[0].rank]
     return Factors([chosen, whole, whole], [whole], linear=[[1, 2]])
 
 
-@axes("EnsureShape", "PlaceholderWithDefault")
 def _ensure_shape(node: Node, value: Value) -> Factors:
     labels, attributes = range(value.rank), {}
     if value.sharded is not None:
@@ -131,7 +71,6 @@ def _ensure_shape(node: Node, value: Value) -> Factors:
     return Factors([labels], [labels], linear=[[0]], attributes=attributes)
 
 
-@rule("EnsureShape")
 def _ensure_rows(node: Node, value: Value) -> Values:
     """Check the number of all towers' rows, too."""
     layout, _ = value.as_rows()
@@ -163,6 +102,103 @@ def _assert_rows(units: Units, size: Dimension, rows: int) -> None:
     )
 
 
-@rule("Identity", "IdentityN", "StopGradient", "Snapshot")
 def _identity(node: Node, *inputs: Value) -> Values:
     return list(inputs)
+
+
+# ---- what is known of them ---------------------------------------------------
+
+
+def _entrywise(
+    types: str,
+    function: Callable[..., object] | None = None,
+    fold: Callable[..., Fold] = folding.each,
+    rules: Sequence[Rule] = (),
+    linear: Sequence[Collection[int]] = (),
+    **facts: Any,
+) -> None:
+    """Add a row of operations of which a result needs one entry of each input.
+
+    Args:
+        types: their types.
+        function: the function of entries that they are, if it is folded.
+        fold: returns what folds it.
+        rules: their rules.
+        linear: the groups of inputs in which they are linear.
+        **facts: what else is known.
+    """
+    if function is not None:
+        facts["fold"] = fold(function)
+    axes = elementwise(*linear)
+    operation(types, *rules, axes=axes, memory="reused", **facts)
+
+
+# fmt: off
+_entrywise("""
+    Exp Expm1 Log Log1p Softplus Softsign Elu Selu Relu LeakyRelu Floor Ceil
+    Round Rint Tan Asin Acos Atan Atan2 Sinh Cosh Asinh Acosh Atanh Erfc Erfinv
+    Ndtri Lgamma Digamma Polygamma Igamma Igammac IgammaGradA Betainc Zeta
+    NextAfter BesselI0 BesselI0e BesselI1 BesselI1e Bucketize Sqrt Rsqrt
+    Reciprocal Inv ComplexAbs Angle Complex Mod TruncateDiv TruncateMod
+    ClipByValue SquaredDifference Xlogy Xlog1py Xdivy Pow SqrtGrad
+    IsFinite IsNan IsInf ApproximateEqual CheckNumerics
+    Invert BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift PopulationCount
+    RegexReplace StaticRegexReplace RegexFullMatch StaticRegexFullMatch
+    StringLower StringUpper StringStrip StringLength StringJoin StringToNumber
+    AsString Substr StringToHashBucket StringToHashBucketFast
+    StringToHashBucketStrong DecodeBase64 EncodeBase64 UnicodeTranscode
+""")
+_entrywise("Cos Erf Relu6 Sigmoid Sign Sin Tanh", bounds="finite")
+_entrywise("DeepCopy Copy DebugIdentityV2 Real Imag Conj", linear=[[0]])
+_entrywise("EluGrad SeluGrad SoftplusGrad SoftsignGrad", linear=[[0]])
+_entrywise("ReluGrad LeakyReluGrad Relu6Grad", linear=[[0]], factor="selects")
+_entrywise("TanhGrad SigmoidGrad RsqrtGrad ReciprocalGrad", linear=[[1]])
+_entrywise("InvGrad", linear=[[1]])
+# If the check fails on one tower, the step stops on all of them.
+_entrywise("CheckNumericsV2", effect="checks")
+# It is not linear in the second input: terms that are not 0 may add up to 0.
+_entrywise("MulNoNan", linear=[[0]])
+_entrywise("Add AddV2", operator.add, linear=[[0, 1]],
+    notes=[row_numbers.note_calculated, row_splits.note_places])
+_entrywise("Sub", operator.sub, rules=[row_splits.row_lengths], linear=[[0, 1]],
+    notes=[row_splits.note_places])
+_entrywise("Mul", operator.mul, linear=[[0], [1]],
+    notes=[row_numbers.note_calculated, row_splits.note_scaled_splits])
+_entrywise("FloorDiv", operator.floordiv, exact_each,
+    notes=[row_numbers.note_calculated])
+_entrywise("FloorMod", operator.mod, exact_each)
+_entrywise("Maximum", folding.larger, exact_each,
+    notes=[row_numbers.note_calculated, row_splits.note_places])
+_entrywise("Minimum", folding.lesser, exact_each, rules=[ragged.least_number],
+    notes=[row_splits.note_places])
+_entrywise("Square", lambda a: a * a)
+_entrywise("Abs", abs, exact_each, bounds="inputs")
+_entrywise("Neg", operator.neg, linear=[[0]], bounds="inputs")
+_entrywise("OnesLike", lambda a: 1, bounds="finite")
+_entrywise("ZerosLike", lambda a: 0, rules=[lists.add_lists], linear=[[0]],
+    notes=[row_numbers.note_limits, lists.note_sum], bounds="finite")
+_entrywise("Less", operator.lt, comparing,
+    notes=[row_splits.note_sequence_mask])
+_entrywise("LessEqual", operator.le, comparing)
+_entrywise("Greater", operator.gt, comparing)
+_entrywise("GreaterEqual", operator.ge, comparing)
+_entrywise("Equal", operator.eq, comparing)
+_entrywise("NotEqual", operator.ne, comparing)
+_entrywise("LogicalAnd", folding.both)
+_entrywise("LogicalOr", folding.one_of)
+_entrywise("LogicalNot", lambda a: UNKNOWN if a is UNKNOWN else not a)
+_entrywise("SelectV2", folding.chosen, linear=[[1, 2]], bounds="inputs")
+operation("Select", axes=_select, fold=folding.chosen_rows, bounds="inputs")
+operation("AddN", lists.add_lists, axes=_add_n, notes=[lists.note_sum],
+    memory="reused")
+operation("RealDiv Div", axes=_division, factor="divides", memory="reused")
+operation("DivNoNan", axes=_division, factor="selects", memory="reused")
+operation("BiasAdd BiasAddV1", axes=_bias_add, memory="reused")
+operation("Bitcast", axes=_bitcast)
+operation("Cast", axes=_cast,
+    notes=[row_numbers.note_moved, row_splits.note_splits], fold=folding.cast)
+operation("EnsureShape", _ensure_rows, axes=_ensure_shape)
+operation("PlaceholderWithDefault", axes=_ensure_shape)
+operation("PreventGradient", axes=elementwise([0]), memory="input")
+operation("Identity IdentityN StopGradient Snapshot", _identity,
+    bounds="inputs", memory="input")

@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
+from keras_towers.partition import folding
 from keras_towers.partition.builder import static
 from keras_towers.partition.conversions import Converter
-from keras_towers.partition.division import Factors, NewAxis, divide
+from keras_towers.partition.division import divide
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -26,63 +27,44 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, require, unless_none
-from keras_towers.partition.registry import axes, notes, rule
+from keras_towers.partition.registry import Factors, NewAxis, Rule, operation
 from keras_towers.partition.rules.row_numbers import (
     entry_numbers,
     index_value,
     note_lengths,
+    note_taken,
     repeat_rows,
     skip_reshapes,
 )
+from keras_towers.partition.rules.row_splits import note_lengths_of_mask
+from keras_towers.partition.rules.shapes import like_first, requested_shape
+from keras_towers.partition.rules.variables import look_up_in_value
 
 # ---- local row numbers -------------------------------------------------------
 
-# The role of an input: row numbers, or indices whose first column has them; one
-# entry for each number; the numbered rows; the shape of a tensor with these
-# rows; the number of rows; or a replicated input.
+# The role of an input: row numbers, or those of all rows, or indices whose
+# first column has them; one entry for each number; the numbered rows; the shape
+# of a tensor with these rows; the number of rows; or a replicated input.
 Role: TypeAlias = Literal[
-    "numbers", "indices", "entries", "rows", "shape", "count", "same"
+    "numbers", "all", "indices", "entries", "rows", "shape", "count", "same"
 ]
-
-_UPDATES = tuple(
-    f"TensorScatter{name}" for name in ("Update", "Add", "Sub", "Max", "Min")
-)
-_EXTREMES = {
-    "UnsortedSegmentMax": "Max",
-    "UnsortedSegmentMin": "Min",
-    "UnsortedSegmentProd": "Prod",
-}
-_SEGMENTS = ("UnsortedSegmentSum", *_EXTREMES)
-# Their outputs end with the last segment that has an entry.
-_SORTED_SEGMENTS = tuple(
-    f"Segment{name}" for name in ("Sum", "Mean", "Max", "Min", "Prod")
-)
-_LOOKED_UP_SEGMENTS = tuple(
-    f"SparseSegment{name}" for name in ("Sum", "Mean", "SqrtN")
-)
+_OF_NUMBERS = ("numbers", "all", "indices")
 _MATRIX: tuple[Role, ...] = ("indices", "entries", "shape")
-_ROLES: dict[str, tuple[Role, ...]] = {
-    "GatherNd": ("rows", "indices"),
-    "ScatterNd": ("indices", "entries", "shape"),
-    "SparseToDense": ("indices", "shape", "entries", "same"),
-    **dict.fromkeys(_UPDATES, ("rows", "indices", "entries")),
-    **dict.fromkeys(_SEGMENTS, ("entries", "numbers", "count")),
-    **dict.fromkeys(_SORTED_SEGMENTS, ("entries", "numbers")),
-    **dict.fromkeys(_LOOKED_UP_SEGMENTS, ("same", "entries", "numbers")),
-    "UnsortedSegmentJoin": ("entries", "numbers", "count"),
-}
 
 
-@rule(*_ROLES)
-def _index_locally(node: Node, *inputs: Value) -> Values:
-    numbers, operands = _local_operands(
-        node.converter, inputs, _ROLES[node.type]
-    )
-    if node.type in (*_SORTED_SEGMENTS, *_LOOKED_UP_SEGMENTS):
-        of_entries = numbers.layout
-        require(numbers.are_all and of_entries.blocks == 1 and of_entries.rows)
-    layout = numbers.layout if node.type == "GatherNd" else numbers.row_layout
-    return node.run_on_towers(operands, layout)
+def _index_locally(*roles: Role) -> Rule:
+    """Return the rule of operations whose inputs have these roles."""
+
+    def rule(node: Node, *inputs: Value) -> Values:
+        numbers, operands = _local_operands(node.converter, inputs, roles)
+        if "all" in roles:
+            entries = numbers.layout
+            require(numbers.are_all and entries.blocks == 1 and entries.rows)
+        picks = roles == ("rows", "indices")
+        layout = numbers.layout if picks else numbers.row_layout
+        return node.run_on_towers(operands, layout)
+
+    return rule
 
 
 def _local_operands(
@@ -102,7 +84,7 @@ def _local_operands(
     (numbers,) = (
         _row_numbers_of(value, role)
         for value, role in pairs
-        if role in ("numbers", "indices")
+        if role in _OF_NUMBERS
     )
     return numbers, [
         _local_operand(converter, value, role, numbers) for value, role in pairs
@@ -113,7 +95,7 @@ def _row_numbers_of(value: Value, role: Role) -> RowNumbers:
     """Return the row numbers of an input with this role."""
     numbers, shape = unless_none(value.row_numbers), value.sizes
     require(shape)
-    if role == "numbers":
+    if role != "indices":
         require(not numbers.is_first_column)
     else:
         require(numbers.is_first_column or shape[-1] == 1)
@@ -127,7 +109,7 @@ def _local_operand(
     """Return the local operand of an input."""
     builder, units = converter.builder, converter.units
     target = numbers.row_layout
-    if role in ("numbers", "indices"):
+    if role in _OF_NUMBERS:
         return numbers.local
     if role == "same" or (role == "entries" and value.shape == ()):
         return converter.replicate(value)
@@ -146,7 +128,6 @@ def _local_operand(
     return converter.local_target(value, list(known), target)
 
 
-@rule("SparseTensorDenseMatMul")
 def _sparse_matmul(node: Node, *inputs: Value) -> Values:
     """Multiply a sparse matrix that has rows."""
     converter = node.converter
@@ -161,7 +142,6 @@ def _sparse_matmul(node: Node, *inputs: Value) -> Values:
     return node.run_on_towers([*operands, rows], PARTIAL)
 
 
-@rule("SparseReorder")
 def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     """Sort the entries of a sparse matrix by rows, tower by tower."""
     numbers, operands = _local_operands(node.converter, inputs, _MATRIX)
@@ -177,7 +157,6 @@ def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     return [indices, entries]
 
 
-@rule("SparseFillEmptyRows")
 def _fill_empty_rows(node: Node, *inputs: Value) -> Values:
     """Add an entry to each row of a sparse matrix that has none."""
     builder, units = node.builder, node.units
@@ -204,14 +183,12 @@ def _fill_empty_rows(node: Node, *inputs: Value) -> Values:
     ]
 
 
-@rule("SparseFillEmptyRowsGrad")
 def _gradients_of_filled(node: Node, places: Value, grads: Value) -> Values:
     numbers = _row_numbers_of(places, "numbers")
     rows = node.converter.shard(grads, numbers.row_layout)
     return node.run_on_towers([numbers.local, rows], numbers.layout, PARTIAL)
 
 
-@rule("DynamicStitch", "ParallelDynamicStitch")
 def _dynamic_stitch(node: Node, *inputs: Value) -> Values:
     """Join all parts of a dynamic partition."""
     half = len(inputs) // 2
@@ -246,7 +223,6 @@ def _axis_and_batch(
     return axis, batch % len(indices.sizes) if batch < 0 else batch
 
 
-@axes("GatherV2")
 def _gather_axes(
     node: Node, values: Value, indices: Value, along: Value
 ) -> Factors:
@@ -260,7 +236,6 @@ def _gather_axes(
     return Factors([labels, picked, None], [output], linear=[[0]])
 
 
-@rule("GatherV2")
 def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
     """Gather rows by their numbers."""
     with contextlib.suppress(NotDivided):
@@ -274,7 +249,6 @@ def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
     return node.run_on_towers(operands, layout)
 
 
-@notes("GatherV2")
 def _note_limit(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that indices are less than the size of the axis."""
     values, indices, along = inputs
@@ -292,7 +266,6 @@ def _labels_of_indices(indices: Value) -> tuple[list[str], int]:
     return [f"p{a}" for a in range(indices.rank - 1)], depth
 
 
-@axes("GatherNd")
 def _gather_nd_axes(node: Node, values: Value, indices: Value) -> Factors:
     picked, depth = _labels_of_indices(indices)
     trailing = [f"v{a}" for a in range(depth, values.rank)]
@@ -307,7 +280,6 @@ def _gather_nd_axes(node: Node, values: Value, indices: Value) -> Factors:
 # ---- scatters ----------------------------------------------------------------
 
 
-@axes("ScatterNd")
 def _scatter_nd_axes(
     node: Node, indices: Value, rows: Value, target: Value
 ) -> Factors:
@@ -326,7 +298,6 @@ def _scatter_nd_axes(
     )
 
 
-@rule("TensorScatterAdd", "TensorScatterSub")
 def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
     """Add the rows of each tower to its partial sum."""
     indices, rows = inputs
@@ -347,7 +318,6 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
 # ---- segments ----------------------------------------------------------------
 
 
-@axes(*_SEGMENTS)
 def _segment_axes(
     node: Node, values: Value, segments: Value, count: Value
 ) -> Factors:
@@ -362,7 +332,6 @@ def _segment_axes(
     )
 
 
-@rule(*_EXTREMES)
 def _segment_extreme(
     node: Node, values: Value, segments: Value, count: Value
 ) -> Values:
@@ -371,10 +340,10 @@ def _segment_extreme(
     require(layout.axis < segments.rank)
     rows = [converter.shard(value, layout) for value in (values, segments)]
     (own,) = node.copy([*rows, converter.replicate(count)])
-    return [converter.reduce_over_towers(_EXTREMES[node.type], own)]
+    kind = node.type.removeprefix("UnsortedSegment")
+    return [converter.reduce_over_towers(kind, own)]
 
 
-@rule("DenseBincount")
 def _count_of_rows(
     node: Node, values: Value, size: Value, weights: Value
 ) -> Values:
@@ -390,7 +359,6 @@ def _count_of_rows(
     return [counts]
 
 
-@axes("Bincount", "DenseBincount")
 def _bincount_axes(
     node: Node, values: Value, size: Value, weights: Value
 ) -> Factors:
@@ -410,3 +378,39 @@ def _bincount_axes(
     return Factors(
         operands, [[None]], linear=[[2]] if is_weighted else (), summed=labels
     )
+
+
+# ---- what is known of them ---------------------------------------------------
+
+_on_updates = _index_locally("rows", "indices", "entries")
+_on_segments = _index_locally("entries", "numbers", "count")
+# fmt: off
+operation("GatherV2", _gather, look_up_in_value, axes=_gather_axes,
+    notes=[note_taken, _note_limit], fold=folding.gathered)
+operation("GatherNd", _index_locally("rows", "indices"), axes=_gather_nd_axes)
+operation("ScatterNd", _index_locally("indices", "entries", "shape"),
+    axes=_scatter_nd_axes, shape=requested_shape(2), fold=folding.scattered)
+operation("TensorScatterUpdate TensorScatterMax TensorScatterMin", _on_updates,
+    shape=like_first)
+operation("TensorScatterAdd TensorScatterSub", _on_updates, _scatter_add,
+    shape=like_first)
+operation("SparseToDense",
+    _index_locally("indices", "shape", "entries", "same"))
+operation("UnsortedSegmentSum", _on_segments, axes=_segment_axes,
+    notes=[note_lengths_of_mask])
+operation("UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd",
+    _on_segments, _segment_extreme, axes=_segment_axes)
+operation("UnsortedSegmentJoin", _on_segments)
+# Their outputs end with the last segment that has an entry.
+operation("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd",
+    _index_locally("entries", "all"))
+operation("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN",
+    _index_locally("same", "entries", "all"))
+operation("SparseTensorDenseMatMul", _sparse_matmul)
+operation("SparseReorder", _sparse_reorder)
+operation("SparseFillEmptyRows", _fill_empty_rows)
+operation("SparseFillEmptyRowsGrad", _gradients_of_filled)
+operation("DynamicStitch", _dynamic_stitch, fold=folding.stitched)
+operation("ParallelDynamicStitch", _dynamic_stitch)
+operation("DenseBincount", _count_of_rows, axes=_bincount_axes)
+operation("Bincount", axes=_bincount_axes)

@@ -29,48 +29,21 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, require, unless_none
-from keras_towers.partition.registry import notes, rule
+from keras_towers.partition.registry import operation
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 
-# The roles of inputs and outputs: a list, one of its elements, a stack of
-# elements, the shape of an element, or a replicated tensor.
-_ROLES = {
-    "EmptyTensorList": ("shape same", "list"),
-    "TensorListReserve": ("shape same", "list"),
-    "TensorListFromTensor": ("stack shape", "list"),
-    "TensorListScatterV2": ("stack same shape same", "list"),
-    "TensorListSetItem": ("list same item", "list"),
-    "TensorListPushBack": ("list item", "list"),
-    "TensorListPopBack": ("list shape", "list item"),
-    "TensorListResize": ("list same", "list"),
-    "TensorListGetItem": ("list same shape", "item"),
-    "TensorListStack": ("list shape", "stack"),
-    "TensorListGather": ("list same shape", "stack"),
-    "TensorListConcatV2": ("list shape same", "item same"),
-    "TensorListLength": ("list", "same"),
-    "TensorListElementShape": ("list", "same"),
-    "OptionalNone": ("", "list"),
-    "OptionalFromValue": ("item", "list"),
-    "OptionalGetValue": ("list", "item"),
-    "OptionalHasValue": ("list", "same"),
-}
 # Operations on lists of rows that a tower may run on its own rows.
 _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
 
 
-def _roles(node: Node, inputs: Values) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the roles of the inputs and outputs of an operation on lists."""
-    if node.type in ("AddN", "ZerosLike"):
-        require(node.output_dtype() == tf.variant)
-        return ["list"] * len(inputs), ["list"]
-    takes, gives = (roles.split() for roles in _ROLES[node.type])
-    # An optional value may consist of several tensors.
-    require((len(takes), len(gives)) == (len(inputs), node.num_outputs))
-    return takes, gives
+def add_lists(node: Node, *lists: Value) -> Values:
+    """Lay out a sum of lists, or zeros like one."""
+    require(node.output_dtype() == tf.variant)
+    return _lay_out(["list"] * len(lists), ["list"], node, *lists)
 
 
-@notes("AddN", "ZerosLike")
-def _note_sum(node: Node, values: Values, outputs: Values) -> None:
+def note_sum(node: Node, values: Values, outputs: Values) -> None:
+    """Note facts about a sum of lists."""
     lists = [value.elements for value in values]
     elements = functools.reduce(common_elements, lists)
     if elements is None:
@@ -88,12 +61,16 @@ def _note_sum(node: Node, values: Values, outputs: Values) -> None:
 # ---- layouts -----------------------------------------------------------------
 
 
-@rule(*_ROLES, "AddN", "ZerosLike")
-def _list_operation(node: Node, *inputs: Value) -> Values:
+def _lay_out(
+    takes: Sequence[str], gives: Sequence[str], node: Node, *inputs: Value
+) -> Values:
+    """Lay out an operation with inputs and outputs of these roles."""
     units = node.units
-    takes, gives = _roles(node, inputs)
-    require(node.options.lists or node.type not in _ROLES)
-    require(not all(value.is_replicated for value in inputs))
+    # An optional value may consist of several tensors.
+    require((len(takes), len(gives)) == (len(inputs), node.num_outputs))
+    require(
+        node.options.lists and not all(value.is_replicated for value in inputs)
+    )
     element = _element_layout(takes, inputs)
     elements = inputs[0].elements
     if node.type == "TensorListElementShape":
@@ -201,10 +178,15 @@ def _element_shape_operand(
 # ---- facts -------------------------------------------------------------------
 
 
-@notes(*_ROLES)
-def _note(node: Node, inputs: Values, outputs: Values) -> None:
+def _note_elements(
+    takes: Sequence[str],
+    gives: Sequence[str],
+    node: Node,
+    inputs: Values,
+    outputs: Values,
+) -> None:
     """Note facts about lists, and about elements taken from them."""
-    takes, gives = _roles(node, inputs)
+    require(len(takes) == len(inputs) and len(gives) == len(outputs))
     if gives[0] == "list":
         outputs[0].elements = _facts_after(node, inputs)
     if takes[:1] != ["list"]:
@@ -305,3 +287,38 @@ def _sizes_in(entries: Any, rank: int) -> list[Dimension]:
     if entries is None:
         return [UNKNOWN] * rank
     return list(entries) if np.ndim(entries) else [-1] * rank
+
+
+# ---- what is known of them ---------------------------------------------------
+
+
+def _on_lists(types: str, takes: str, gives: str) -> None:
+    """Add a row of operations on lists.
+
+    Args:
+        types: their types.
+        takes: the role of each input: a list, one of its elements, a stack of
+            elements, the shape of an element, or a replicated tensor.
+        gives: the role of each output.
+    """
+    roles = takes.split(), gives.split()
+    note = functools.partial(_note_elements, *roles)
+    operation(types, functools.partial(_lay_out, *roles), notes=[note])
+
+
+_on_lists("EmptyTensorList TensorListReserve", "shape same", "list")
+_on_lists("TensorListFromTensor", "stack shape", "list")
+_on_lists("TensorListScatterV2", "stack same shape same", "list")
+_on_lists("TensorListSetItem", "list same item", "list")
+_on_lists("TensorListPushBack", "list item", "list")
+_on_lists("TensorListPopBack", "list shape", "list item")
+_on_lists("TensorListResize", "list same", "list")
+_on_lists("TensorListGetItem", "list same shape", "item")
+_on_lists("TensorListStack", "list shape", "stack")
+_on_lists("TensorListGather", "list same shape", "stack")
+_on_lists("TensorListConcatV2", "list shape same", "item same")
+_on_lists("TensorListLength TensorListElementShape", "list", "same")
+_on_lists("OptionalNone", "", "list")
+_on_lists("OptionalFromValue", "item", "list")
+_on_lists("OptionalGetValue", "list", "item")
+_on_lists("OptionalHasValue", "list", "same")

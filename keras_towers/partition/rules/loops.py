@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from keras_towers.partition.axes import BATCH
 from keras_towers.partition.layout_pass import lay_out_function
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -38,7 +39,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.reasons import NotDivided, require
-from keras_towers.partition.registry import rule
+from keras_towers.partition.registry import operation
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.rules.control_flow import (
     add_loop,
@@ -54,7 +55,6 @@ from keras_towers.partition.rules.row_loops import RowLoop
 from keras_towers.partition.sizes import UNKNOWN
 
 
-@rule("While", "StatelessWhile")
 def _loop(node: Node, *inputs: Value) -> Values:
     if not uses_variables(inputs):
         require_towers_differ(inputs)
@@ -177,7 +177,7 @@ def _lay_out_round(
             else type_of_content(key)
         )
         shape = local_shape(traced, state.layout)
-        tensors.append(Tensor(dtype, shape, on_towers=True))
+        tensors.append(Tensor(dtype, shape, BATCH))
         value = _loop_variable(state, tensors[-1], traced)
         if isinstance(key, int):
             values[key] = value
@@ -201,3 +201,6 @@ def _loop_variable(
     if state.layout == REPLICATED:
         return dataclasses.replace(state, whole=tensor, shape=sizes)
     return dataclasses.replace(state, local=tensor, shape=sizes)
+
+
+operation("While StatelessWhile", _loop)

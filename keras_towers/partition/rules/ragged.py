@@ -26,7 +26,7 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.registry import rule, shape_of
+from keras_towers.partition.registry import operation
 from keras_towers.partition.rules.row_numbers import (
     entry_numbers,
     sparse_rows,
@@ -81,8 +81,7 @@ class _Partition:
         return cls(local, rows, numbers.layout, lengths)
 
 
-@rule("RaggedTensorToTensor")
-def _pad(
+def _pad_rows(
     node: Node, target: Value, entries: Value, default: Value, *ends: Value
 ) -> Values:
     """Pad ragged rows to a given length, or to the longest of all towers."""
@@ -130,7 +129,6 @@ def _pad(
     return node.run_on_towers(operands, rows, shapes=[shape])
 
 
-@shape_of("RaggedTensorToTensor")
 def _padded_shape(node: Node, target: Value, *rest: Value) -> Shape:
     _, _, first, *_ = rest
     has_number = node.attr("row_partition_types")[0] == b"FIRST_DIM_SIZE"
@@ -156,7 +154,6 @@ def _longest(node: Node, lengths: Sequence[Tensor]) -> list[Dimension]:
     ]
 
 
-@rule("RaggedBincount")
 def _count_in_rows(
     node: Node, ends: Value, entries: Value, size: Value, weights: Value
 ) -> Values:
@@ -179,7 +176,6 @@ def _local_weights(node: Node, weights: Value, rows: Sharded) -> Tensor:
     return node.converter.shard(weights, rows)
 
 
-@rule("RaggedCountSparseOutput")
 def _count_sparsely(
     node: Node, ends: Value, entries: Value, weights: Value
 ) -> Values:
@@ -195,7 +191,6 @@ def _count_sparsely(
     return sparse_rows(node, splits.rows, operands)
 
 
-@rule("RaggedGather")
 def _gather_rows(node: Node, *inputs: Value) -> Values:
     """Gather ragged rows: a tower's own by their numbers, or any of all."""
     *ends, entries, indices = inputs
@@ -225,7 +220,6 @@ def _gather_rows(node: Node, *inputs: Value) -> Values:
     return [*results, Value(rows, found, shape=(rows.size, *trailing))]
 
 
-@rule("StringNGrams")
 def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     """Join neighbours among the words of each row."""
     splits = splits_of(ends)
@@ -235,7 +229,6 @@ def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     return [_entries(found, after), after]
 
 
-@rule("RaggedRange")
 def _places_in_rows(
     node: Node, starts: Value, limits: Value, steps: Value
 ) -> Values:
@@ -253,7 +246,6 @@ def _places_in_rows(
     return [splits, entry_numbers(builder, own, layout, first.entries)]
 
 
-@rule("UnicodeEncode")
 def _encode_texts(node: Node, codes: Value, ends: Value) -> Values:
     """Join the characters of each row."""
     splits = splits_of(ends)
@@ -262,7 +254,6 @@ def _encode_texts(node: Node, codes: Value, ends: Value) -> Values:
     return node.run_on_towers(operands, splits.rows, shapes=[shape])
 
 
-@rule("UnicodeDecode", "UnicodeDecodeWithOffsets")
 def _decode_texts(node: Node, texts: Value) -> Values:
     """Decode each tower's texts."""
     rows, own = texts.as_rows()
@@ -277,8 +268,7 @@ def _entries(own: Tensor, splits: Value) -> Value:
     return Value(layout, own, shape=(layout.size,))
 
 
-@rule("Minimum")
-def _least_number(node: Node, *numbers: Value) -> Values:
+def least_number(node: Node, *numbers: Value) -> Values:
     """A number is the least of itself and of the largest of it and others.
 
     So ``tf.math.bincount`` limits how many it counts.
@@ -295,3 +285,15 @@ def _least_number(node: Node, *numbers: Value) -> Values:
             whole = node.units.known_tensor(known, node.output_dtype())
             return [Value(REPLICATED, whole=unless_none(whole), known=known)]
     raise NotDivided
+
+
+# ---- what is known of them ---------------------------------------------------
+
+operation("RaggedTensorToTensor", _pad_rows, shape=_padded_shape)
+operation("RaggedBincount", _count_in_rows)
+operation("RaggedCountSparseOutput", _count_sparsely)
+operation("RaggedGather", _gather_rows)
+operation("RaggedRange", _places_in_rows)
+operation("StringNGrams", _n_grams)
+operation("UnicodeEncode", _encode_texts)
+operation("UnicodeDecode UnicodeDecodeWithOffsets", _decode_texts)

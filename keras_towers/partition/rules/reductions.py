@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_towers.partition import folding
 from keras_towers.partition.builder import static
-from keras_towers.partition.division import Factors, NewAxis, along_axes
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Shape,
     Value,
     Values,
     known_axes,
@@ -19,14 +19,17 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NUMBERS, asserted, require
-from keras_towers.partition.registry import axes, rule, shape_of
+from keras_towers.partition.registry import (
+    Factors,
+    NewAxis,
+    along_axes,
+    operation,
+)
+from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
 
-_EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 
-
-@axes("Sum", "Mean", *_EXTREMES, "EuclideanNorm")
 def _reduction(node: Node, value: Value, over: Value) -> Factors:
     reduced = known_axes(over, value.rank)
     keeps = node.attr("keep_dims")
@@ -49,7 +52,6 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
     )
 
 
-@rule("Sum")
 def _gradient_of_broadcast(node: Node, value: Value, over: Value) -> Values:
     """Sum over axes that are known only when the step runs.
 
@@ -96,7 +98,6 @@ def _broadcast_sizes(node: Node) -> tuple[list[Dimension], list[Dimension]]:
     return own.entries, other.entries
 
 
-@rule(*_EXTREMES)
 def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     """Reduce on each tower, then reduce the towers' results."""
     reduced = known_axes(over, value.rank)
@@ -113,43 +114,33 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     return [node.converter.reduce_over_towers(node.type, own, kept)]
 
 
-@rule("Cumsum")
 def _sum_of_earlier_rows(node: Node, value: Value, over: Value) -> Values:
     """Each tower adds what all earlier towers have."""
     builder, (layout, rows) = node.builder, value.as_rows()
     require(known_axes(over, value.rank) == [layout.axis])
     require(layout.blocks == 1 and not node.attr("reverse"))
     along = builder.constant(layout.axis, node.dtype(1))
-    (own,) = node.copy([rows, along])
+    (own,) = node.copy([rows, along], [rows.shape])
     total = builder.op("Sum", [rows, [layout.axis]], keep_dims=True)
     before = builder.exchange("before", total)
     local = builder.op("AddV2", [own, before], own.shape)
     return [Value(layout, local, shape=value.sizes)]
 
 
-@axes("Cumsum", "Cumprod", "CumulativeLogsumexp")
 def _cumulative(node: Node, value: Value, over: Value) -> Factors:
     linear = [[0]] if node.type == "Cumsum" else ()
     return along_axes(known_axes(over, value.rank), [value, over], 1, linear)
 
 
-@axes("ArgMax", "ArgMin")
 def _arg_extreme(node: Node, value: Value, over: Value) -> Factors:
     return along_axes(known_axes(over, value.rank), [value, over], keeps=False)
 
 
-@shape_of("TopKV2")
-def _top_k_shape(node: Node, value: Value, count: Value) -> Shape:
-    return (*value.sizes[:-1], count.number)
-
-
-@axes("L2Loss")
 def _l2_loss(node: Node, value: Value) -> Factors:
     labels = range(value.rank)
     return Factors([labels], [()], summed=labels)
 
 
-@rule("BiasAddGrad")
 def _bias_gradient_of_images(node: Node, value: Value) -> Values:
     """Compute it as a sum, which oneDNN does not fuse into another kernel.
 
@@ -163,7 +154,6 @@ def _bias_gradient_of_images(node: Node, value: Value) -> Values:
     return [Value(PARTIAL, local=total, shape=(value.sizes[channels],))]
 
 
-@axes("BiasAddGrad")
 def _bias_gradient(node: Node, value: Value) -> Factors:
     channels = _channels(node, value)
     summed = set(range(value.rank)) - {channels}
@@ -187,8 +177,7 @@ def _channels(node: Node, value: Value) -> int:
 # those of the global batch.
 
 
-@rule("Mean")
-def _mean(node: Node, value: Value, over: Value) -> Values:
+def _mean_of_rows(node: Node, value: Value, over: Value) -> Values:
     """Compute a mean over rows; a tower without rows adds 0 to it."""
     builder, units, scope = node.builder, node.units, node.scope
     name = node.operation.name
@@ -259,3 +248,29 @@ def _mean_with(
     variances = builder.op("AddV2", [variances, deviations], means.shape)
     of_mean.variance = combine(variances, variance)
     return of_mean
+
+
+# ---- what is known of them ---------------------------------------------------
+
+
+def _extreme(type_: str, fold: folding.Fold) -> None:
+    operation(type_, _reduce_extreme, axes=_reduction, fold=fold)
+
+
+# fmt: off
+_extreme("Prod", folding.reduced(operator.mul, 1))
+_extreme("All", folding.reduced(folding.both, True))
+_extreme("Any", folding.reduced(folding.one_of, False))
+_extreme("Max", folding.exact(folding.reduced(folding.larger)))
+_extreme("Min", folding.exact(folding.reduced(folding.lesser)))
+operation("Sum", _gradient_of_broadcast, axes=_reduction,
+    notes=[row_splits.note_lengths_of_mask],
+    fold=folding.reduced(operator.add, 0))
+operation("Mean", _mean_of_rows, axes=_reduction)
+operation("EuclideanNorm", axes=_reduction)
+operation("ArgMax ArgMin", axes=_arg_extreme, notes=[row_numbers.note_limits])
+operation("Cumsum", _sum_of_earlier_rows, axes=_cumulative,
+    notes=[row_splits.note_row_limits])
+operation("Cumprod CumulativeLogsumexp", axes=_cumulative)
+operation("L2Loss", axes=_l2_loss)
+operation("BiasAddGrad", _bias_gradient_of_images, axes=_bias_gradient)

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.partition.axes import BATCH
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.folding import constant
 from keras_towers.partition.layout_pass import lay_out_function, lay_out_node
@@ -182,7 +183,7 @@ class RowLoop:
             for index in self._loop_vars
         ]
         # Every tower stops after the last of its rows.
-        copies = [Tensor(t.dtype, t.shape, on_towers=True) for t in tensors]
+        copies = [Tensor(t.dtype, t.shape, BATCH) for t in tensors]
         counter = copies[self._loop_vars.index(self._counters[0])]
         limit = builder.op("AddV2", [unit.start, unit.count], ())
         limit = builder.cast(limit, counter.dtype, is_repeated=False)
@@ -256,7 +257,7 @@ class RowLoop:
             given, state = self._inputs[index], self._start_states[index]
             if index in self._loop_vars:
                 like = self._body.inputs[index]
-                tensor = Tensor(like.dtype, like.shape, on_towers=True)
+                tensor = Tensor(like.dtype, like.shape, BATCH)
                 tensors.append(tensor)
             value = Value(REPLICATED, whole=tensor, shape=given.shape)
             if index in lists:

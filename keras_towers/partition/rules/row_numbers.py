@@ -9,8 +9,9 @@ tower indexes its own rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -34,25 +35,17 @@ from keras_towers.partition.reasons import (
     require,
     unless_none,
 )
-from keras_towers.partition.registry import notes, rule
+from keras_towers.partition.registry import facts_of, operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
 from keras_towers.partition.units import Units
 
-# Moves that leave out no row number, or all.
-_WHOLE_MOVES = """
-    Reshape ExpandDims Squeeze Identity Cast Transpose Tile BroadcastTo
-"""
-_PARTS = "StridedSlice Slice Unpack DynamicPartition GatherV2"
-_MOVES = f"{_WHOLE_MOVES} {_PARTS}"
-_KEEP_ALL = f"{_WHOLE_MOVES} FloorDiv Maximum"
-_ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
+_Changes: TypeAlias = dict[str, Any]
 
 
 # ---- sources -----------------------------------------------------------------
 
 
-@rule("Where")
 def _where(node: Node, mask: Value) -> Values:
     """Find the true entries among the rows of each tower."""
     builder = node.builder
@@ -106,7 +99,6 @@ def entry_numbers(
     return Value(layout, numbers, shape=(layout.size,), meaning=meaning)
 
 
-@rule("StringSplit", "StringSplitV2")
 def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     """Split each tower's texts into words."""
     layout, own = texts.as_rows()
@@ -114,7 +106,6 @@ def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
     return sparse_rows(node, layout, operands)
 
 
-@rule("SparseCross")
 def _cross_features(node: Node, *inputs: Value) -> Values:
     """Cross the features of each example; none of them is sparse."""
     require(not node.attr("N"))
@@ -160,8 +151,7 @@ def sparse_rows(
     ]
 
 
-@notes("Range")
-def _range(node: Node, inputs: Values, outputs: Values) -> None:
+def note_range(node: Node, inputs: Values, outputs: Values) -> None:
     """Note a range over all rows of a unit, or every n-th of them."""
     builder, units = node.builder, node.units
     first, last, step = (value.number for value in inputs)
@@ -181,7 +171,6 @@ def _range(node: Node, inputs: Values, outputs: Values) -> None:
     outputs[0].shape = (layout.size,)
 
 
-@rule("DynamicPartition")
 def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
     """Partition the rows of each tower."""
     layout, own_parts = parts.as_rows()
@@ -204,8 +193,7 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
 # ---- limits ------------------------------------------------------------------
 
 
-@notes("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
-def _note_limits(node: Node, inputs: Values, outputs: Values) -> None:
+def note_limits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note the limits of indices along an axis, and of zeros."""
     limit: Dimension | None = 1
     if node.type != "ZerosLike":
@@ -226,30 +214,90 @@ def _is_below(value: Value, limit: int) -> bool:
 # ---- derived row numbers -----------------------------------------------------
 
 
-@notes(*_MOVES.split(), *_ARITHMETIC, "Pack", "ConcatV2")
-def _note_derived_numbers(node: Node, inputs: Values, outputs: Values) -> None:
-    """Apply the operation to the tower-local row numbers, too."""
+def note_moved(
+    node: Node, inputs: Values, outputs: Values, keeps_all: bool = True
+) -> None:
+    """Note that an operation moves row numbers, or what has a limit."""
+    if isinstance(inputs[0].meaning, BelowLimit):
+        for output in outputs:
+            output.meaning = inputs[0].meaning if _is_exact(node, 0) else None
+
+    def changes(numbers: RowNumbers, at: int) -> _Changes | None:
+        if at or (node.type == "GatherV2" and known_ints(inputs[2]) != [0]):
+            return None
+        if not numbers.is_first_column or node.type == "Cast":
+            return {}
+        if node.type != "StridedSlice":
+            return None
+        *others, last = _spans_of(node, inputs)
+        if last != Span(len(others), 0, 1, dropped=True):
+            return None
+        is_whole = all(span.is_whole for span in others)
+        return {"is_first_column": False, "are_all": is_whole}
+
+    _note_derived(node, inputs, outputs, changes, keeps_all)
+
+
+note_taken = functools.partial(note_moved, keeps_all=False)
+"""As ``note_moved``, but some of the row numbers may be left out."""
+
+
+def note_joined(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note that row numbers become the first column of a matrix."""
+
+    def changes(numbers: RowNumbers, at: int) -> _Changes | None:
+        if at or numbers.is_first_column or not _becomes_column(node, inputs):
+            return None
+        return {"is_first_column": True}
+
+    _note_derived(node, inputs, outputs, changes, keeps_all=False)
+
+
+def note_calculated(node: Node, inputs: Values, outputs: Values) -> None:
+    """Note that row numbers become those of other rows."""
+
+    def changes(numbers: RowNumbers, at: int) -> _Changes | None:
+        if numbers.is_first_column or (at and node.type == "FloorDiv"):
+            return None
+        return _arithmetic_changes(node, numbers, inputs[1 - at])
+
+    keeps_all = node.type in ("FloorDiv", "Maximum")
+    _note_derived(node, inputs, outputs, changes, keeps_all)
+
+
+def _note_derived(
+    node: Node,
+    inputs: Values,
+    outputs: Values,
+    changes: Callable[[RowNumbers, int], _Changes | None],
+    keeps_all: bool,
+) -> None:
+    """Apply an operation to the tower-local row numbers, too.
+
+    Args:
+        node: the operation.
+        inputs: the values of its inputs.
+        outputs: the values of its outputs.
+        changes: returns the attributes of row numbers that differ after it,
+            given those and the index of the input; None: it gives no others.
+        keeps_all: whether it leaves out no row number, or all.
+    """
     for at, value in enumerate(inputs):
-        before = value.meaning
-        if (
-            isinstance(before, BelowLimit)
-            and node.type in _MOVES.split()
-            and not at
-        ):
-            for output in outputs:
-                output.meaning = before if _is_exact(node, at) else None
-        changes = _changes(node, inputs, at)
-        if not isinstance(before, RowNumbers) or changes is None:
+        before = value.row_numbers
+        if before is None or not _is_exact(node, at):
             continue
-        keeps = changes.get("are_all", node.type in _KEEP_ALL.split())
-        changes["are_all"] = before.are_all and keeps
+        changed = changes(before, at)
+        if changed is None:
+            continue
+        keeps = changed.get("are_all", keeps_all)
+        changed["are_all"] = before.are_all and keeps
         numbered = list(inputs)
         numbered[at] = Value(before.layout, before.local, shape=value.shape)
         results = _lay_out_locally(node, numbered)
         for moved, output in zip(results, outputs, strict=False):
             if moved.sharded is not None and moved.local is not None:
                 output.meaning = dataclasses.replace(
-                    before, local=moved.local, layout=moved.sharded, **changes
+                    before, local=moved.local, layout=moved.sharded, **changed
                 )
         return
 
@@ -274,32 +322,6 @@ def _is_exact(node: Node, at: int) -> bool:
     )
 
 
-def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
-    """Return the attributes of the row numbers that an operation changes.
-
-    None if its outputs are not row numbers.
-    """
-    row_numbers = inputs[at].row_numbers
-    if row_numbers is None or not _is_exact(node, at):
-        return None
-    if node.type in _ARITHMETIC and not row_numbers.is_first_column:
-        if at == 1 and node.type == "FloorDiv":
-            return None
-        return _arithmetic_changes(node, row_numbers, inputs[1 - at])
-    if at or (node.type == "GatherV2" and known_ints(inputs[2]) != [0]):
-        return None
-    if row_numbers.is_first_column:
-        if node.type == "StridedSlice":
-            *others, last = _spans_of(node, inputs)
-            if last == Span(len(others), 0, 1, dropped=True):
-                is_whole = all(span.is_whole for span in others)
-                return {"is_first_column": False, "are_all": is_whole}
-        return {} if node.type in ("Cast", "Identity") else None
-    if node.type in _MOVES.split():
-        return {}
-    return {"is_first_column": True} if _becomes_column(node, inputs) else None
-
-
 def _spans_of(node: Node, inputs: Values) -> list[Span]:
     ends = [end.entries for end in inputs[1:]]
     return spans(node, inputs[0].sizes, *ends)
@@ -316,7 +338,7 @@ def _becomes_column(node: Node, inputs: Values) -> bool:
 
 def _arithmetic_changes(
     node: Node, row_numbers: RowNumbers, other: Value
-) -> dict[str, Any] | None:
+) -> _Changes | None:
     """Return the attributes that an arithmetic operation changes."""
     if node.type in ("AddV2", "Add"):
         return {"grain": 1} if _is_below(other, row_numbers.grain) else None
@@ -448,7 +470,17 @@ def note_lengths(units: Units, lengths: Tensor, entries: Sharded) -> None:
 
 def skip_reshapes(tensor: Tensor) -> Tensor:
     """Return the tensor that a chain of reshapes starts from."""
-    moving = ("Reshape", "Identity", "ExpandDims", "Squeeze")
-    while tensor.operation is not None and tensor.operation.type in moving:
-        tensor = tensor.operation.inputs[0]
+    while (
+        tensor.operation is not None
+        and facts_of(tensor.operation.type).memory == "input"
+    ):
+        tensor = tensor.operation.inputs[tensor.index]
     return tensor
+
+
+# ---- what is known of what finds rows ----------------------------------------
+
+operation("Where", _where)
+operation("DynamicPartition", _dynamic_partition, notes=[note_taken])
+operation("StringSplit StringSplitV2", _split_texts)
+operation("SparseCross", _cross_features)

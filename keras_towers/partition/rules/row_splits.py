@@ -25,7 +25,6 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import require
-from keras_towers.partition.registry import notes, rule
 from keras_towers.partition.rules.row_numbers import (
     key_of_lengths,
     matches,
@@ -79,8 +78,7 @@ def copy_on_towers(node: Node, operands: Sequence[Tensor]) -> list[Tensor]:
 # ---- parts of splits, and splits from lengths --------------------------------
 
 
-@notes("StridedSlice")
-def _note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
+def note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note the row starts or row limits among the row splits."""
     splits = splits_of(inputs[0])
     begin, end, stride = [known_ints(value) for value in inputs[1:]]
@@ -96,8 +94,7 @@ def _note_part_of_splits(node: Node, inputs: Values, outputs: Values) -> None:
     outputs[0].shape = (splits.rows.size,)
 
 
-@notes("Cast")
-def _note_splits(node: Node, inputs: Values, outputs: Values) -> None:
+def note_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note splits of another dtype."""
     splits = inputs[0].meaning
     if isinstance(splits, RaggedSplits) and node.output_dtype().is_integer:
@@ -105,8 +102,8 @@ def _note_splits(node: Node, inputs: Values, outputs: Values) -> None:
         outputs[0].meaning = dataclasses.replace(splits, local=local)
 
 
-@rule("Sub")
-def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
+def row_lengths(node: Node, ends: Value, begins: Value) -> Values:
+    """Compute the lengths of each tower's rows."""
     last, first = splits_of(ends, "row_limits"), splits_of(begins, "row_starts")
     require(last.entries == first.entries)
     lengths = node.run_on_towers([last.local, first.local], last.rows)
@@ -114,8 +111,7 @@ def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
     return lengths
 
 
-@notes("Sum", "UnsortedSegmentSum")
-def _note_lengths(node: Node, inputs: Values, outputs: Values) -> None:
+def note_lengths_of_mask(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that what a mask has in each row adds up to what it leaves."""
     rows, lengths = outputs[0].as_rows()
     require(node.shapes[0].rank == 1 and rows.blocks == 1)
@@ -145,8 +141,7 @@ _NUMBERS = ("Range", 0, "most", 1)
 _LENGTHS = ("Maximum", ("Minimum", None, "most"), 0)
 
 
-@notes("Less")
-def _note_sequence_mask(node: Node, inputs: Values, outputs: Values) -> None:
+def note_sequence_mask(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that a mask leaves as many entries of each row as lengths say."""
     parts: dict[str, tf.Tensor] = {}
     numbers, ends = node.operation.inputs
@@ -172,8 +167,7 @@ def _unit_of_lengths(units: Units, lengths: Tensor) -> DataDependentUnit:
     )
 
 
-@notes("Cumsum")
-def _note_row_limits(node: Node, inputs: Values, outputs: Values) -> None:
+def note_row_limits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that rows end where the sum of their lengths says."""
     builder, (rows, lengths) = node.builder, inputs[0].as_rows()
     require(inputs[0].rank == 1 and rows.blocks == 1)
@@ -184,8 +178,7 @@ def _note_row_limits(node: Node, inputs: Values, outputs: Values) -> None:
     outputs[0].meaning = RaggedSplits(local, entries, rows, "row_limits")
 
 
-@notes("ConcatV2")
-def _note_row_splits(node: Node, inputs: Values, outputs: Values) -> None:
+def note_row_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note row limits after the start of the first row."""
     first, ends, *_ = inputs
     limits = splits_of(ends, "row_limits")
@@ -198,8 +191,7 @@ def _note_row_splits(node: Node, inputs: Values, outputs: Values) -> None:
     outputs[0].shape = (limits.rows.size + 1,)
 
 
-@notes("Range")
-def _note_even_splits(node: Node, inputs: Values, outputs: Values) -> None:
+def note_even_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note a range over rows, and one more: each row has one entry."""
     first, last, step = (value.number for value in inputs)
     # If it is a coincidence, these are the splits of such rows all the same.
@@ -214,8 +206,7 @@ def _note_even_splits(node: Node, inputs: Values, outputs: Values) -> None:
     outputs[0].shape = (last,)
 
 
-@notes("Mul")
-def _note_scaled_splits(node: Node, inputs: Values, outputs: Values) -> None:
+def note_scaled_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note splits of rows that each have as many times more entries."""
     splits = splits_of(inputs[0])
     (by,) = known_ints(inputs[1])
@@ -229,8 +220,7 @@ def _note_scaled_splits(node: Node, inputs: Values, outputs: Values) -> None:
     )
 
 
-@notes("AddV2", "Sub", "Minimum", "Maximum")
-def _note_places(node: Node, inputs: Values, outputs: Values) -> None:
+def note_places(node: Node, inputs: Values, outputs: Values) -> None:
     """Note places in rows, such as where the first entries of each row end."""
     place, second = place_of(inputs[0]), inputs[1]
     is_after, is_before = place.is_after, place.is_before

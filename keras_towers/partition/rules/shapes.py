@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 
-from keras_towers.partition.division import Factors, NewAxis, along_axes, divide
+from keras_towers.partition import folding
+from keras_towers.partition.division import divide
+from keras_towers.partition.effects import is_draw
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -24,18 +26,21 @@ from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, asserted, require
 from keras_towers.partition.registry import (
-    axes,
-    notes,
-    rows_of,
-    rule,
-    shape_of,
+    Factors,
+    NewAxis,
+    along_axes,
+    operation,
 )
-from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
+from keras_towers.partition.rules import row_numbers, row_splits
+from keras_towers.partition.sizes import (
+    UNKNOWN,
+    Size,
+    broadcast,
+)
 from keras_towers.partition.units import Units
 
 
-@rule("Shape", "ShapeN", "Size", "Rank")
-def _shape(node: Node, *values: Value) -> Values:
+def _global_shape(node: Node, *values: Value) -> Values:
     builder, units = node.builder, node.units
     require(not any(isinstance(value.layout, ListOf) for value in values))
     results = []
@@ -67,31 +72,35 @@ def _global_sizes(units: Units, value: Value) -> list[Tensor]:
             tensor = value.local if value.whole is None else value.whole
             assert tensor is not None
             entry = builder.axis_size(tensor, axis)
-            if entry.on_towers:
+            if "towers" in entry.axes:
                 entry = builder.exchange("first", entry)
         entries.append(entry)
     return entries
 
 
-@shape_of("Fill", "StridedSliceGrad")
-def _shape_of_target(node: Node, target: Value, *rest: Value) -> Shape:
-    return node.requested_shape(target)
+def requested_shape(index: int) -> Callable[..., Shape]:
+    """Return what returns the shape that an input is."""
+    return lambda node, *inputs: node.requested_shape(inputs[index])
 
 
-@rule("BroadcastTo")
+def made_of_shape(node: Node, *inputs: Value) -> Values:
+    """Make the rows of a tower, if the shape that is given has some."""
+    require(not any(value.sharded for value in inputs))
+    sizes = asserted(node.facts.shape)(node, *inputs)
+    # A number may be a coincidence.
+    by_number = node.options.by_number and is_draw(node.type)
+    layout = node.units.find_row_axis(sizes, by_number=by_number)
+    return asserted(node.facts.rows)(node, layout, *inputs)
+
+
 def _broadcast(node: Node, value: Value, target: Value) -> Values:
-    sizes = node.requested_shape(target)
-    if value.sharded is None:
-        layout = node.units.find_row_axis(sizes)
-        return _broadcast_rows(node, layout, value, target)
-    offset = len(sizes) - len(value.sizes)
-    layout = value.sharded.at_axis(value.sharded.axis + offset)
+    sizes, (layout, _) = node.requested_shape(target), value.as_rows()
+    layout = layout.at_axis(layout.axis + len(sizes) - len(value.sizes))
     # An axis with a single row may be broadcast to any size.
     require(sizes[layout.axis] == layout.size)
     return node.run_with_shape([value, target], 1, sizes, layout)
 
 
-@rows_of("BroadcastTo")
 def _broadcast_rows(
     node: Node, layout: Sharded, value: Value, target: Value
 ) -> Values:
@@ -103,13 +112,6 @@ def _broadcast_rows(
     return node.run_with_shape([value, target], 1, sizes, layout)
 
 
-@rule("Fill")
-def _fill(node: Node, target: Value, value: Value) -> Values:
-    layout = node.units.find_row_axis(node.requested_shape(target))
-    return _fill_rows(node, layout, target, value)
-
-
-@rows_of("Fill")
 def _fill_rows(
     node: Node, layout: Sharded, target: Value, value: Value
 ) -> Values:
@@ -117,12 +119,6 @@ def _fill_rows(
     return node.run_with_shape([target, value], 0, sizes, layout)
 
 
-@shape_of("BroadcastTo", "ScatterNd")
-def _shape_of_last(node: Node, *inputs: Value) -> Shape:
-    return node.requested_shape(inputs[-1])
-
-
-@shape_of("Range")
 def _range_shape(node: Node, start: Value, end: Value, step: Value) -> Shape:
     """Derive how many numbers there are, if the end is a multiple of steps."""
     require(start.number == 0 and step.number != 0)
@@ -132,7 +128,6 @@ def _range_shape(node: Node, start: Value, end: Value, step: Value) -> Shape:
     return (count,)
 
 
-@shape_of("Reshape")
 def _reshape_shape(node: Node, value: Value, target: Value) -> Shape:
     """Derive a single unknown size from the number of entries."""
     sizes = list(node.requested_shape(target))
@@ -145,7 +140,6 @@ def _reshape_shape(node: Node, value: Value, target: Value) -> Shape:
     return tuple(sizes)
 
 
-@rule("Reshape")
 def _reshape(node: Node, value: Value, target: Value) -> Values:
     sizes = _reshape_shape(node, value, target)
     if value.is_partial:
@@ -156,7 +150,6 @@ def _reshape(node: Node, value: Value, target: Value) -> Values:
     return node.run_with_shape([value, target], 1, sizes, layout)
 
 
-@rows_of("Reshape")
 def _reshape_rows(
     node: Node, layout: Sharded, value: Value, target: Value
 ) -> Values:
@@ -196,7 +189,6 @@ def _rows_after(
     raise NotDivided
 
 
-@axes("Tile")
 def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
     known = [UNKNOWN] * value.rank if times.known is None else times.known
     labels: list[Hashable] = []
@@ -209,7 +201,6 @@ def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
     return Factors([labels, None], [tiled])
 
 
-@rule("Tile")
 def _tile(node: Node, value: Value, times: Value) -> Values:
     """Tile a replicated value to rows."""
     require(value.sharded is None)
@@ -221,7 +212,6 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
     raise NotDivided
 
 
-@rows_of("Tile")
 def _tile_rows(
     node: Node, layout: Sharded, value: Value, times: Value
 ) -> Values:
@@ -233,7 +223,6 @@ def _tile_rows(
     return node.run_on_towers(operands, layout, shapes=shapes)
 
 
-@shape_of("ConcatV2")
 def _concat_shape(node: Node, *values: Value) -> Shape:
     *parts, axis_value = values
     (axis,) = known_axes(axis_value, parts[0].rank)
@@ -245,45 +234,19 @@ def _concat_shape(node: Node, *values: Value) -> Shape:
     return tuple(sizes)
 
 
-# The first output of the cross-entropy of classes, its losses, has fewer axes,
-# but the second one, the gradient, has the shape of the scores.
-_LIKE_THEIR_INPUT = """
-    Softmax LogSoftmax ReverseSequence MatrixBandPart MatrixSetDiag
-    MatrixSetDiagV2 MatrixSetDiagV3 MatrixInverse Cholesky MatrixSquareRoot
-    MatrixExponential FFT IFFT FFT2D IFFT2D TensorScatterUpdate TensorScatterAdd
-    TensorScatterSub TensorScatterMax TensorScatterMin InvertPermutation
-    RandomShuffle SparseSoftmaxCrossEntropyWithLogits
-"""
-
-
-@shape_of(*_LIKE_THEIR_INPUT.split())
-def _shape_of_first(node: Node, value: Value, *rest: Value) -> Shape:
+def like_first(node: Node, value: Value, *rest: Value) -> Shape:
+    """Return the shape of the first input."""
     return value.sizes
-
-
-@shape_of("SoftmaxCrossEntropyWithLogits")
-def _shape_of_gradient(node: Node, scores: Value, labels: Value) -> Shape:
-    both = zip(scores.sizes, labels.sizes, strict=True)
-    return tuple(broadcast_size(size, other) for size, other in both)
-
-
-@shape_of("LookupTableFindV2")
-def _lookup_shape(node: Node, table: Value, keys: Value, other: Value) -> Shape:
-    # Of tables whose keys or values are vectors, the axes differ.
-    require(not other.rank and node.shapes[0].rank == keys.rank)
-    return keys.sizes
 
 
 # ---- axes --------------------------------------------------------------------
 
 
-@notes("Unique", "UniqueWithCounts")
 def _note_size_of_places(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that each entry has a place among the unique ones."""
     outputs[1].shape = inputs[0].sizes
 
 
-@axes("Transpose", "ConjugateTranspose")
 def _transpose(node: Node, value: Value, order: Value) -> Factors:
     return Factors([range(value.rank), None], [known_ints(order)], linear=[[0]])
 
@@ -295,33 +258,28 @@ def _with_axis(value: Value, at: int, label: Hashable) -> list[Hashable]:
     return labels
 
 
-@axes("ExpandDims")
 def _expand_dims(node: Node, value: Value, at: Value) -> Factors:
     labels = _with_axis(value, known_ints(at)[0], NewAxis(1))
     return Factors([range(value.rank), None], [labels], linear=[[0]])
 
 
-@axes("Pack")
 def _pack(node: Node, *values: Value) -> Factors:
     labels, count = range(values[0].rank), len(values)
     output = _with_axis(values[0], node.attr("axis"), NewAxis(count))
     return Factors([labels] * count, [output], linear=[range(count)])
 
 
-@axes("OneHot")
 def _one_hot(node: Node, indices: Value, *options: Value) -> Factors:
     depth = NewAxis(options[0].number)
     output = _with_axis(indices, node.attr("axis"), depth)
     return Factors([range(indices.rank), *[None] * len(options)], [output])
 
 
-@rule("Squeeze")
 def _squeeze_nothing(node: Node, value: Value) -> Values:
     require(not _squeezed(node, value))
     return [value]
 
 
-@axes("Squeeze")
 def _squeeze(node: Node, value: Value) -> Factors:
     reduced = _squeezed(node, value)
     factors = along_axes(reduced, [value], 1, [[0]], keeps=False)
@@ -340,32 +298,27 @@ def _squeezed(node: Node, value: Value) -> set[int]:
     return {axis for axis, size in enumerate(value.sizes) if size == 1}
 
 
-@axes("Unpack")
 def _unpack(node: Node, value: Value) -> Factors:
     reduced = [node.attr("axis") % value.rank]
     return along_axes(reduced, [value], node.num_outputs, [[0]], keeps=False)
 
 
-@axes("ReverseV2", "Roll")
 def _reverse(node: Node, *inputs: Value) -> Factors:
     return along_axes(known_axes(inputs[-1], inputs[0].rank), inputs, 1, [[0]])
 
 
-@axes("ReverseSequence")
 def _reverse_sequence(node: Node, value: Value, lengths: Value) -> Factors:
     seq_dim, batch_dim = node.attr("seq_dim"), node.attr("batch_dim")
     labels = [None if a == seq_dim else a for a in range(value.rank)]
     return Factors([labels, [batch_dim]], [labels], linear=[[0]])
 
 
-@axes("ConcatV2")
 def _concat_axes(node: Node, *values: Value) -> Factors:
     reduced, count = known_axes(values[-1], values[0].rank), len(values) - 1
     labels = [None if a in reduced else a for a in range(values[0].rank)]
     return Factors([*[labels] * count, None], [labels], linear=[range(count)])
 
 
-@rule("ConcatV2")
 def _concat(node: Node, *values: Value) -> Values:
     """Concatenate rows of several tensors to blocks of rows."""
     *parts, axis = values
@@ -381,3 +334,51 @@ def _concat(node: Node, *values: Value) -> Values:
     shape[joined.axis] = joined.size
     inputs = [*operands, node.converter.replicate(axis)]
     return node.run_on_towers(inputs, joined, shapes=[shape])
+
+
+# ---- what is known of them ---------------------------------------------------
+
+# fmt: off
+operation("Shape ShapeN Size Rank", _global_shape)
+operation("BroadcastArgs",
+    fold=lambda node, *shapes: np.array(broadcast(*shapes), object))
+operation("BroadcastGradientArgs", fold=folding.broadcast_over)
+operation("ConcatOffset", fold=folding.offsets)
+operation("ListDiff", fold=folding.list_diff)
+operation("Reshape", _reshape, rows=_reshape_rows, shape=_reshape_shape,
+    notes=[row_numbers.note_moved],
+    fold=lambda node, array, shape: array.reshape(folding.to_ints(shape)),
+    bounds="inputs", memory="input")
+operation("ExpandDims", axes=_expand_dims, notes=[row_numbers.note_moved],
+    fold=lambda node, array, axis: np.expand_dims(array, folding.to_int(axis)),
+    bounds="inputs", memory="input")
+operation("Squeeze", _squeeze_nothing, axes=_squeeze,
+    notes=[row_numbers.note_moved], fold=folding.squeezed, bounds="inputs",
+    memory="input")
+operation("Transpose", axes=_transpose, notes=[row_numbers.note_moved],
+    fold=lambda node, array, order: array.transpose(folding.to_ints(order)),
+    bounds="inputs")
+operation("ConjugateTranspose", axes=_transpose)
+operation("BroadcastTo", _broadcast, made_of_shape, rows=_broadcast_rows,
+    shape=requested_shape(1), notes=[row_numbers.note_moved], bounds="inputs")
+operation("Fill", made_of_shape, rows=_fill_rows, shape=requested_shape(0),
+    fold=folding.filled, bounds="inputs")
+operation("Tile", _tile, axes=_tile_axes, rows=_tile_rows,
+    notes=[row_numbers.note_moved], fold=folding.tiled, bounds="inputs")
+operation("Pack", axes=_pack, notes=[row_numbers.note_joined],
+    fold=lambda node, *arrays: np.stack(arrays, node.attr("axis")),
+    bounds="inputs")
+operation("Unpack", axes=_unpack, notes=[row_numbers.note_taken],
+    fold=lambda node, array: [*np.moveaxis(array, node.attr("axis"), 0)])
+operation("ConcatV2", _concat, axes=_concat_axes, shape=_concat_shape,
+    notes=[row_numbers.note_joined, row_splits.note_row_splits],
+    fold=folding.joined, bounds="inputs")
+operation("OneHot", axes=_one_hot, bounds="inputs")
+operation("ReverseV2 Roll", axes=_reverse)
+operation("ReverseSequence", axes=_reverse_sequence, shape=like_first)
+operation("RandomShuffle", shape=like_first)
+operation("InvertPermutation", shape=like_first, fold=folding.inverted)
+operation("Range", shape=_range_shape,
+    notes=[row_numbers.note_range, row_splits.note_even_splits],
+    fold=folding.ranged)
+operation("Unique UniqueWithCounts", notes=[_note_size_of_places])

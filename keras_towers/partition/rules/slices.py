@@ -11,8 +11,9 @@ import itertools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from keras_towers.partition import folding
 from keras_towers.partition.builder import Builder, static
-from keras_towers.partition.division import Factors, NewAxis, divide
+from keras_towers.partition.division import divide
 from keras_towers.partition.layouts import (
     Sharded,
     Value,
@@ -22,7 +23,9 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import asserted, require
-from keras_towers.partition.registry import axes, rule
+from keras_towers.partition.registry import Factors, NewAxis, operation
+from keras_towers.partition.rules import row_numbers, row_splits
+from keras_towers.partition.rules.shapes import requested_shape
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.spans import Span, spans, split_sizes
 from keras_towers.partition.units import Units
@@ -54,7 +57,6 @@ def _labels(
     return whole, left
 
 
-@axes("StridedSlice", "Slice")
 def _slice_axes(node: Node, value: Value, *ends: Value) -> Factors:
     taken = _known_spans(node, value.sizes, ends)
     whole, left = _labels(taken, value.rank)
@@ -75,8 +77,7 @@ def _slice_axes(node: Node, value: Value, *ends: Value) -> Factors:
     )
 
 
-@rule("StridedSlice", "Slice")
-def _slice(node: Node, value: Value, *ends: Value) -> Values:
+def _slice_rows(node: Node, value: Value, *ends: Value) -> Values:
     layout, _ = value.as_rows()
     span = _only_partial_span(
         _known_spans(node, value.sizes, ends), layout.axis
@@ -85,7 +86,6 @@ def _slice(node: Node, value: Value, *ends: Value) -> Values:
     return [_slice_blocks(node.units, value, span.begin, size)]
 
 
-@rule("Slice")
 def _slice_from_unknown(
     node: Node, value: Value, begin: Value, size: Value
 ) -> Values:
@@ -151,7 +151,6 @@ def _split_operand(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
     return index, known_axes(axis, inputs[index].rank)
 
 
-@axes("Split", "SplitV")
 def _split_axes(node: Node, *inputs: Value) -> Factors:
     index, split = _split_operand(node, inputs)
     labels = [None if a in split else a for a in range(inputs[index].rank)]
@@ -159,8 +158,7 @@ def _split_axes(node: Node, *inputs: Value) -> Factors:
     return Factors(own, [labels] * node.num_outputs, linear=[[index]])
 
 
-@rule("Split", "SplitV")
-def _split(node: Node, *inputs: Value) -> Values:
+def _split_rows(node: Node, *inputs: Value) -> Values:
     """Split rows into blocks."""
     index, split = _split_operand(node, inputs)
     value, count = inputs[index], node.num_outputs
@@ -176,7 +174,6 @@ def _split(node: Node, *inputs: Value) -> Values:
     ]
 
 
-@axes("XlaDynamicUpdateSlice")
 def _update_axes(
     node: Node, value: Value, update: Value, begin: Value
 ) -> Factors:
@@ -195,7 +192,6 @@ def _update_axes(
 # ---- padding -----------------------------------------------------------------
 
 
-@rule("StridedSliceGrad")
 def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
     sizes = list(target.known_array)
@@ -238,7 +234,6 @@ def _pad_blocks(
     return Value(padded, local, shape=tuple(shape))
 
 
-@axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
     known = widths.known_array
     sign = -1 if node.type == "MirrorPadGrad" else 1
@@ -257,7 +252,6 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
     )
 
 
-@rule("Pad")
 def _pad(node: Node, value: Value, widths: Value) -> Values:
     (layout, _), known = value.as_rows(), widths.known_array
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
@@ -265,3 +259,19 @@ def _pad(node: Node, value: Value, widths: Value) -> Values:
     before, after = known[layout.axis]
     size = value.sizes[layout.axis] + before + after
     return [_pad_blocks(node.builder, value, before, size)]
+
+
+# ---- what is known of them ---------------------------------------------------
+
+# fmt: off
+operation("StridedSlice", _slice_rows, axes=_slice_axes,
+    notes=[row_numbers.note_taken, row_splits.note_part_of_splits],
+    fold=folding.sliced, bounds="inputs")
+operation("Slice", _slice_rows, _slice_from_unknown, axes=_slice_axes,
+    notes=[row_numbers.note_taken], fold=folding.sliced, bounds="inputs")
+operation("StridedSliceGrad", _slice_gradient, shape=requested_shape(0))
+operation("Split", _split_rows, axes=_split_axes, fold=folding.split_evenly)
+operation("SplitV", _split_rows, axes=_split_axes, fold=folding.split)
+operation("XlaDynamicUpdateSlice", axes=_update_axes)
+operation("Pad", _pad, axes=_pad_axes)
+operation("PadV2 MirrorPad MirrorPadGrad", axes=_pad_axes)

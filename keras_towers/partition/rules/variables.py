@@ -26,23 +26,20 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import asserted, require, unless_none
-from keras_towers.partition.registry import rule
+from keras_towers.partition.registry import operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
 
 
-@rule("ReadVariableOp")
 def _read(node: Node, variable: Value) -> Values:
     return [node.variables.content_of(variable)]
 
 
-@rule("AssignVariableOp")
 def _assign(node: Node, variable: Value, content: Value) -> Values:
     node.variables.assign(variable, content)
     return []
 
 
-@rule("AssignAddVariableOp", "AssignSubVariableOp")
 def _add_to(node: Node, variable: Value, term: Value) -> Values:
     """Add a term to what a variable holds."""
     converter, variables = node.converter, node.variables
@@ -74,8 +71,7 @@ def _like(before: Value, after: Tensor) -> Value:
     return Value(before.sharded, after, shape=before.shape)
 
 
-@rule("VariableShape")
-def _shape(node: Node, variable: Value) -> Values:
+def _shape_of_variable(node: Node, variable: Value) -> Values:
     before = node.variables.content_of(variable)
     if before.sharded is not None:
         known = np.array(before.sizes, object)
@@ -93,7 +89,6 @@ def _shape(node: Node, variable: Value) -> Values:
 # ---- lookups -----------------------------------------------------------------
 
 
-@rule("LookupTableFindV2")
 def _look_up_keys(
     node: Node, table: Value, keys: Value, default: Value
 ) -> Values:
@@ -101,7 +96,9 @@ def _look_up_keys(
 
     Of several processes, the first one has a table that may change.
     """
-    is_shared = not node.options.ranks or asserted(table.whole).is_fixed
+    is_shared = (
+        "ranks" not in node.options.axes or asserted(table.whole).is_fixed
+    )
     require(node.builder.can_exchange and is_shared)
     # Of tables whose keys or values are vectors, the axes differ.
     require(not default.rank and node.shapes[0].rank == keys.rank)
@@ -114,7 +111,12 @@ def _look_up_keys(
     return [Value(layout, found, shape=keys.shape)]
 
 
-@rule("ResourceGather")
+def _lookup_shape(node: Node, table: Value, keys: Value, other: Value) -> Shape:
+    # Of tables whose keys or values are vectors, the axes differ.
+    require(not other.rank and node.shapes[0].rank == keys.rank)
+    return keys.sizes
+
+
 def _look_up(node: Node, variable: Value, indices: Value) -> Values:
     """Look rows up where their indices are."""
     converter = node.converter
@@ -137,10 +139,10 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
     return [Value(rows, looked_up, shape=_looked_up_shape(node, indices))]
 
 
-@rule("GatherV2")
-def _look_up_in_value(
+def look_up_in_value(
     node: Node, table: Value, indices: Value, axis: Value
 ) -> Values:
+    """Look rows up in a table in shards."""
     require(axis.number == 0 and not node.attr("batch_dims"))
     require(_stays_in_shards(node, table, indices))
     return [_look_up_in_shards(node, table, indices)]
@@ -319,16 +321,7 @@ def _widened(
 
 # ---- scattered writes --------------------------------------------------------
 
-_SCATTERS = {
-    "ResourceScatterAdd": "TensorScatterAdd",
-    "ResourceScatterSub": "TensorScatterSub",
-    "ResourceScatterMax": "TensorScatterMax",
-    "ResourceScatterMin": "TensorScatterMin",
-    "ResourceScatterUpdate": "TensorScatterUpdate",
-}
 
-
-@rule(*_SCATTERS)
 def _scatter(
     node: Node, variable: Value, indices: Value, updates: Value
 ) -> Values:
@@ -357,7 +350,7 @@ def _scatter(
         where, _ = _own_indices(builder, where, rows, count)
         content = _with_row(builder, content)
     after = builder.op(
-        _SCATTERS[node.type],
+        node.type.replace("Resource", "Tensor"),
         [content, builder.op("ExpandDims", [where, -1]), operand],
         content.shape,
         suffix=_part_of(rows) if has_others else "",
@@ -385,3 +378,21 @@ def _without_row(units: Units, rows: Tensor, layout: Sharded) -> Tensor:
     count = units.local_rows(layout)
     shape = [None, *sizes[1:]]
     return builder.slice_rows(rows, shape, 0, 0, count)
+
+
+# ---- what is known of them ---------------------------------------------------
+
+# fmt: off
+operation("ReadVariableOp", _read, memory="variable", effect="reads")
+operation("AssignVariableOp", _assign)
+operation("AssignAddVariableOp AssignSubVariableOp", _add_to)
+operation("VariableShape", _shape_of_variable, effect="reads")
+operation("ResourceGather", _look_up, effect="reads")
+operation("ResourceGatherNd VarIsInitializedOp", effect="reads")
+operation("""
+    ResourceScatterAdd ResourceScatterSub ResourceScatterMax ResourceScatterMin
+    ResourceScatterUpdate
+""", _scatter)
+operation("LookupTableFindV2", _look_up_keys, shape=_lookup_shape)
+operation("LookupTableInsertV2 LookupTableRemoveV2 LookupTableImportV2",
+    effect="writes")

@@ -9,8 +9,11 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.partition.division import elementwise
-from keras_towers.partition.registry import AXES
+from keras_towers.partition.registry import (
+    OPERATIONS,
+    OperationFacts,
+    elementwise,
+)
 from tests.kit.compare import assert_all_close, assert_exact
 from tests.kit.sampling import sample_of
 from tests.kit.training import adam, fit, stacked
@@ -56,14 +59,14 @@ class Allocating(keras.layers.Layer):
         return x + tf.ensure_shape(tf.stop_gradient(zeros), x.shape)
 
 
-def rows(node, *inputs):
-    """Let towers call the layer's function on their own rows."""
-    return elementwise(inputs)
+ON_OWN_ROWS = {"PyFuncStateless": OperationFacts(axes=elementwise())}
+"""With this row towers call the layer's function on their own rows."""
 
 
 @pytest.fixture(autouse=True)
 def memory_of_each_tower(monkeypatch):
-    monkeypatch.setitem(AXES, "PyFuncStateless", rows)
+    for type_, facts in ON_OWN_ROWS.items():
+        monkeypatch.setitem(OPERATIONS, type_, facts)
 
 
 def make_in(memory, **options):

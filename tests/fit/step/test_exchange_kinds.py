@@ -90,7 +90,7 @@ def test_rows_are_updated_as_their_gradients_arrive(programs):
     levels = {
         operation.level
         for operation in program.operations
-        if operation.on_towers and operation.type.startswith("Assign")
+        if "towers" in operation.axes and operation.type.startswith("Assign")
     }
     # The last layer's gradient needs no weight: it may arrive with another.
     assert len(levels) >= number - 1

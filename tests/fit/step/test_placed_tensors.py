@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.step.placed_tensors import PlacedTensors
+from keras_towers.partition import axes
 from keras_towers.partition.program import Tensor
 
 MESH = [["a0", "a1"], ["b0", "b1"], ["c0", "c1"]]
@@ -17,26 +18,26 @@ def made():
 
 
 def tensor():
-    return Tensor(tf.float32, tf.TensorShape([]), on_towers=True)
+    return Tensor(tf.float32, tf.TensorShape([]), axes.BATCH)
 
 
 def test_what_does_not_differ_between_places_has_one_value():
     tensors, of_all, of_towers, of_parts = made(), *(tensor() for _ in "123")
     tensors.shared[of_all] = "all"
-    for scope in tensors.scopes(towers=True):
+    for scope in tensors.scopes(axes.TOWERS):
         scope[of_towers] = f"tower {scope.tower}"
-    for scope in tensors.scopes(towers=True, columns=True, parts=True):
+    for scope in tensors.scopes(axes.BATCH | axes.COLUMNS):
         scope[of_parts] = scope.place
     shapes = [tensors.array(t).shape for t in (of_all, of_towers, of_parts)]
     assert shapes == [(1, 1, 1), (TOWERS, 1, 1), (TOWERS, COLUMNS, PARTS)]
-    everywhere = tensors.scopes(towers=True, columns=True, parts=True)
+    everywhere = tensors.scopes(axes.BATCH | axes.COLUMNS)
     assert len(everywhere) == TOWERS * COLUMNS * PARTS
     for scope in everywhere:
         assert scope[of_all] == "all"
         assert scope[of_towers] == f"tower {scope.tower}"
         assert scope[of_parts] == (scope.tower, scope.column, scope.part)
         assert scope.device == MESH[scope.tower][scope.column]
-    for scope in tensors.scopes(towers=True):
+    for scope in tensors.scopes(axes.TOWERS):
         # Columns have different ones.
         assert of_parts not in scope
         assert scope[of_towers] == f"tower {scope.tower}"
@@ -44,7 +45,7 @@ def test_what_does_not_differ_between_places_has_one_value():
 
 def test_what_differs_between_towers_is_no_tensor_of_all():
     tensors, own = made(), tensor()
-    first, *others = tensors.scopes(towers=True)
+    first, *others = tensors.scopes(axes.TOWERS)
     first[own] = 1
     assert own in first
     # A tower whose turn has not come yet.
@@ -57,10 +58,10 @@ def test_what_differs_between_towers_is_no_tensor_of_all():
 def test_sums_over_micro_batches():
     tensors, added, of_batch, shared = made(), *(tensor() for _ in "123")
     so_far = []
-    for scope in tensors.scopes(towers=True, parts=True):
+    for scope in tensors.scopes(axes.BATCH):
         scope[added] = scope[of_batch] = 10**scope.part * (1 + scope.tower)
         so_far.append(tensors.add(added, scope))
-    for scope in tensors.scopes(towers=True):
+    for scope in tensors.scopes(axes.TOWERS):
         scope[shared] = scope.tower
     assert so_far[:PARTS] == [1, 11, 111, 1111]
     for summed in added, of_batch:

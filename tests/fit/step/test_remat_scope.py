@@ -144,9 +144,12 @@ def test_blocks_are_computed_again(copies):
     ids=["shards", "parts", "all"],
 )
 def test_other_towers_compute_blocks_again(options, copies, small_shards):
-    found = train(AGAIN, kt.TowerStrategy(2, **options))
-    assert_same_model(found, on_one_device())
+    strategy = kt.TowerStrategy(2, **options)
+    assert_same_model(train(AGAIN, strategy), on_one_device())
     assert len(blocks_of(copies)) == len(AGAIN), copies
+    plain = kt.TowerStrategy(2, **{**options, "remat": False})
+    train(AGAIN, plain)
+    assert exchanges(strategy) == exchanges(plain)
 
 
 def test_xla_computes_blocks_again(copies):

@@ -45,7 +45,7 @@ def recurrent():
     series = keras.Input((LENGTH, 4))
     x = layers.LayerNormalization()(layers.Dense(WIDTH, "tanh")(series))
     x = layers.LSTM(WIDTH, return_sequences=True)(x)
-    x = layers.Dropout(0.2)(layers.Dense(WIDTH, "gelu")(x))
+    x = layers.Dropout(0.2)(layers.Dense(4 * WIDTH, "gelu")(x))
     x = layers.Dense(5)(layers.GRU(WIDTH)(layers.Dense(WIDTH, "gelu")(x)))
     return keras.Model(series, x), "float32", (LENGTH, 4)
 
@@ -111,8 +111,7 @@ def test_weights_are_those_of_one_device(name, way, small_shards):
     )
     assert said, strategy.describe()
     assert int(said[1]) > 0
-    # With the least memory, some of it more than once.
-    assert 0 <= int(said[2]) < 100
+    assert 0 <= int(said[2]) < 60
 
 
 @pytest.mark.parametrize("name", ["transformer", "convolutional"])

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.stacked_lists import StackedLists
+from keras_towers.partition.axes import BATCH
 from keras_towers.partition.emission import graph_of_inputs
 from keras_towers.partition.program import Function, Tensor
 
@@ -41,9 +42,9 @@ def _last(given):
 
 
 def test_a_list_ends_where_a_loop_has_ended():
-    number = Tensor(tf.int32, _NUMBER, True)
-    made = Tensor(tf.variant, _NUMBER, True)
-    last = Tensor(tf.float32, tf.TensorShape([2]), True)
+    number = Tensor(tf.int32, _NUMBER, BATCH)
+    made = Tensor(tf.variant, _NUMBER, BATCH)
+    last = Tensor(tf.float32, tf.TensorShape([2]), BATCH)
 
     @tf.function
     def run(rounds):

@@ -12,6 +12,7 @@ from keras_towers._bytes import format_bytes
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.step_reports import planned_memory
 from keras_towers.partition import partition_graph
+from keras_towers.partition.axes import AT_ROOT, BATCH, SHARDS, TOWERS
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import InShards, Sharded
 from tests.kit.meshes import on_a_mesh
@@ -106,16 +107,16 @@ def test_shards_within_a_process_are_gathered_there():
         [Sharded(0), rows],
         graph.outputs,
         {"gradient": [rows]},
-        options=LayoutOptions(ranks=True, replicate_shards=True),
+        options=LayoutOptions(axes=SHARDS, shard_axes=TOWERS),
     )
     sums = [e.over for e in program.exchanges if e.gradient == "gradient:0"]
-    assert sums == [("towers",), ("ranks",)]
+    assert sums == [BATCH - AT_ROOT, AT_ROOT]
     found = {(e.kind, e.over) for e in program.exchanges}
     assert found == {
-        ("gather", ("towers",)),
-        ("scatter", ("towers",)),
-        ("sum", ("ranks",)),
-        ("sum", ("towers", "ranks")),
+        ("gather", TOWERS),
+        ("scatter", BATCH - AT_ROOT),
+        ("sum", AT_ROOT),
+        ("sum", BATCH),
     }
     costs = step_costs.costs_of(program, 8, senders=4)
     sent = costs.sent_summary

@@ -13,7 +13,7 @@ from keras_towers.fit.step.divided_batch import DividedBatch
 from keras_towers.fit.step.exchange_kinds import Members, exchange_tensors
 from keras_towers.fit.step.tower_program import Pace, TowerProgram
 from keras_towers.fit.step_order import StepOrder
-from keras_towers.partition import partition_graph
+from keras_towers.partition import axes, partition_graph
 from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.program import Exchange, Tensor
 from keras_towers.reduction import OnTowers
@@ -77,11 +77,11 @@ def test_a_layout_that_contradicts_tensorflow_is_refused(devices, where):
         traced(program, devices)
 
 
-def exchange_of(kind, dtype, rank, axis=0, on_towers=False, **known):
+def exchange_of(kind, dtype, rank, axis=0, to=axes.ONCE, **known):
     dtype, shape = tf.as_dtype(dtype), tf.TensorShape([None] * rank)
-    each_has_its_own = on_towers or kind in ("before", "scatter")
-    given = Tensor(dtype, shape, on_towers=True)
-    result = Tensor(dtype, shape, each_has_its_own)
+    if kind in ("before", "scatter"):
+        to = axes.BATCH
+    given, result = Tensor(dtype, shape, axes.BATCH), Tensor(dtype, shape, to)
     return Exchange(kind, given, result, axis, **known)
 
 
@@ -93,7 +93,7 @@ EXCHANGES = [
     exchange_of("before", "int64", 0),
     exchange_of("first", "float32", 0),
     exchange_of("scatter", "float32", 2, axis=1),
-    exchange_of("gather", "float32", 2, on_towers=True),
+    exchange_of("gather", "float32", 2, to=axes.TOWERS),
 ]
 
 
@@ -184,7 +184,7 @@ UNITS, SIZES = 5, ([5, 2], [3, 10], [5])
 DTYPES = ("float32", "float32", "int32")
 OF_VARIABLES = [
     exchange_of(kind, dtype, len(sizes), axis, sizes=sizes, units=UNITS, **more)
-    for kind, more in (("scatter", {}), ("gather", {"on_towers": True}))
+    for kind, more in (("scatter", {}), ("gather", {"to": axes.TOWERS}))
     for sizes, dtype, axis in zip(SIZES, DTYPES, (0, 1, 0), strict=True)
 ]
 
@@ -229,7 +229,7 @@ def test_rows_of_variables_share_a_message_for_each_dtype(towers, ranks):
 def test_columns_share_a_message_to_other_ranks():
     """A column adds up its towers' terms; columns alone send nothing."""
     over_towers = exchange_of("sum", "float32", 1)
-    over_columns = exchange_of("sum", "float32", 1, over=("columns",))
+    over_columns = exchange_of("sum", "float32", 1, over=axes.COLUMNS)
 
     def run(transport):
         devices = ["/device:CPU:0"] * 2
@@ -248,13 +248,13 @@ def test_columns_share_a_message_to_other_ranks():
         assert of_tower.numpy() == 11 * (1 + rank)
 
 
-def exchange(kind, on_towers=True, of_batch=False):
-    given = types.SimpleNamespace(on_towers=on_towers, of_batch=of_batch)
+def exchange(kind, along=axes.SHARDS):
+    given = types.SimpleNamespace(axes=along)
     return types.SimpleNamespace(kind=kind, given=given)
 
 
 GATHER, SCATTER = exchange("gather"), exchange("scatter")
-OF_BATCH = exchange("gather", of_batch=True)
+OF_BATCH = exchange("gather", axes.BATCH)
 
 
 def waits_of(levels):

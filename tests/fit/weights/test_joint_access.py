@@ -13,7 +13,6 @@ from keras_towers.fit.weights import joint_access
 from keras_towers.fit.weights.joint_access import JointAccess, KnownVariables
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
 from keras_towers.partition.layouts import InShards, MeshLayout
-from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.liveness import TaskState
 from tests.reduction.ranks import on_ranks
 
@@ -21,12 +20,6 @@ WHOLES = {
     "first": np.arange(12, dtype="float32").reshape(4, 3),
     "second": np.arange(15, dtype="float32").reshape(5, 3) - 7,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch):
-    """What watches the ranks is one for a process."""
-    monkeypatch.setattr(joint_access, "_gather_watched", rank_checks.gather)
 
 
 class Rank:
@@ -143,7 +136,7 @@ def test_who_waits_for_the_others_at_the_end_of_the_script(
     served = []
 
     class Access:
-        def serve(self, why, gather):
+        def serve(self, why):
             served.append(why)
 
     joint_access._serve_at_exit(Access())
@@ -158,7 +151,7 @@ def test_ranks_tell_what_they_save_and_serve_meanwhile():
         if rank.rank == 2:
             rank.access.serve("is at the end")
         else:
-            told = rank.access.meet(f"saves {rank.rank}")
+            told = rank.access.meet(f"saves {rank.rank}")[0]
             rank.access.serve("is at the end")
         return told
 
@@ -188,9 +181,9 @@ def test_what_is_left_in_parts_becomes_ordinary_when_it_is_read():
 
 def test_lone_reads_where_ranks_do_not_meet_are_refused():
     def work(rank):
-        meeting = joint_access.refusing("in on_batch_end of Mine")
+        access = joint_access.refusing("in on_batch_end of Mine")
         with (
-            rank.access.meeting_by(meeting),
+            rank.access.accessing_by(access),
             pytest.raises(TowerError, match="in on_batch_end of Mine"),
         ):
             rank.variables["first"].numpy()

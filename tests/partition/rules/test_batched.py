@@ -80,10 +80,6 @@ def _input_gradient(x, w):
     return tf.gradients(_conv(x, w), x)
 
 
-def _filter_gradient(x, w):
-    return tf.gradients(_conv(x, w), w)
-
-
 SOME_IMAGES = sharded(-1, 4, 4, 2, hidden=(1, 2))
 BATCHED = {
     "Conv2D of any size": (

@@ -6,15 +6,13 @@ from tests.partition.kit import (
     check_described,
     each,
     partial_sum,
-    replicated,
     sharded,
 )
 from tests.partition.rules.cases.case import axis_size, raw_op
 
-X, W, TOTAL = sharded(-1, 4), replicated(5, 4), partial_sum(5, 4)
+X, TOTAL = sharded(-1, 4), partial_sum(5, 4)
 IDS = sharded(-1, dtype="int32", low=0, high=4)
 PAIRS = sharded(-1, 2, dtype="int32", low=0, high=3)
-SAME = replicated(3, dtype="int32", low=0, high=3)
 MASK = sharded(-1, dtype="bool")
 
 
@@ -54,6 +52,11 @@ GATHERS = {
         "rows 1 of [4, n]",
         lambda x: tf.gather(tf.transpose(x), _numbers(x), axis=1),
         X,
+    ),
+    "GatherV2 of every second of three rows": (
+        "whole [?, 4]: GatherV2",
+        lambda x: tf.gather(x, tf.range(0, axis_size(x), 2)),
+        sharded(-1, 4, rows=3),
     ),
     "GatherNd of rows": (
         "rows 0 of [n]",

@@ -243,7 +243,7 @@ def test_a_loop_reads_between_the_writes_around_it():
         o.inputs[1] for o in program.operations if o.type == "AssignVariableOp"
     ]
     (loop,) = [o for o in program.operations if o.type == "While"]
-    assert loop.on_towers and first in loop.inputs
+    assert "towers" in loop.axes and first in loop.inputs
     assert all(tensor.handle is None for tensor in loop.inputs)
     assert program.results[1].operation.inputs[0] is last
     assert all(o.type != "ReadVariableOp" for o in program.operations)

@@ -224,4 +224,4 @@ def test_rows_that_are_computed_once_are_divided_again(examples):
     program = check_on_towers(step, *given, towers=_OF_SIX)
     assert list(kit.computed_once(program)) == ["TopKV2"]
     products = [o for o in program.operations if o.type == "MatMul"]
-    assert all(product.on_towers for product in products)
+    assert all("towers" in product.axes for product in products)

@@ -6,14 +6,11 @@ from tests.partition.kit import (
     check_described,
     each,
     exchange_counts,
-    partial_sum,
     replicated,
     sharded,
 )
 
-X, COLUMNS, TOTAL = sharded(-1, 4, 6), sharded(4, -1), partial_sum(4, 6)
-WHOLE = sharded(-1, 4, dtype="int32", low=-3, high=3)
-SOME = sharded(-1, 4, dtype="bool")
+X, COLUMNS = sharded(-1, 4, 6), sharded(4, -1)
 VIEWS = sharded(-1, 4, blocks=2)
 TEXTS = WORDS = sharded(-1, 3, 4, hidden=(1,))
 SINGLE = sharded(-1, 1, 4, hidden=(1,))

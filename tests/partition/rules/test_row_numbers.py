@@ -217,19 +217,6 @@ def test_extremes_of_segments_are_those_of_all_towers(name):
     check_on_towers(step, *given, towers=TOWERS)
 
 
-def test_segments_of_partial_sums():
-    def step(t, v):
-        return (
-            tf.math.unsorted_segment_sum(v, [1, 0, 1, -1], 3),
-            tf.scatter_nd([[1], [0], [1], [3]], v, [4, 3]),
-        )
-
-    program = check_on_towers(
-        step, sharded(-1), kit.partial_sum(4, 3), towers=TOWERS
-    )
-    assert kit.exchange_counts(program)["sum"] == 2
-
-
 def test_gradients_of_embeddings_are_summed_by_words():
     def step(words, table):
         loss = tf.reduce_mean(tf.square(tf.gather(table, words)))

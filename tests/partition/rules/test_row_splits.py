@@ -104,6 +104,12 @@ PLACES = {
         VALUES,
         SPLITS,
     ),
+    "entries from before a row's start": (
+        "whole [?]",
+        lambda v, s: _ranges(lambda s: s[:-1] - 1, _ends)(s),
+        VALUES,
+        SPLITS,
+    ),
     "entries that may be of the next row": (
         "whole [?]",
         lambda v, s: _ranges(_starts, lambda s: s[:-1] + 1)(s),

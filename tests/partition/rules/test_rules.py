@@ -39,6 +39,7 @@ from tests.partition.rules.cases.case import SIZES, draw_broadcast_axes
 
 DRAWN = 30
 LAYOUTS = pathlib.Path(__file__).with_name("layouts.txt")
+VERSION = f"TensorFlow {tf.__version__}"
 _FAMILIES = (elementwise, images, matrices, moves, parts, picks)
 CASES = [
     case for family in (*_FAMILIES, reductions, shapes) for case in family.CASES
@@ -116,7 +117,9 @@ def _with_sums(given, *numbers):
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
 def test_towers_have_the_layouts_that_are_listed(number):
-    lines = LAYOUTS.read_text().splitlines()
+    written_by, *lines = LAYOUTS.read_text().splitlines()
+    if written_by != VERSION:
+        pytest.skip(f"another version traces steps otherwise: {written_by}")
     assert len(lines) == len(CASES)
     assert line_of(CASES[number]) == lines[number]
 

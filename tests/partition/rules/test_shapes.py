@@ -12,7 +12,7 @@ from tests.partition.kit import (
 from tests.partition.rules.cases.case import axis_size, raw_op
 
 X, W, TOTAL = sharded(-1, 4, 6), replicated(4, 6), partial_sum(4, 6)
-COLUMNS, V = sharded(4, -1), sharded(-1)
+COLUMNS = sharded(4, -1)
 VIEWS, PAIRS = sharded(-1, 4, blocks=2), sharded(-1, 4, rows=2)
 TEXTS = sharded(-1, 3, 4, hidden=(1,))
 NUMBERS = sharded(-1, 4, dtype="int32", low=0, high=3)
@@ -32,10 +32,6 @@ def _n(x):
 
 def _pairs(x):
     return 2 * axis_size(x)
-
-
-def _half(x):
-    return axis_size(x) // 2
 
 
 RESHAPE = {
@@ -93,10 +89,6 @@ def test_reshape(case):
     check_described(*case)
 
 
-def _of_shape(function):
-    return lambda x: function(tf.shape(x))
-
-
 SHAPE = {
     "Size": ("whole []", raw_op("Size"), X),
     "Size of texts": ("whole []", raw_op("Size"), TEXTS),
@@ -152,10 +144,6 @@ SHAPE = {
 @each(SHAPE)
 def test_shapes(case):
     check_described(*case)
-
-
-def _flat(x):
-    return tf.reshape(x, [-1])
 
 
 AXES = {

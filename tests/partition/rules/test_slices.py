@@ -83,6 +83,14 @@ SLICES = {
         X,
         START,
     ),
+    "Slice of rows from unknown indices": (
+        "rows 0 of [n, 2, 6]: Slice",
+        lambda x, start: tf.slice(
+            x, tf.concat([start[:1], start], 0), [axis_size(x), 2, 6]
+        ),
+        X,
+        START,
+    ),
     "Slice of the last view": (
         "rows 0 of [n, 4]",
         lambda x: tf.slice(x, [2 * _views(x), 0], [_views(x), -1]),

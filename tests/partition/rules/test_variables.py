@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import partition_graph
+from keras_towers.partition.axes import SHARDS, TOWERS
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.layouts import MIRRORED, Sharded
-from tests.partition.kit import exchange_counts
+from keras_towers.partition.layouts import MIRRORED, InShards, Sharded
+from tests.partition.kit import described, exchange_counts, laid_out, sharded
 
 
 def lay_out(function, *variables, ranks=False):
@@ -28,15 +29,14 @@ def lay_out(function, *variables, ranks=False):
     captured = len(graph.captures)
     assert captured == len(variables)
     layouts = [Sharded(0)] + [MIRRORED] * captured
-    return partition_graph(
-        graph, layouts, graph.outputs, options=LayoutOptions(ranks=ranks)
-    )
+    options = LayoutOptions(axes=SHARDS if ranks else TOWERS)
+    return partition_graph(graph, layouts, graph.outputs, options=options)
 
 
 def types(program, on_towers):
     """How many operations of each type are done once, or by towers."""
     return collections.Counter(
-        o.type for o in program.operations if o.on_towers == on_towers
+        o.type for o in program.operations if ("towers" in o.axes) == on_towers
     )
 
 
@@ -110,3 +110,17 @@ def test_a_generator_draws_once_and_its_state_goes_to_all_copies():
     program = lay_out(function, tf.Variable([3, 5, 7], dtype=tf.int64))
     assert types(program, False)["StatefulStandardNormalV2"] == 1
     assert types(program, True)["AssignVariableOp"] == 1
+
+
+@pytest.mark.parametrize(
+    ("views", "wanted"), [(1, "rows 0 of [n, 3]"), (2, "sum of [2*n, 3]")]
+)
+def test_what_is_looked_up_in_shards_is_scattered_to_its_rows(views, wanted):
+    table = tf.Variable(tf.ones([200, 3]))
+
+    def function(ids):
+        return table.sparse_read(tf.concat([ids] * views, 0))
+
+    ids = sharded(-1, dtype="int32")
+    program = laid_out(function, ids, captured=InShards(0, 200))
+    assert described(program) == wanted
