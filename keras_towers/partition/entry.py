@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -43,6 +43,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Marks, Scope
 from keras_towers.partition.program import (
     ColumnInput,
+    Exchange,
     Inputs,
     Program,
     Tensor,
@@ -50,7 +51,6 @@ from keras_towers.partition.program import (
 )
 from keras_towers.partition.readings import cost_of, may_have_rows
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
-from keras_towers.partition.rules.mesh_columns import is_over_columns
 from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.rules.row_splits import splits_value
 from keras_towers.partition.sizes import (
@@ -76,6 +76,7 @@ def partition_graph(
     gradients: Mapping[str, Sequence[InputLayout]] = MappingProxyType({}),
     updates: Mapping[str, str] = MappingProxyType({}),
     of_columns: Sequence[ColumnInput] = (),
+    exchanges: Mapping[str, Exchange] = MappingProxyType({}),
     options: LayoutOptions = _DEFAULTS,
 ) -> Program:
     """Lay out a graph over towers.
@@ -88,6 +89,7 @@ def partition_graph(
             gradients, to an optimizer, by name: how to lay out each of them.
         updates: the operations of optimizers' updates, as in ``Marks``.
         of_columns: what the last inputs are, which differ between columns.
+        exchanges: the operations that stand for exchanges, as in ``Marks``.
         options: the options of the layout.
     """
     if has_control_flow_v1(graph):
@@ -99,14 +101,15 @@ def partition_graph(
     given = _GraphInputs(graph, layouts, of_columns, options)
     given.add_shares(itertools.chain(layouts, *gradients.values()))
     inputs = given.inputs
-    marks = Marks(gradients, _terms_of(graph, gradients), updates)
+    terms = _terms_of(graph, gradients, exchanges)
+    marks = Marks(gradients, terms, updates, exchanges)
     converter = Converter(
         given.units, inputs.is_first, inputs.is_first_part, options
     )
     scope = Scope(converter, marks)
     values = given.values()
     given.add_copies(values, scope)
-    args = graph, layouts, wanted, gradients, updates, of_columns
+    args = graph, layouts, wanted, gradients, updates, of_columns, exchanges
     again = functools.partial(partition_graph, *args)
     replace = functools.partial(dataclasses.replace, options)
     try:
@@ -337,12 +340,15 @@ def _program(
     )
 
 
-def _terms_of(graph: tf.Graph, gradients: Iterable[str]) -> dict[str, str]:
+def _terms_of(
+    graph: tf.Graph, gradients: Iterable[str], exchanges: Container[str]
+) -> dict[str, str]:
     """Return which gradient an operation is for, if it adds up terms of one.
 
     Args:
         graph: the graph.
         gradients: the operations that return gradients, by name.
+        exchanges: those that stand for exchanges.
     """
     found: dict[str, str] = {}
 
@@ -357,7 +363,7 @@ def _terms_of(graph: tf.Graph, gradients: Iterable[str]) -> dict[str, str]:
                 tensor = waiting.pop()
                 term = tensor.op
                 is_linear = term.type in _ADDS | _SCALES
-                is_linear = is_linear or is_over_columns(term)
+                is_linear = is_linear or term.name in exchanges
                 users = {user.name for user in tensor.consumers()} - {name}
                 if is_linear and all(found.get(u) == of for u in users):
                     found[term.name] = of

@@ -31,6 +31,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.program import (
     ColumnInput,
+    Exchange,
     Operation,
     Phase,
     Program,
@@ -107,6 +108,7 @@ def partition_over_mesh(
             if layouts
         },
         of_columns=column.inputs,
+        exchanges=column.exchanges,
         options=options,
     )
     return _with_sources(program, column)
@@ -136,6 +138,7 @@ class _ColumnGraph:
         sources: the traced operations, by the names of its operations.
         operations: the operations of the program, by the names of its
             operations.
+        exchanges: likewise, its exchanges.
     """
 
     def __init__(self, program: Program, rows: int | None):
@@ -144,6 +147,7 @@ class _ColumnGraph:
         self.names: dict[str, str] = {}
         self.sources: dict[str, tf.Operation] = {}
         self.operations: dict[str, Operation] = {}
+        self.exchanges: dict[str, Exchange] = {}
         self._program, self._rows = program, rows
         source = program.inputs
         with self.graph.as_default():
@@ -214,6 +218,7 @@ class _ColumnGraph:
                 operation = as_operation(exchange)
                 (value,) = emit([operation], self._known, operation.outputs)
                 self._known[exchange.result] = value
+                self.exchanges[value.op.name] = exchange
 
     def traced_name(self, tensor: str) -> str:
         """Return the name of a traced tensor, given that of the graph."""

@@ -23,7 +23,7 @@ from keras_towers.partition.layouts import (
     sizes_of,
 )
 from keras_towers.partition.paired_variances import PairedVariances
-from keras_towers.partition.program import Attributes, Tensor
+from keras_towers.partition.program import Attributes, Exchange, Tensor
 from keras_towers.partition.reasons import SHAPE, require
 from keras_towers.partition.registry import OperationFacts, facts_of
 from keras_towers.partition.resources import VariableContents
@@ -42,14 +42,17 @@ class Marks:
             its tensor.
         updates: for operations of optimizers' updates, where they run if they
             are computed once; "": on the first tower.
+        exchanges: in the graph of a column, for operations that stand for
+            exchanges with the other columns, which these are.
     """
 
     layouts: Mapping[str, Sequence[InputLayout]]
     gradients: Mapping[str, str]
     updates: Mapping[str, str]
+    exchanges: Mapping[str, Exchange]
 
 
-_NO_MARKS = Marks({}, {}, {})
+_NO_MARKS = Marks({}, {}, {}, {})
 
 
 class Scope:

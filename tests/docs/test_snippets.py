@@ -8,10 +8,12 @@ is no such module.
 
 import importlib.util
 import sys
+import unittest.mock
 
 import keras
 import pytest
 
+from keras_towers.partition.registry import OPERATIONS
 from tests.docs.pages import PAGES, ROOT, blocks, name_of
 from tests.kit.sampling import sample_of
 
@@ -49,7 +51,8 @@ def namespace(first_example, tmp_path, monkeypatch):
     model = keras.models.clone_model(first_example["model"])
     model.compile("adam", "mse")
     data = {name: first_example[name][:EXAMPLES] for name in ("x", "y")}
-    yield {**first_example, **data, "model": model}
+    with unittest.mock.patch.dict(OPERATIONS):
+        yield {**first_example, **data, "model": model}
     keras.distribution.set_distribution(None)
     if horovod := sys.modules.get("keras_towers.horovod"):
         horovod.shutdown()

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.weights import shards
 from tests.kit.compare import assert_same_model
 from tests.kit.sampling import SEED, sample_of
 
@@ -61,6 +62,15 @@ def _attention(units, length):
     return keras.Model(given, L.GlobalAveragePooling1D()(x))
 
 
+def _masked(units, length):
+    """Attention and a recurrent layer, both of which leave padding out."""
+    given = keras.Input((length, units))
+    x = L.Masking()(given)
+    x = x + L.Attention(use_scale=True)([x, x], use_causal_mask=True)
+    x = L.Bidirectional(L.GRU(units // 2, return_sequences=True))(x)
+    return keras.Model(given, L.GlobalAveragePooling1D()(x))
+
+
 def _stack(*layers):
     return lambda units, length: keras.Sequential(
         [keras.Input((length, units)), *(make(units) for make in layers)]
@@ -99,11 +109,19 @@ MODELS = {
         ]
     ),
     "attention": _attention,
+    "masked": _masked,
+    "convolutions": _stack(
+        lambda units: L.Conv1D(units, 3, padding="same"),
+        lambda units: L.BatchNormalization(),
+        lambda units: L.TimeDistributed(L.Dense(units)),
+        lambda units: L.Flatten(),
+        L.Dense,
+    ),
     "adversarial": lambda units, length: Adversarial(units),
 }
 
 
-def _trained(name, examples, units, length, towers=None):
+def _trained(name, examples, units, length, **options):
     """A model after a step; how towers exchange and what they compute once."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
@@ -114,27 +132,38 @@ def _trained(name, examples, units, length, towers=None):
     elif name not in ("dense", "adversarial"):
         shape = (length, units)
     x = drawn.normal(size=(examples, *shape)).astype("float32")
+    if name == "masked":
+        x[::2, length // 2 :] = 0
     y = drawn.normal(size=(examples, units)).astype("float32")
     model(x[:2])
     model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-    if towers is None:
+    if not options:
         model.fit(x, y, batch_size=examples, verbose=0)
         return model, []
-    with kt.TowerStrategy(towers) as strategy:
+    with kt.TowerStrategy(**options) as strategy:
         model.fit(x, y, batch_size=examples, verbose=0)
     lines = strategy.describe().splitlines()
     return model, [re.sub(".*: ", "", s) for s in lines if "training of" in s]
 
 
 @pytest.mark.parametrize("name", sample_of(MODELS, 4))
-def test_a_batch_as_long_as_an_axis(name):
+def test_a_batch_as_long_as_an_axis(name, monkeypatch):
     # Fewer zeros would be a constant, and of more units rows are gathered.
     draw, units = random.Random(f"{name} {SEED}"), 32
-    examples = draw.choice([units, units // 2])
+    examples = draw.choice([2 * units, units, units // 2])
     length = draw.choice([examples, 4])
-    found, lines = _trained(name, examples, units, length, towers=2)
+    options = draw.choice([{}, {"weights": "sharded"}])
+    monkeypatch.setattr(shards, "SMALLEST_BYTES", 1)
+    found, lines = _trained(name, examples, units, length, towers=2, **options)
     assert_same_model(found, _trained(name, examples, units, length)[0])
     # Another batch, of which no other axis is a multiple.
-    _, others = _trained(name, examples + 1, units, length, towers=2)
+    more = examples + 1
+    _, others = _trained(name, more, units, length, towers=2, **options)
+    if options:
+        # A layer in shards takes the rows of all examples.
+        lines, others = (
+            [line.rpartition(",")[0] for line in each[:1]]
+            for each in (lines, others)
+        )
     assert lines == others
     assert len(lines) == 1, lines

@@ -1,13 +1,13 @@
 """Exchanges with the other columns of a mesh, in the graph of one column.
 
-There the call of a function that does not exist stands for an exchange.
+There a call without a body stands for an exchange, whose result may have
+another shape, and one that is known in part: TensorFlow has no operation for
+it. ``Marks`` tell which exchange it is.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-from typing import TYPE_CHECKING
 
 from keras_towers.partition.axes import COLUMNS, ONCE
 from keras_towers.partition.builder import AttrValue, Builder
@@ -23,13 +23,9 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Exchange, Operation
-from keras_towers.partition.reasons import require
-
-if TYPE_CHECKING:
-    import tensorflow as tf
+from keras_towers.partition.reasons import unless_none
 
 _FUNCTION = "keras_towers_exchange_over_columns"
-_ATTRIBUTE = "_exchange_over_columns"
 # Kinds that change the size of an axis.
 _RESIZES = ("gather", "scatter")
 
@@ -37,7 +33,6 @@ _RESIZES = ("gather", "scatter")
 def as_operation(exchange: Exchange) -> Operation:
     """Return an operation that stands for an exchange over columns."""
     builder, part, result = Builder(), exchange.given, exchange.result
-    how = exchange.kind, exchange.axis, exchange.is_own
     builder.add(
         "PartitionedCall",
         [part],
@@ -46,7 +41,6 @@ def as_operation(exchange: Exchange) -> Operation:
             "Tin": [part.dtype],
             "Tout": [result.dtype],
             "_output_shapes": [result.shape],
-            _ATTRIBUTE: json.dumps(how),
         },
         [(result.dtype, result.shape)],
     )
@@ -54,20 +48,13 @@ def as_operation(exchange: Exchange) -> Operation:
     return operation
 
 
-def is_over_columns(operation: tf.Operation) -> bool:
-    """Whether an operation stands for an exchange over columns."""
-    return bool(operation.node_def.attr[_ATTRIBUTE].s)
-
-
 def exchange_over_columns(node: Node, *inputs: Value) -> Values:
     """Exchange what towers have, in whichever layout: all kinds are linear."""
-    how = node.operation.node_def.attr[_ATTRIBUTE].s
-    require(how)
-    (value,) = inputs
-    traced = node.shapes[0]
-    kind, axis, is_own = json.loads(how)
+    exchange = unless_none(node.scope.marks.exchanges.get(node.operation.name))
+    (value,), traced = inputs, node.shapes[0]
+    kind, axis = exchange.kind, exchange.axis
     layout, sizes = value.layout, value.shape
-    to = COLUMNS if is_own else ONCE
+    to = COLUMNS if exchange.is_own else ONCE
     if sizes is not None and kind in _RESIZES:
         (moved,) = sizes_of([traced[axis]])
         sizes = (*sizes[:axis], moved, *sizes[axis + 1 :])

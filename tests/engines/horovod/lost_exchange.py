@@ -16,7 +16,7 @@ from keras_towers.rendezvous import store
 from tests.kit.processes import wait_until
 
 PRELOADED = ctypes.CDLL(None)
-# Of the locks that a thread takes for an all-reduce: that of the queue.
+# Of the locks that a thread takes for a gather: that of the queue.
 QUEUE = 3
 JOB = store.store_of_job()
 
@@ -40,7 +40,16 @@ class Fails(keras.callbacks.Callback):
             JOB.wait("held", 60)
             raise ValueError("my bug")
         threading.Thread(target=release).start()
-        PRELOADED.hold_at_lock(QUEUE)
+        transport = strategy._config.transport
+        all_gather = transport.all_gather
+
+        def held(*args):
+            transport.all_gather = all_gather
+            PRELOADED.hold_at_lock(QUEUE)
+            return all_gather(*args)
+
+        # The thread that waits is another one than this.
+        transport.all_gather = held
 
 
 model = keras.Sequential([keras.layers.Dense(1)])
