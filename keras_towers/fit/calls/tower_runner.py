@@ -135,10 +135,11 @@ class TowerRunner(Runner):
             if ranks.job.size > 1 and not validates:
                 again = self.adoption.prepared.had_another(model, kind)
                 where = call_agreement.beginning_of(keras_call, again)
-                update = self.adoption.update
-                # A rank that reads a variable between calls needs all.
-                if outer is None and update.layouts.are_over_ranks:
-                    access = update.variables.access
+                access = self.adoption.update.variables.access
+                # A rank that reads a variable between calls may need all: it
+                # may be another strategy's, whose block has left it in parts.
+                may_read = access.size > 1 and access.known.agreements > 0
+                if outer is None and may_read:
                     call_agreement.serve(config, access, kind, where)
                 if not prepared:
                     observer = callback_roles.only_one(ObservesFit, keras_call)

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.ranks.call_agreement import _begin
-from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess
 
 pytestmark = pytest.mark.core
@@ -28,9 +27,5 @@ class Left(SingleProcess):
 def test_a_rank_that_has_ended_is_named_over_any_transport():
     config = kt.TowerStrategy(2)._config
     config = dataclasses.replace(config, job=Left(), transport=Left())
-
-    def meet():
-        return rank_checks.gather(config.job, {}, "is at the beginning of fit")
-
     with pytest.raises(kt.TowerError, match="rank 1 has ended, and does not c"):
-        _begin(config, "fit", meet)
+        _begin(config, "fit", lambda: Left().gather_objects(None))
