@@ -230,7 +230,7 @@ def reduced(
         if not array.size and empty is None:
             raise ValueError("the largest or least of no entries")
         if not array.size:
-            return np.full(tuple(node.shapes[0]), empty, object)
+            return np.full(to_ints(node.shapes[0]), empty, object)
         along = {axis % max(array.ndim, 1) for axis in to_ints(np.ravel(axes))}
         reduce, keep = (
             np.frompyfunc(combine, 2, 1).reduce,

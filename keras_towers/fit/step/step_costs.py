@@ -228,7 +228,7 @@ def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
 def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
     """Return what an exchange moves; as for ``exchanged_in``."""
     tensor, sizes = exchange.given, exchange.sizes
-    axes = [axis for axis in OF_MESSAGES if axis in exchange.over]
+    axes: list[Axis] = [a for a in OF_MESSAGES if a in exchange.over]
     groups = 1
     if "columns" in axes:
         # Each tower exchanges the rows that it has of the batch.

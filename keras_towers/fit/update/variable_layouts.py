@@ -135,11 +135,14 @@ class OnEachTower(VariableLayouts):
     """Every tower has a copy of weights and slots, and updates it."""
 
     name = "each"
-    description = "every tower updates its own weights"
     each = True
 
     def __init__(self, config: TowerConfig):
         super().__init__(config, mirrors=True)
+
+    @property
+    def description(self) -> str:
+        return "every tower updates its own weights"
 
 
 class OnDevices(VariableLayouts):
@@ -151,12 +154,15 @@ class OnDevices(VariableLayouts):
     """
 
     name = "at_variable"
-    description = "trained weights exist once and are updated in place"
     keeps_devices = True
 
     def __init__(self, config: TowerConfig, place: Placement):
         super().__init__(config, mirrors=False)
         self._place = place
+
+    @property
+    def description(self) -> str:
+        return "trained weights exist once and are updated in place"
 
     def device_of(self, weight: keras.Variable) -> str:
         chosen = self._place(weight)
