@@ -351,9 +351,11 @@ class SyncedCallbacks(keras.callbacks.Callback):
             setattr(model, name, True)
         # A callback of rank 0 may have restored the epoch to continue with.
         model._initial_epoch = epochs[0]
-        if len({*all_do}) == 1 and any(written):
+        is_same = len({*all_do}) == 1
+        if is_same and any(written):
             self._take_over()
-        for reason in () if any(actions) else filter(None, reasons):
+        is_together = is_same or any(actions)
+        for reason in () if is_together else filter(None, reasons):
             calls = {
                 f"rank {rank}": f"calls {does}" if does else "does not"
                 for rank, does in enumerate(all_do)
