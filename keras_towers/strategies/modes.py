@@ -213,7 +213,8 @@ def _choose_layouts(config: TowerConfig) -> VariableLayouts:
     if divides_weights or updates == "sharded":
         option = f'{"weights" if divides_weights else "updates"}="sharded"'
         if config.num_towers * config.shards.size > 1:
-            return ShardedLayouts(config, option, divides_weights)
+            each = updates == "each"
+            return ShardedLayouts(config, option, divides_weights, each)
         if config.transport.rank == 0:
             logger.warning(
                 "%s is off: there is only one tower, so there is nothing to "

@@ -184,14 +184,22 @@ class ShardedLayouts(VariableLayouts):
         config: the towers.
         option: as above.
         divides_weights: as above.
+        each: whether every tower has, and updates, what is not divided.
     """
 
     name = "sharded"
 
-    def __init__(self, config: TowerConfig, option: str, divides_weights: bool):
-        super().__init__(config)
+    def __init__(
+        self,
+        config: TowerConfig,
+        option: str,
+        divides_weights: bool,
+        each: bool = False,
+    ):
+        super().__init__(config, mirrors=True if each else None)
         self.option = option
         self.divides_weights = divides_weights
+        self.each = each
 
     @property
     def description(self) -> str:
