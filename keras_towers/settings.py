@@ -85,79 +85,83 @@ LOST_S = 40.0
 FROZEN_S = 30.0
 #: Until a process first reports which processes it waits for at the start.
 NOTICE_S = 5.0
-#: Between two polls of processes and files of this machine, or of a key of the
-#: store.
+#: Pause between two polls of processes and files of this machine, or of a key
+#: of the store.
 POLL_S = 0.05
 #: First pause between two polls of a key of the store; it grows to `POLL_S`.
 FIRST_PAUSE_S = 0.001
-#: Between two attempts to reach a process that has not started.
+#: Pause between two attempts to reach a process that has not started.
 NETWORK_POLL_S = 0.1
-#: Between two checks whether a process that is waited for is alive.
+#: Pause between two checks whether a process that is waited for is alive.
 LIVENESS_CHECK_S = 2.0
-#: Between two looks at which processes are gone, two heartbeats of parameter
-#: servers and agents, and two polls of a task on TensorFlow's runtime.
+#: Pause between two looks at which processes are gone, two heartbeats of
+#: parameter servers and agents, and two polls of a task on TensorFlow's
+#: runtime.
 BEAT_S = 2.0
-#: Between two heartbeats of a rank that another launcher has started.
+#: Pause between two heartbeats of a rank that another launcher has started.
 HEARTBEAT_S = 5.0
 #: With many ranks that is longer, so that no more heartbeats come in a second.
 HEARTBEATS_PER_S = 100
 #: A parameter server ends if the chief gives no sign of life for so long: later
 #: than the workers, which report the reason.
 CHIEF_LOST_S = 45.0
-#: Between two checks of the workers by a parameter server.
+#: Pause between two checks of the workers by a parameter server.
 SERVER_LOOK_S = 0.5
 #: Longest answer of a parameter server to a request that needs no waiting.
 ANSWER_S = 40.0
 #: Longest answer of a task that is polled.
 TASK_ANSWER_S = 2.0
-#: For a cancelled operation on a parameter server, or a collective, to end.
+#: Time for a cancelled operation on a parameter server, or a collective, to
+#: end.
 CANCEL_S = 5.0
-#: For a dying process to close all of its sockets.
+#: Time for a dying process to close all of its sockets.
 SOCKET_CLOSE_S = 0.5
-#: For a process that has lost another one to end after its script.
+#: Time for a process that has lost another one to end after its script.
 TEARDOWN_S = 10.0
-#: For the coordinator of a round of replicas to notice that `fit` has failed.
+#: Time for the coordinator of a round of replicas to notice that `fit` has
+#: failed.
 ABANDON_S = 10.0
 #: Longest answer of the store to a request that needs no waiting.
 STORE_ANSWER_S = 5.0
-#: For the store to hold a request of a rank that meets others for a missing
-#: value, until the rank asks again.
+#: Time for the store to hold a request of a rank that meets others for a
+#: missing value, until the rank asks again.
 HOLD_S = 4.0
 #: The same, of a rank that listens for what may never be written.
 LISTEN_S = 30.0
-#: For a connection to the store to stay open that its process does not use:
-#: what a rank does often needs several requests.
+#: Time for a connection to the store to stay open that its process does not
+#: use: what a rank does often needs several requests.
 STORE_IDLE_S = 0.1
-#: Between two looks of the store at which connections take too long.
+#: Pause between two looks of the store at which connections take too long.
 STORE_LOOK_S = 0.25
-#: For the rest of a request to the store to arrive.
+#: Time for the rest of a request to the store to arrive.
 REQUEST_S = 10.0
-#: For ssh to connect to a host.
+#: Time for ssh to connect to a host.
 SSH_CONNECT_S = 10
 #: Largest number of simultaneous ssh logins on a host: by default its server
 #: refuses more than 10.
 LOGINS = 8
-#: For the other ranks to leave a call that has failed on one of them, until the
-#: error is raised.
+#: Time for the other ranks to leave a call that has failed on one of them,
+#: until the error is raised.
 FAILED_CALL_S = 10.0
 #: After so many rounds without a backup, a job without a limit ends.
 IDLE_ROUNDS = 3
-#: For the host discovery script of an elastic job to end.
+#: Time for the host discovery script of an elastic job to end.
 DISCOVERY_S = 20
-#: Between two runs of that script.
+#: Pause between two runs of that script.
 DISCOVERY_PAUSE_S = 1.0
-#: Between SIGTERM and SIGKILL for the ranks of a job that ends.
+#: Time between SIGTERM and SIGKILL for the ranks of a job that ends.
 GRACE_S = 3.0
-#: For other ranks to report what they know when one has failed.
+#: Time for other ranks to report what they know when one has failed.
 FAILURE_REPORT_S = 1.0
-#: For a rank that has left its job to end, until another rank reports that.
+#: Time for a rank that has left its job to end, until another rank reports
+#: that.
 LEFT_S = 30.0
-#: For the rank that caused a failure to end, if all failures so far are
+#: Time for the rank that caused a failure to end, if all failures so far are
 #: consequences of it.
 CAUSE_WAIT_S = 10.0
-#: For parameter servers to notice that all ranks have ended.
+#: Time for parameter servers to notice that all ranks have ended.
 SERVERS_S = 5.0
-#: Between two states of a rank's progress bar in a shared terminal.
+#: Pause between two states of a rank's progress bar in a shared terminal.
 REDRAW_S = 2.0
 #: A traceback is held back for so long, to show that of several ranks once.
 MAX_TRACEBACK_S = 2.0
@@ -166,7 +170,7 @@ TRACEBACK_S = 0.3
 #: Ranks that fail within this time show once what their tracebacks have in
 #: common.
 SAME_FAILURE_S = 60.0
-#: For a file that rank 0 has made to appear on another rank.
+#: Time for a file that rank 0 has made to appear on another rank.
 SEES_FILE_S = 5.0
 #: Largest number of slots of a host: more are taken for a mistake.
 MAX_SLOTS = 10_000
@@ -174,15 +178,15 @@ MAX_SLOTS = 10_000
 MAX_RANKS_NAMED = 8
 #: Largest number of other ranks at which a rank looks.
 MAX_RANKS_CHECKED = 16
-#: For the build of an engine, which takes minutes.
+#: Time for the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
-#: For a compiler to print its version.
+#: Time for a compiler to print its version.
 TOOL_S = 60
-#: For each strategy in the self-test of `keras-towers doctor`.
+#: Time for each strategy in the self-test of `keras-towers doctor`.
 SELF_TEST_S = 180
-#: For a separate process to import TensorFlow or an engine.
+#: Time for a separate process to import TensorFlow or an engine.
 IMPORT_S = 120
-#: Between SIGTERM and SIGKILL for a command outside of jobs.
+#: Time between SIGTERM and SIGKILL for a command outside of jobs.
 COMMAND_GRACE_S = 10
 #: Smallest size, in bytes, of the parts in which parameter servers update large
 #: weights.

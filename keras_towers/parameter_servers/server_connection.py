@@ -16,6 +16,7 @@ from keras_towers import settings
 from keras_towers._notices import announce
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError
+from keras_towers.message_lists import describe_each
 from keras_towers.parameter_servers import key_value_store
 from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import device_of, join
@@ -104,9 +105,7 @@ class Connection:
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may be waiting for a lost server."""
         names = _names({n: self.cluster.ps[n] for n in servers})
-        lost = liveness.describe_each(
-            dict.fromkeys(names, liveness.TaskState.LOST)
-        )
+        lost = describe_each(dict.fromkeys(names, liveness.TaskState.LOST))
         watch.end_process(
             f"{self._name} must end: {lost}. Start all tasks of the job "
             "again, from a backup."
@@ -146,9 +145,7 @@ class Connection:
             lost = {n: a for n, a in servers if not is_reachable(a)}
             if lost:
                 state = "can no longer be reached"
-                reason = liveness.describe_each(
-                    dict.fromkeys(_names(lost), state)
-                )
+                reason = describe_each(dict.fromkeys(_names(lost), state))
             if reason is None:
                 raise
             first, *_ = str(error.message).strip().splitlines() or [""]

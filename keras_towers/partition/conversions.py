@@ -437,7 +437,7 @@ class Converter:
         return self.size_vector_like(target, own)
 
     def captured(self, value: Value) -> Value:
-        """Return a value as a function sees it that captures it."""
+        """Return a value as it is inside of a function that captures it."""
         if not value.is_replicated:
             return dataclasses.replace(value, whole_from=None)
         # Rows are computed outside of the function.

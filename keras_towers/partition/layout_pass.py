@@ -200,7 +200,7 @@ def _note_rows(node: Node, inputs: Values, outputs: Values) -> None:
     examples. So does what is computed from it.
     """
     follows = any(value.rows_from is not None for value in inputs)
-    if node.facts.rows is None and not (follows and node.facts.axes):
+    if node.facts.rows is None and not (follows and node.facts.labels):
         return
     for index, output in enumerate(outputs):
         rows_from = functools.partial(_rows_of_output, node, inputs, index)
@@ -219,8 +219,8 @@ def _rows_of_output(
     if facts.rows is not None:
         with contextlib.suppress(NotDivided):
             return facts.rows(node, layout, *inputs)[index].own
-    require(facts.axes and all(value.shape is not None for value in inputs))
-    factors = asserted(facts.axes)(node, *inputs)
+    require(facts.labels and all(value.shape is not None for value in inputs))
+    factors = asserted(facts.labels)(node, *inputs)
     return rows_along(node, inputs, factors, index, layout)
 
 
@@ -294,7 +294,7 @@ def _apply_to_wholes(node: Node, inputs: Values) -> Values:
 
 
 def apply_rules(node: Node, inputs: Values) -> Values:
-    """Divide an operation by its rules or its axes.
+    """Divide an operation by its rules or the labels of its axes.
 
     Raises:
         NotDivided: it has to be computed once.
@@ -307,10 +307,10 @@ def apply_rules(node: Node, inputs: Values) -> Values:
             return rule(node, *inputs)
         except NotDivided as refused:
             reason = str(refused)
-    if facts.axes is None or all(v.is_replicated for v in inputs):
+    if facts.labels is None or all(v.is_replicated for v in inputs):
         raise NotDivided(reason)
     require(all(value.shape is not None for value in inputs), SHAPE)
-    return divide(node, inputs, facts.axes(node, *inputs))
+    return divide(node, inputs, facts.labels(node, *inputs))
 
 
 def _undivided(node: Node, inputs: Values) -> Values:
@@ -460,8 +460,8 @@ def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     with contextlib.suppress(NotDivided):
         if facts.shape is not None:
             return [facts.shape(node, *inputs)] * node.num_outputs
-        if facts.axes and all(v.shape is not None for v in inputs):
-            return facts.axes(node, *inputs).shapes(inputs)
+        if facts.labels and all(v.shape is not None for v in inputs):
+            return facts.labels(node, *inputs).shapes(inputs)
     return unknown
 
 

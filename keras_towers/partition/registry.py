@@ -22,7 +22,7 @@ from keras_towers.partition.sizes import (
 )
 
 # What functions of a node and of the values of its inputs return: the values of
-# its outputs, or its axes.
+# its outputs, or the labels of its axes.
 Rule: TypeAlias = "Callable[..., Values]"
 FactorsOf: TypeAlias = "Callable[..., Factors]"
 # None: the axis cannot be divided.
@@ -125,12 +125,12 @@ def elementwise(*linear: Collection[int]) -> FactorsOf:
         *linear: as in ``Factors``.
     """
 
-    def axes(node: object, *inputs: Value) -> Factors:
+    def label(node: object, *inputs: Value) -> Factors:
         rank = max(value.rank for value in inputs)
         labels = [range(rank - value.rank, rank) for value in inputs]
         return Factors(labels, [range(rank)], linear=linear)
 
-    return axes
+    return label
 
 
 def along_axes(
@@ -172,9 +172,9 @@ class OperationFacts:
 
     Attributes:
         rules: return the values of its outputs. They are tried in this order,
-            then ``axes``: if one raises ``NotDivided``, the next one is. If all
-            do, the operation is computed once.
-        axes: returns the axes that inputs and outputs share. The ranks of its
+            then ``labels``: if one raises ``NotDivided``, the next one is. If
+            all do, the operation is computed once.
+        labels: returns the axes that inputs and outputs share. The ranks of its
             inputs are known.
         rows: computes the rows of a tower, and no others, if all inputs are
             replicated. It also takes the layout of the rows, after the node.
@@ -199,7 +199,7 @@ class OperationFacts:
     """
 
     rules: Sequence[Rule] = ()
-    axes: FactorsOf | None = None
+    labels: FactorsOf | None = None
     rows: Rule | None = None
     shape: Callable[..., Shape] | None = None
     notes: Sequence[Callable[..., None]] = ()
@@ -227,12 +227,12 @@ def operation(types: str, *rules: Rule, **facts: Any) -> None:
     OPERATIONS.update(dict.fromkeys(types.split(), row))
 
 
-def add_operation(type_: str, axes: FactorsOf, **facts: Any) -> None:
+def add_operation(type_: str, labels: FactorsOf, **facts: Any) -> None:
     """Say how towers divide an operation of your own.
 
     Args:
         type_: its type, such as ``"MatMul"``.
-        axes: returns the axes that its inputs and outputs share, such as
+        labels: returns the axes that its inputs and outputs share, such as
             ``elementwise()``, or a function that returns ``Factors``.
         **facts: what else is known: the attributes of ``OperationFacts``.
 
@@ -245,7 +245,7 @@ def add_operation(type_: str, axes: FactorsOf, **facts: Any) -> None:
             "this type: load the library that defines it first, for example "
             "with tf.load_op_library."
         )
-    operation(type_, axes=axes, **facts)
+    operation(type_, labels=labels, **facts)
 
 
 def facts_of(type_: str) -> OperationFacts:

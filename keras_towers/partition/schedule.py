@@ -400,7 +400,7 @@ class _Queue:
             self._last = operation
 
     def wait(self, operation: Operation, others: list[Operation]) -> None:
-        """Let an operation run after others that do not come after it."""
+        """Let an operation run after others, none of which follows it."""
         known = {id(tensor.operation) for tensor in operation.inputs}
         known |= {id(other) for other in operation.after} | {id(operation)}
         found = [o for o in others if id(o) not in known]

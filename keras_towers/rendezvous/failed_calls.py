@@ -23,8 +23,8 @@ from typing import Protocol
 
 from keras_towers import settings
 from keras_towers.errors import FAILED_ON
+from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, store as store_lib, watch
-from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.store import StoreClient
 

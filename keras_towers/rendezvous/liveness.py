@@ -16,11 +16,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TypeVar
 
 from keras_towers import settings
-
-_Value = TypeVar("_Value")
 
 # A wait is reported after NOTICE_S, then each time it is this much longer.
 _NOTICE_GROWTH = 4
@@ -38,40 +35,6 @@ class TaskState(enum.StrEnum):
     def is_gone(self) -> bool:
         """Whether waiting for the process is pointless."""
         return self in (TaskState.ENDED, TaskState.LOST)
-
-
-def named(values: Mapping[str, _Value]) -> dict[str, _Value | str]:
-    """Return values of processes for messages: of many, some and how many more.
-
-    Each value is among those that it says, before any is there twice.
-
-    Args:
-        values: what is to be said, by the name of each process.
-    """
-    number = settings.MAX_RANKS_NAMED
-    # One more takes no more room than to say that there is one.
-    if len(values) <= number + 1:
-        return dict(values)
-    firsts: dict[str, str] = {}
-    for name, value in values.items():
-        firsts.setdefault(str(value), name)
-    some = {*[*dict.fromkeys((*firsts.values(), *values))][:number]}
-    said = {name: values[name] for name in values if name in some}
-    return {**said, f"{len(values) - number} more": "likewise"}
-
-
-def listed(names: Sequence[object]) -> str:
-    """List processes; of many, some and how many more."""
-    number = settings.MAX_RANKS_NAMED
-    if len(names) <= number + 1:
-        return ", ".join(map(str, names))
-    first = ", ".join(map(str, names[:number]))
-    return f"{first} and {len(names) - number} more"
-
-
-def describe_each(states: Mapping[str, str]) -> str:
-    """Describe processes, as in "rank 1 has ended; rank 2 is lost"."""
-    return "; ".join(f"{name} {said}" for name, said in named(states).items())
 
 
 ANSWERED: object = object()

@@ -21,8 +21,8 @@ from typing import Protocol
 from keras_towers._imports import minor_version, packages
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError
+from keras_towers.message_lists import describe_each, named
 from keras_towers.rendezvous import activity, store
-from keras_towers.rendezvous.liveness import describe_each, named
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

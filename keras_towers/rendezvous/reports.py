@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 
 from keras_towers import settings
+from keras_towers.message_lists import named
 from keras_towers.rendezvous import activity
-from keras_towers.rendezvous.liveness import named
 from keras_towers.rendezvous.store import Progress
 
 
@@ -101,7 +101,7 @@ class Reports:
         return waiting
 
     def apart(self, rank: int) -> dict[str, str]:
-        """A rank that has just reported, and those in exchanges it never meets.
+        """Describe a rank that waits, and those that wait in other exchanges.
 
         Returns:
             What each of them does, by their names; empty if there are none.

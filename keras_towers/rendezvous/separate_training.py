@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable
 
 from keras_towers.errors import TowerError
+from keras_towers.message_lists import listed
 from keras_towers.rendezvous import launchers, tf_config
-from keras_towers.rendezvous.liveness import listed
 from keras_towers.rendezvous.tf_config import Member
 
 # What the error says; None: this process may train.

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from keras_towers import settings
 from keras_towers._types import JsonObject
+from keras_towers.message_lists import listed
 from keras_towers.rendezvous import activity
 from keras_towers.rendezvous.signatures import Endpoint, path_token
 from keras_towers.rendezvous.store_link import SCOPE, StoreLink
@@ -64,9 +65,7 @@ class Missing:
 
     def named(self, some: Sequence[object]) -> str:
         """List them by the names of the first ones."""
-        more = self.number - len(some)
-        names = ", ".join(map(str, some))
-        return f"{names} and {more} more" if more else names
+        return listed(some, number=self.number)
 
 
 class Store(ABC):

@@ -32,8 +32,8 @@ MAX_BYTES: int = 16 << 20
 """Largest value. A signature covers it, so it is read before it is known who
 sends it."""
 AWAITED = 290
-"""The status of an answer to that, which comes when one is there: beside the
-answers to other requests, which come in turn."""
+"""The status of an answer to a request for any of some keys. It comes when one
+of them is there, beside the answers to other requests, which come in turn."""
 _ANY = f"/{SCOPE}/{ANY}"
 _OK, _NOT_FOUND = 200, 404
 _MAX_LINE_BYTES = 1 << 16

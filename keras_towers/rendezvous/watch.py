@@ -26,6 +26,7 @@ from typing import NoReturn, TypeVar
 
 from keras_towers import settings, system
 from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, rank_checks, store as store_lib
 from keras_towers.rendezvous.activity import this_rank
 from keras_towers.rendezvous.liveness import (
@@ -33,7 +34,6 @@ from keras_towers.rendezvous.liveness import (
     Liveness,
     TaskState,
     ask_each,
-    describe_each,
     wait_loop,
 )
 from keras_towers.rendezvous.rank_environment import seconds

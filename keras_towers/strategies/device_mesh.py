@@ -233,9 +233,9 @@ class LayoutsOnMesh(ShardedLayouts):
         ]
 
     def _describe_unused(self, key: str) -> str:
-        """Return a key, and the one that matches a path of which it is a part.
+        """Describe a key, and how to write it if it matches a part of a path.
 
-        Keras compares a key with a whole path.
+        Keras compares keys with whole paths.
         """
         for path in sorted(self._paths):
             if part := re.search(key, path):

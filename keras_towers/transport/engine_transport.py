@@ -13,8 +13,9 @@ import tensorflow as tf
 from keras_towers._incomplete import Extensible
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError, shorten
+from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
-from keras_towers.rendezvous.liveness import TaskState, describe_each
+from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.rank_checks import Ranked
 from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
 from keras_towers.system import call_within
@@ -41,7 +42,7 @@ MAYBE_LOST = (
 def refusing_ended(
     transport: Transport, refuse: Callable[[str], Exception]
 ) -> Iterator[None]:
-    """Refuse what this block does if ranks have ended that it needs.
+    """Refuse what this block does if ranks that it needs have ended.
 
     Args:
         transport: connects the ranks.

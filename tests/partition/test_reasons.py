@@ -55,7 +55,7 @@ _MISTAKES = {
     "a rule": ("Sin", {"rules": [_without_rows]}),
     "another error": ("Sin", {"rules": [_with_mistake]}),
     "a rule of a loop": ("StatelessWhile", {"rules": [_with_mistake]}),
-    "axes": ("Tanh", {"axes": _with_mistake}),
+    "labels": ("Tanh", {"labels": _with_mistake}),
     "a note": ("Tanh", {"notes": [_with_mistake]}),
     "a shape": ("Range", {"shape": _with_mistake}),
     "a fold": ("Neg", {"fold": _with_mistake}),

@@ -2,15 +2,12 @@
 
 import pytest
 
-from keras_towers import settings
-from keras_towers.rendezvous import liveness as liveness_lib, rank_checks
+from keras_towers.rendezvous import liveness as liveness_lib
 from keras_towers.rendezvous.liveness import (
     ANSWERED,
     Heartbeats,
     Liveness,
     TaskState,
-    describe_each,
-    listed,
 )
 
 LIMIT_S = 10
@@ -98,20 +95,3 @@ def test_silence_is_counted_in_beats():
     assert beats.gone() == {1: TaskState.ENDED, 3: TaskState.LOST}
     beats.beat()
     assert beats.gone() == lost | {1: TaskState.ENDED, 2: TaskState.LOST}
-
-
-def test_messages_name_some_of_many_ranks_and_each_value(monkeypatch):
-    monkeypatch.setattr(settings, "MAX_RANKS_NAMED", 3)
-    ended = {f"rank {rank}": "has ended" for rank in range(4)}
-    all_of_few = "; ".join(f"rank {rank} has ended" for rank in range(4))
-    assert describe_each(ended) == all_of_few
-    many = {f"rank {rank}": "has ended" for rank in range(9)}
-    assert describe_each(many | {"rank 7": "is lost"}) == (
-        "rank 0 has ended; rank 1 has ended; rank 7 is lost; 6 more likewise"
-    )
-    assert listed(range(4)) == "0, 1, 2, 3"
-    assert listed(range(5)) == "0, 1, 2 and 2 more"
-    values = [16] * 500 + [8] + [16] * 500
-    assert rank_checks.describe_ranks(values) == (
-        "rank 0: 16, rank 1: 16, rank 500: 8, 998 more: likewise"
-    )

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
+from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import listening, liveness, tf_config, watch
 from keras_towers.rendezvous.store import Missing
 from keras_towers.rendezvous.tf_config import Cluster
@@ -156,7 +157,7 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
         gone = watch.gone_ranks()
         if gone:
             raise TowerError(
-                f"{liveness.describe_each(gone)}, but {task.cluster} makes a "
+                f"{describe_each(gone)}, but {task.cluster} makes a "
                 "strategy, which connects all tasks of TF_CONFIG: make it in "
                 "each of them, before any of them ends."
             )
@@ -205,7 +206,7 @@ def _names(task: Task, ranks: Sequence[int]) -> list[str]:
 def _describe(
     task: Task, ranks: Sequence[int], state: liveness.TaskState
 ) -> str:
-    return liveness.describe_each(dict.fromkeys(_names(task, ranks), state))
+    return describe_each(dict.fromkeys(_names(task, ranks), state))
 
 
 def _answers(

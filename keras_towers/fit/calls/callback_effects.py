@@ -46,8 +46,8 @@ from keras_towers.fit.weights.joint_access import (
 )
 from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
 from keras_towers.fit.weights.without_memory import is_deferred
+from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, rank_checks
-from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, messages
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
 from keras_towers.fit.step.code_lines import cause_of, line_of
+from keras_towers.message_lists import listed
 from keras_towers.partition.axes import OF_MESSAGES, Axis
 from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.gathers import gathered_bytes
@@ -65,10 +66,8 @@ class ComputedOnce:
         """Describe it, given the line."""
         share = f"{self.share:.1%} of the step"
         if self.following:
-            more = len(self.following) - _NAMED
-            named = self.following[:_NAMED]
-            named += [f"{more} more"] if more > 0 else []
-            share += f", with what follows: {'; '.join(named)}"
+            lines = listed(self.following, _NAMED, separator="; ")
+            share += f", with what follows: {lines}"
         return f"computed once for all towers: {line} ({self.reason}; {share})"
 
 

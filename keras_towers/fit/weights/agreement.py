@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.weights.shards import ShardedVariable, current_value
+from keras_towers.message_lists import listed
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, messages, next_key
@@ -130,10 +131,7 @@ def digest_of(variable: Variable) -> str:
 
 def _listed(variables: Sequence[str]) -> str:
     """List the first few variables; missing ones are named "none"."""
-    shown = [*dict.fromkeys(variables[:_SHOWN_VARIABLES])]
-    if len(variables) > _SHOWN_VARIABLES:
-        shown.append(f"{len(variables) - _SHOWN_VARIABLES} more")
-    return ", ".join(shown)
+    return listed([*dict.fromkeys(variables)], _SHOWN_VARIABLES)
 
 
 def broadcast(

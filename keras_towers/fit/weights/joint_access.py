@@ -31,8 +31,8 @@ from keras_towers.fit.weights.shards import (
     ShardedVariable,
     is_over_ranks,
 )
+from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
-from keras_towers.rendezvous.liveness import describe_each
 from keras_towers.transport import Transport, next_key
 from keras_towers.transport.engine_transport import refusing_ended
 

@@ -293,15 +293,16 @@ def _in_ellipsis(labels: Sequence[object]) -> list[int]:
 operation("""
     MaxPool3D MaxPoolV2 LRN Dilation2D ResizeNearestNeighbor ResizeBicubic
     ResizeArea ScaleAndTranslate ExtractImagePatches ExtractVolumePatches
-""", axes=batch(1))
-operation("MaxPool", axes=batch(1), shape=_image_shape)
-operation("AvgPool", axes=batch(1, 1, [0]), shape=_image_shape)
+""", labels=batch(1))
+operation("MaxPool", labels=batch(1), shape=_image_shape)
+operation("AvgPool", labels=batch(1, 1, [0]), shape=_image_shape)
 operation("AvgPool3D SpaceToDepth DepthToSpace ResizeBilinear",
-    axes=batch(1, 1, [0]))
+    labels=batch(1, 1, [0]))
 # Without images, oneDNN's convolutions return a tensor with the shape of their
 # input, and its gradients of max-pooling end the process.
 operation("Conv2D Conv3D DepthwiseConv2dNative",
-    axes=batch(1, 1, [0], needs_rows=True), shape=_image_shape, work="product")
+    labels=batch(1, 1, [0], needs_rows=True), shape=_image_shape,
+    work="product")
 operation("""
     Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2
 """, _input_gradient, work="product")
@@ -309,53 +310,53 @@ operation("AvgPoolGrad AvgPool3DGrad", _input_gradient)
 operation("""
     Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter
     Conv3DBackpropFilterV2
-""", axes=_filter_gradient, work="product")
+""", labels=_filter_gradient, work="product")
 operation("""
     ImageProjectiveTransformV2 ImageProjectiveTransformV3 ResizeBilinearGrad
     ResizeBicubicGrad ScaleAndTranslateGrad InTopK InTopKV2
-""", axes=batch(1, 2))
-operation("MaxPoolGradGrad LRNGrad", axes=batch(1, 3))
+""", labels=batch(1, 2))
+operation("MaxPoolGradGrad LRNGrad", labels=batch(1, 3))
 operation("MaxPoolGrad MaxPool3DGrad MaxPool3DGradGrad",
-    axes=batch(1, 3, needs_rows=True))
+    labels=batch(1, 3, needs_rows=True))
 operation("SpaceToBatchND BatchToSpaceND", _space_and_batch)
-operation("SoftmaxCrossEntropyWithLogits", _cross_entropy, axes=batch(1, 2),
+operation("SoftmaxCrossEntropyWithLogits", _cross_entropy, labels=batch(1, 2),
     shape=_shape_of_gradient)
 # The losses have fewer axes, but the gradient has the shape of the scores.
 operation("SparseSoftmaxCrossEntropyWithLogits", _cross_entropy,
-    axes=batch(1, 2), shape=like_first)
-operation("Softmax", axes=batch(-1), shape=like_first, bounds="finite")
-operation("LogSoftmax", axes=batch(-1), shape=like_first)
-operation("TopKV2", axes=batch(-1), shape=_top_k_shape, notes=[note_limits])
+    labels=batch(1, 2), shape=like_first)
+operation("Softmax", labels=batch(-1), shape=like_first, bounds="finite")
+operation("LogSoftmax", labels=batch(-1), shape=like_first)
+operation("TopKV2", labels=batch(-1), shape=_top_k_shape, notes=[note_limits])
 operation("TopK NthElement AdjustHue AdjustSaturation RGBToHSV HSVToRGB",
-    axes=batch(-1))
-operation("AdjustContrastv2", axes=batch(-3))
-operation("FFT IFFT", axes=batch(-1, 1, [0]), shape=like_first)
-operation("FFT2D IFFT2D", axes=batch(-2, 1, [0]), shape=like_first)
-operation("RFFT IRFFT", axes=batch(-1, 1, [0]))
-operation("RFFT2D IRFFT2D", axes=batch(-2, 1, [0]))
-operation("FFT3D IFFT3D RFFT3D IRFFT3D", axes=batch(-3, 1, [0]))
-operation("Cross", axes=batch(-1, 2, [0], [1]))
-operation("MatrixBandPart", axes=batch(-2, 1, [0]), shape=like_first)
-operation("MatrixDiag", axes=batch(-1, 1, [0]))
-operation("MatrixDiagPart", axes=batch(-2, 1, [0]))
+    labels=batch(-1))
+operation("AdjustContrastv2", labels=batch(-3))
+operation("FFT IFFT", labels=batch(-1, 1, [0]), shape=like_first)
+operation("FFT2D IFFT2D", labels=batch(-2, 1, [0]), shape=like_first)
+operation("RFFT IRFFT", labels=batch(-1, 1, [0]))
+operation("RFFT2D IRFFT2D", labels=batch(-2, 1, [0]))
+operation("FFT3D IFFT3D RFFT3D IRFFT3D", labels=batch(-3, 1, [0]))
+operation("Cross", labels=batch(-1, 2, [0], [1]))
+operation("MatrixBandPart", labels=batch(-2, 1, [0]), shape=like_first)
+operation("MatrixDiag", labels=batch(-1, 1, [0]))
+operation("MatrixDiagPart", labels=batch(-2, 1, [0]))
 # The padding of these is an input, which may not be 0.
-operation("MatrixDiagV2", axes=batch(-1))
-operation("MatrixDiagPartV2", axes=batch(-2))
-operation("MatrixDiagV3", _main_diagonal, axes=batch(-1),
+operation("MatrixDiagV2", labels=batch(-1))
+operation("MatrixDiagPartV2", labels=batch(-2))
+operation("MatrixDiagV3", _main_diagonal, labels=batch(-1),
     shape=_diagonal_matrix)
-operation("MatrixDiagPartV3", _main_diagonal, axes=batch(-2))
-operation("MatrixSetDiag MatrixSetDiagV2", axes=batch(-2, 2, [0, 1]),
+operation("MatrixDiagPartV3", _main_diagonal, labels=batch(-2))
+operation("MatrixSetDiag MatrixSetDiagV2", labels=batch(-2, 2, [0, 1]),
     shape=like_first)
-operation("MatrixSetDiagV3", _main_diagonal, axes=batch(-2, 2, [0, 1]),
+operation("MatrixSetDiagV3", _main_diagonal, labels=batch(-2, 2, [0, 1]),
     shape=like_first)
 operation("Cholesky MatrixInverse MatrixSquareRoot MatrixExponential",
-    axes=batch(-2), shape=like_first)
-operation("MatrixDeterminant LogMatrixDeterminant Qr Lu", axes=batch(-2))
-operation("Svd", axes=batch(-2, vectors="compute_uv"))
-operation("Eig SelfAdjointEigV2", axes=batch(-2, vectors="compute_v"))
-operation("LowerBound UpperBound", axes=_searched)
-operation("MatrixSolve MatrixTriangularSolve MatrixSolveLs", axes=_solve)
-operation("MatMul", axes=_matmul, work="product")
-operation("BatchMatMul BatchMatMulV2 BatchMatMulV3", axes=_matmul,
+    labels=batch(-2), shape=like_first)
+operation("MatrixDeterminant LogMatrixDeterminant Qr Lu", labels=batch(-2))
+operation("Svd", labels=batch(-2, vectors="compute_uv"))
+operation("Eig SelfAdjointEigV2", labels=batch(-2, vectors="compute_v"))
+operation("LowerBound UpperBound", labels=_searched)
+operation("MatrixSolve MatrixTriangularSolve MatrixSolveLs", labels=_solve)
+operation("MatMul", labels=_matmul, work="product")
+operation("BatchMatMul BatchMatMulV2 BatchMatMulV3", labels=_matmul,
     work="products")
-operation("Einsum", axes=_einsum, work="product")
+operation("Einsum", labels=_einsum, work="product")

@@ -129,8 +129,8 @@ def _entrywise(
     """
     if function is not None:
         facts["fold"] = fold(function)
-    axes = elementwise(*linear)
-    operation(types, *rules, axes=axes, memory="reused", **facts)
+    labels = elementwise(*linear)
+    operation(types, *rules, labels=labels, memory="reused", **facts)
 
 
 # fmt: off
@@ -188,17 +188,17 @@ _entrywise("LogicalAnd", folding.both)
 _entrywise("LogicalOr", folding.one_of)
 _entrywise("LogicalNot", lambda a: UNKNOWN if a is UNKNOWN else not a)
 _entrywise("SelectV2", folding.chosen, linear=[[1, 2]], bounds="inputs")
-operation("Select", axes=_select, fold=folding.chosen_rows, bounds="inputs")
-operation("AddN", lists.add_lists, axes=_add_n, notes=[lists.note_sum],
+operation("Select", labels=_select, fold=folding.chosen_rows, bounds="inputs")
+operation("AddN", lists.add_lists, labels=_add_n, notes=[lists.note_sum],
     memory="reused")
-operation("RealDiv Div", axes=_division, factor="divides", memory="reused")
-operation("DivNoNan", axes=_division, factor="selects", memory="reused")
-operation("BiasAdd BiasAddV1", axes=_bias_add, memory="reused")
-operation("Bitcast", axes=_bitcast)
-operation("Cast", axes=_cast,
+operation("RealDiv Div", labels=_division, factor="divides", memory="reused")
+operation("DivNoNan", labels=_division, factor="selects", memory="reused")
+operation("BiasAdd BiasAddV1", labels=_bias_add, memory="reused")
+operation("Bitcast", labels=_bitcast)
+operation("Cast", labels=_cast,
     notes=[row_numbers.note_moved, row_splits.note_splits], fold=folding.cast)
-operation("EnsureShape", _ensure_rows, axes=_ensure_shape)
-operation("PlaceholderWithDefault", axes=_ensure_shape)
-operation("PreventGradient", axes=elementwise([0]), memory="input")
+operation("EnsureShape", _ensure_rows, labels=_ensure_shape)
+operation("PlaceholderWithDefault", labels=_ensure_shape)
+operation("PreventGradient", labels=elementwise([0]), memory="input")
 operation("Identity IdentityN StopGradient Snapshot", _identity,
     bounds="inputs", memory="input")

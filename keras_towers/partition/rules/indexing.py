@@ -385,21 +385,21 @@ def _bincount_axes(
 _on_updates = _index_locally("rows", "indices", "entries")
 _on_segments = _index_locally("entries", "numbers", "count")
 # fmt: off
-operation("GatherV2", _gather, look_up_in_value, axes=_gather_axes,
+operation("GatherV2", _gather, look_up_in_value, labels=_gather_axes,
     notes=[note_taken, _note_limit], fold=folding.gathered)
-operation("GatherNd", _index_locally("rows", "indices"), axes=_gather_nd_axes)
+operation("GatherNd", _index_locally("rows", "indices"), labels=_gather_nd_axes)
 operation("ScatterNd", _index_locally("indices", "entries", "shape"),
-    axes=_scatter_nd_axes, shape=requested_shape(2), fold=folding.scattered)
+    labels=_scatter_nd_axes, shape=requested_shape(2), fold=folding.scattered)
 operation("TensorScatterUpdate TensorScatterMax TensorScatterMin", _on_updates,
     shape=like_first)
 operation("TensorScatterAdd TensorScatterSub", _on_updates, _scatter_add,
     shape=like_first)
 operation("SparseToDense",
     _index_locally("indices", "shape", "entries", "same"))
-operation("UnsortedSegmentSum", _on_segments, axes=_segment_axes,
+operation("UnsortedSegmentSum", _on_segments, labels=_segment_axes,
     notes=[note_lengths_of_mask])
 operation("UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd",
-    _on_segments, _segment_extreme, axes=_segment_axes)
+    _on_segments, _segment_extreme, labels=_segment_axes)
 operation("UnsortedSegmentJoin", _on_segments)
 # Their outputs end with the last segment that has an entry.
 operation("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd",
@@ -412,5 +412,5 @@ operation("SparseFillEmptyRows", _fill_empty_rows)
 operation("SparseFillEmptyRowsGrad", _gradients_of_filled)
 operation("DynamicStitch", _dynamic_stitch, fold=folding.stitched)
 operation("ParallelDynamicStitch", _dynamic_stitch)
-operation("DenseBincount", _count_of_rows, axes=_bincount_axes)
-operation("Bincount", axes=_bincount_axes)
+operation("DenseBincount", _count_of_rows, labels=_bincount_axes)
+operation("Bincount", labels=_bincount_axes)

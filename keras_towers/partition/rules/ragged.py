@@ -170,7 +170,7 @@ def _count_in_rows(
 
 
 def _local_weights(node: Node, weights: Value, rows: Sharded) -> Tensor:
-    """Return the local weights of what is counted, or that it has none."""
+    """Return the local weights of the entries; empty if there are none."""
     if weights.shape == (0,):
         return node.converter.replicate(weights)
     return node.converter.shard(weights, rows)
@@ -179,7 +179,7 @@ def _local_weights(node: Node, weights: Value, rows: Sharded) -> Tensor:
 def _count_sparsely(
     node: Node, ends: Value, entries: Value, weights: Value
 ) -> Values:
-    """Count in each row how often it has each number that it has."""
+    """Count, in each row, each number that is there."""
     splits, builder = splits_of(ends), node.builder
     # It needs a row. One more without entries changes nothing.
     last = builder.op("Max", [splits.local, [0]], (1,), keep_dims=True)

@@ -254,7 +254,7 @@ def _mean_with(
 
 
 def _extreme(type_: str, fold: folding.Fold) -> None:
-    operation(type_, _reduce_extreme, axes=_reduction, fold=fold)
+    operation(type_, _reduce_extreme, labels=_reduction, fold=fold)
 
 
 # fmt: off
@@ -263,14 +263,14 @@ _extreme("All", folding.reduced(folding.both, True))
 _extreme("Any", folding.reduced(folding.one_of, False))
 _extreme("Max", folding.exact(folding.reduced(folding.larger)))
 _extreme("Min", folding.exact(folding.reduced(folding.lesser)))
-operation("Sum", _gradient_of_broadcast, axes=_reduction,
+operation("Sum", _gradient_of_broadcast, labels=_reduction,
     notes=[row_splits.note_lengths_of_mask],
     fold=folding.reduced(operator.add, 0))
-operation("Mean", _mean_of_rows, axes=_reduction)
-operation("EuclideanNorm", axes=_reduction)
-operation("ArgMax ArgMin", axes=_arg_extreme, notes=[row_numbers.note_limits])
-operation("Cumsum", _sum_of_earlier_rows, axes=_cumulative,
+operation("Mean", _mean_of_rows, labels=_reduction)
+operation("EuclideanNorm", labels=_reduction)
+operation("ArgMax ArgMin", labels=_arg_extreme, notes=[row_numbers.note_limits])
+operation("Cumsum", _sum_of_earlier_rows, labels=_cumulative,
     notes=[row_splits.note_row_limits])
-operation("Cumprod CumulativeLogsumexp", axes=_cumulative)
-operation("L2Loss", axes=_l2_loss)
-operation("BiasAddGrad", _bias_gradient_of_images, axes=_bias_gradient)
+operation("Cumprod CumulativeLogsumexp", labels=_cumulative)
+operation("L2Loss", labels=_l2_loss)
+operation("BiasAddGrad", _bias_gradient_of_images, labels=_bias_gradient)

@@ -112,7 +112,7 @@ def row_lengths(node: Node, ends: Value, begins: Value) -> Values:
 
 
 def note_lengths_of_mask(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note that what a mask has in each row adds up to what it leaves."""
+    """Note that the counts of a mask in each row add up to what it keeps."""
     rows, lengths = outputs[0].as_rows()
     require(node.shapes[0].rank == 1 and rows.blocks == 1)
     require(node.type == "Sum" or inputs[1].row_numbers)

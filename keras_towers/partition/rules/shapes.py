@@ -349,33 +349,33 @@ operation("Reshape", _reshape, rows=_reshape_rows, shape=_reshape_shape,
     notes=[row_numbers.note_moved],
     fold=lambda node, array, shape: array.reshape(folding.to_ints(shape)),
     bounds="inputs", memory="input")
-operation("ExpandDims", axes=_expand_dims, notes=[row_numbers.note_moved],
+operation("ExpandDims", labels=_expand_dims, notes=[row_numbers.note_moved],
     fold=lambda node, array, axis: np.expand_dims(array, folding.to_int(axis)),
     bounds="inputs", memory="input")
-operation("Squeeze", _squeeze_nothing, axes=_squeeze,
+operation("Squeeze", _squeeze_nothing, labels=_squeeze,
     notes=[row_numbers.note_moved], fold=folding.squeezed, bounds="inputs",
     memory="input")
-operation("Transpose", axes=_transpose, notes=[row_numbers.note_moved],
+operation("Transpose", labels=_transpose, notes=[row_numbers.note_moved],
     fold=lambda node, array, order: array.transpose(folding.to_ints(order)),
     bounds="inputs")
-operation("ConjugateTranspose", axes=_transpose)
+operation("ConjugateTranspose", labels=_transpose)
 operation("BroadcastTo", _broadcast, made_of_shape, rows=_broadcast_rows,
     shape=requested_shape(1), notes=[row_numbers.note_moved], bounds="inputs")
 operation("Fill", made_of_shape, rows=_fill_rows, shape=requested_shape(0),
     fold=folding.filled, bounds="inputs")
-operation("Tile", _tile, axes=_tile_axes, rows=_tile_rows,
+operation("Tile", _tile, labels=_tile_axes, rows=_tile_rows,
     notes=[row_numbers.note_moved], fold=folding.tiled, bounds="inputs")
-operation("Pack", axes=_pack, notes=[row_numbers.note_joined],
+operation("Pack", labels=_pack, notes=[row_numbers.note_joined],
     fold=lambda node, *arrays: np.stack(arrays, node.attr("axis")),
     bounds="inputs")
-operation("Unpack", axes=_unpack, notes=[row_numbers.note_taken],
+operation("Unpack", labels=_unpack, notes=[row_numbers.note_taken],
     fold=lambda node, array: [*np.moveaxis(array, node.attr("axis"), 0)])
-operation("ConcatV2", _concat, axes=_concat_axes, shape=_concat_shape,
+operation("ConcatV2", _concat, labels=_concat_axes, shape=_concat_shape,
     notes=[row_numbers.note_joined, row_splits.note_row_splits],
     fold=folding.joined, bounds="inputs")
-operation("OneHot", axes=_one_hot, bounds="inputs")
-operation("ReverseV2 Roll", axes=_reverse)
-operation("ReverseSequence", axes=_reverse_sequence, shape=like_first)
+operation("OneHot", labels=_one_hot, bounds="inputs")
+operation("ReverseV2 Roll", labels=_reverse)
+operation("ReverseSequence", labels=_reverse_sequence, shape=like_first)
 operation("RandomShuffle", shape=like_first)
 operation("InvertPermutation", shape=like_first, fold=folding.inverted)
 operation("Range", shape=_range_shape,

@@ -264,14 +264,14 @@ def _pad(node: Node, value: Value, widths: Value) -> Values:
 # ---- what is known of them ---------------------------------------------------
 
 # fmt: off
-operation("StridedSlice", _slice_rows, axes=_slice_axes,
+operation("StridedSlice", _slice_rows, labels=_slice_axes,
     notes=[row_numbers.note_taken, row_splits.note_part_of_splits],
     fold=folding.sliced, bounds="inputs")
-operation("Slice", _slice_rows, _slice_from_unknown, axes=_slice_axes,
+operation("Slice", _slice_rows, _slice_from_unknown, labels=_slice_axes,
     notes=[row_numbers.note_taken], fold=folding.sliced, bounds="inputs")
 operation("StridedSliceGrad", _slice_gradient, shape=requested_shape(0))
-operation("Split", _split_rows, axes=_split_axes, fold=folding.split_evenly)
-operation("SplitV", _split_rows, axes=_split_axes, fold=folding.split)
-operation("XlaDynamicUpdateSlice", axes=_update_axes)
-operation("Pad", _pad, axes=_pad_axes)
-operation("PadV2 MirrorPad MirrorPadGrad", axes=_pad_axes)
+operation("Split", _split_rows, labels=_split_axes, fold=folding.split_evenly)
+operation("SplitV", _split_rows, labels=_split_axes, fold=folding.split)
+operation("XlaDynamicUpdateSlice", labels=_update_axes)
+operation("Pad", _pad, labels=_pad_axes)
+operation("PadV2 MirrorPad MirrorPadGrad", labels=_pad_axes)
