@@ -27,7 +27,7 @@ _INDEPENDENT = re.compile(
     r"(bench|building|cli|installed|launching(?!\.late_entry)|rendezvous|user_models)(\..+)?"
     r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
     r"|parameter_servers(\.server_tasks)?|fit(\.(options|given_values))?|strategies|_bytes|_imports|_types|__main__|agent|commands|errors|known_engines"
-    r"|settings|system"
+    r"|message_lists|settings|system"
 )
 
 

@@ -59,7 +59,7 @@ class Allocating(keras.layers.Layer):
         return x + tf.ensure_shape(tf.stop_gradient(zeros), x.shape)
 
 
-ON_OWN_ROWS = {"PyFuncStateless": OperationFacts(axes=elementwise())}
+ON_OWN_ROWS = {"PyFuncStateless": OperationFacts(labels=elementwise())}
 """With this row towers call the layer's function on their own rows."""
 
 
