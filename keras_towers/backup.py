@@ -53,10 +53,14 @@ def _describe_data(steps: int | None) -> dict[str, str]:
     if call is None or call.epoch_iterator is None:
         return {}
     data = call.epoch_iterator.data_adapter
+    last = None
+    # A ``PyDataset`` does not know it.
+    with contextlib.suppress(NotImplementedError):
+        last = data.partial_batch_size
     return {
         "batch_size": str(data.batch_size),
         "batches in an epoch": str(steps),
-        "examples of the last batch": str(data.partial_batch_size),
+        "examples of the last batch": str(last),
         "shuffle": str(call.keras_call.arguments.get("shuffle", True)),
     }
 
