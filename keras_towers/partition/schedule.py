@@ -55,6 +55,9 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 # wait.
 _IN_FLIGHT = 16
 _SMALL = 512
+# Tensors of fewer bytes never wait. So a counter of steps does not wait for the
+# batch, as on one device: there may be no other batch.
+_SMALL_BYTES = 1024
 # The bytes of gradients that are exchanged together, and how many exchanges of
 # that kind a step has at most.
 _EXCHANGED = 2**24
@@ -329,7 +332,7 @@ def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
     most = lifetimes.most_bytes()
     in_flight = (most + _bytes_of_variables(program, sizes)) // _IN_FLIGHT
     queues: dict[Hashable, _Queue] = collections.defaultdict(
-        lambda: _Queue(in_flight, most // _SMALL)
+        lambda: _Queue(in_flight, max(most // _SMALL, _SMALL_BYTES))
     )
     for index, event in enumerate(lifetimes.events):
         if not isinstance(event, Operation):
