@@ -384,14 +384,16 @@ def _with_shape(
 ) -> Gradient | None:
     """Return a gradient with the shape of its weight, if that is divided.
 
-    The trace may not know it, such as of a layer whose input has no width.
+    The trace may not know it, such as of a layer whose input has no width. An
+    operation that ensures it would have to be divided, too.
     """
     is_divided = layout is not None and layout.divides
     if not is_divided or not isinstance(gradient, tf.Tensor):
         return gradient
     if gradient.shape.is_fully_defined():
         return gradient
-    return tf.ensure_shape(gradient, weight.shape)
+    gradient.set_shape(weight.shape)
+    return gradient
 
 
 def _with_dense_shape(
