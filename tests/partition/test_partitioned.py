@@ -1,5 +1,6 @@
 """Exchanges, operations that are computed once, and their order."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -7,17 +8,16 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
     check_divided,
     check_on_towers,
     computed_once,
     exchange_counts,
+    laid_out,
     on_towers,
     replicated,
     sharded,
-    trace,
     with_gradients,
 )
 from tests.partition.layout_list import as_listed
@@ -255,8 +255,8 @@ def test_channels_may_be_a_multiple_of_examples():
         mean = tf.reduce_mean(y, 0, keepdims=True)
         return tf.reduce_sum(tf.tile(mean, [5, 1]) * y)
 
-    graph = trace(function, replicated(5, 10))
-    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    rows = dataclasses.replace(replicated(5, 10), layout=Sharded(0))
+    program = laid_out(function, rows)
     sizes = [e.given.shape.num_elements() for e in program.exchanges]
     assert max(sizes) == 10
 
@@ -276,9 +276,7 @@ def test_a_number_of_examples_is_checked():
         return tf.ensure_shape(x, [5, None]) * 2
 
     given, counts = sharded(-1, 3), ((3, 0, 2), (1, 4))
-    check_divided(function, given, towers=counts)
-    graph = trace(function, given)
-    program = partition_graph(graph, [given.layout], graph.outputs)
+    program = check_divided(function, given, towers=counts)
     x = np.ones((4, 3), "float32")
 
     @tf.function(autograph=False)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
 
 BATCHES, SIZE = 3, 16
@@ -135,32 +135,6 @@ def data_that_ask_the_model_are_read_in_the_step_that_they_are_for():
         (of_dataset(predicts), None),
     ):
         assert_trained_in_turn(fits, options)
-
-
-@rare_check
-def data_ask_the_model_wherever_they_are_read():
-    validated = of_generator(
-        predicts,
-        validation_data=Asking(s.model(), calls),
-        validation_steps=BATCHES,
-    )
-    for fits, options in (
-        (validated, None),
-        (of_generator(predicts), {"steps_per_execution": BATCHES}),
-        (of_generator(calls), {"run_eagerly": True}),
-        (of_dataset(calls), {"steps_per_execution": BATCHES}),
-    ):
-        assert_trained_in_turn(fits, options)
-    # Each rank has a part of the weights, and they meet at the end of an epoch.
-    assert_trained_in_turn(of_sequence(Hard), strategy={"weights": "sharded"})
-    # What stops early leaves nothing that reads.
-    mine = s.model()
-    stop = s.Does(on_epoch_end=lambda it: setattr(it, "stop_training", True))
-    with s.Strategy():
-        for _ in range(2):
-            of_generator(predicts, callbacks=[stop])[0](mine)
-        mine.evaluate(batches(mine, predicts, 4))
-    s.assert_same_model(mine)
 
 
 def wide():

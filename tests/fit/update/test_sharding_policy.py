@@ -191,20 +191,6 @@ def test_operations_without_a_rule_get_whole_variables():
     assert_exact(seeded(build), fit, sharded(3))
 
 
-def _recurrent(unroll):
-    return [
-        layers.Reshape((3, 2)),
-        layers.Bidirectional(layers.GRU(4, unroll=unroll)),
-        layers.Dense(3),
-    ]
-
-
-@pytest.mark.parametrize("unroll", sample_of([False, True]))
-def test_loops_get_whole_weights(unroll):
-    make = stacked(functools.partial(_recurrent, unroll))
-    assert_exact(make, fit, sharded())
-
-
 def test_frozen_tied_and_several_optimizers():
     class TwoSteps(keras.Model):
         def train_step(self, data):

@@ -138,14 +138,6 @@ def test_models_of_two_scopes():
         compare.assert_same_model(model, trained(2))
 
 
-def test_a_block_takes_a_model_of_a_scope():
-    with kt.TowerStrategy(3).scope():
-        model = linear()
-    with kt.TowerStrategy(2):
-        fit(model)
-    compare.assert_same_model(model, trained(1))
-
-
 def test_compiled_again_inside(variables_on_towers):
     """New optimizer, loss and metrics; the old ones are ordinary again."""
     olds = []
