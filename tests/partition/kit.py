@@ -201,6 +201,7 @@ def laid_out(function, *given, captured=REPLICATED, handed=None, **options):
     layouts = [g.layout for g in given] + [captured] * len(graph.captures)
     options = LayoutOptions(**options)
     outputs = _fetched(graph)
+    handed = handed or {}
     return partition_graph(graph, layouts, outputs, handed, options=options)
 
 
