@@ -51,7 +51,7 @@ class ServerUpdate(WeightUpdate):
 
     def __init__(self, config: TowerConfig, **options: Any):
         super().__init__(config, **options)
-        copies = "worker" if self.layouts.keeps_devices else "tower"
+        copies = "worker" if self.sharding.keeps_devices else "tower"
         self.description = (
             "weights are updated on the parameter servers and copied to each "
             f"{copies}"

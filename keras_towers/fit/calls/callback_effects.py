@@ -205,7 +205,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
         adoption = self._adoption
-        reads = adoption is not None and adoption.update.layouts.are_over_ranks
+        reads = adoption is not None and adoption.update.sharding.are_over_ranks
         return _acts(callback, event, reads)
 
     @contextlib.contextmanager

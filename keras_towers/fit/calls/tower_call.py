@@ -298,7 +298,7 @@ class TowerCall:
             return
         with tf.init_scope():
             agreement.broadcast(transport, [variable._value])
-            if update.layouts.divide_new(variable):
+            if update.sharding.divide_new(variable):
                 update.variables.name(variable)
                 update.place(variable)
 
