@@ -77,7 +77,7 @@ TENSORFLOW_REST = [
     "last-batch-of-one on two towers",
     "sync-batch-norm in micro-batches on two towers",
     "other_gradients_are_refused",
-    "state_is_in_parts_and_reads_as_a_whole",
+    "state_is_in_shards_and_reads_as_a_whole",
     "accumulation in shares",
     "weights_are_in_shards_too",
 ]
