@@ -13,7 +13,6 @@ from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
 from tests.fit.step.acts import Acts, ReadsItsUpdate, Stepping, Twice
 from tests.kit.compare import assert_exact, assert_same, use_model
-from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.sampling import long_unless
 from tests.kit.training import (
     X,
@@ -413,19 +412,6 @@ def test_asynchronous_towers_read_what_they_have_updated(reasons):
     assert_same(found, use_model(make, act), ROUNDING)
     ((_, said),) = reasons()
     assert "kernel after an update of it" in said
-
-
-def test_a_mesh_compiles_counters_statistics_and_drops(reasons):
-    def layers():
-        normed = keras.layers.BatchNormalization(momentum=0.5)
-        first = Dense(8, use_bias=False)
-        return [first, normed, drop(), Counts(), Dense(4)]
-
-    layouts = layout_map(mesh_of(2, 2), {"dense.*kernel": (None, "model")})
-    make = stacked(layers, optimizer=adam, jit_compile=True)
-    found = use_model(make, trained, kt.ModelParallelStrategy(layouts))
-    assert reasons() == []
-    assert_same(found, use_model(make, trained), ROUNDING)
 
 
 def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
