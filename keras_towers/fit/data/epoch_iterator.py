@@ -221,8 +221,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
         is_global = self._owner is _Owner.ALL
-        shares = is_global and self._places.ranks.batch.size > 1
-        if shares and in_turn.is_countable(self.data_adapter):
+        if is_global and in_turn.is_countable(self.data_adapter):
             dataset = self.turn.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have
@@ -384,11 +383,13 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __next__(self) -> Structure:
         self._on_next_step()
         step = super().__next__()
-        if not self._is_skipping:
-            self.turn.begin_steps()
         self._fresh_iterator = None
         size = self.steps_per_execution
         first, last, self._read = compat.execution_of(step, size)
+        if not self._is_skipping:
+            # predict reads all batches of an execution first.
+            one_by_one = self._kind != "predict"
+            self.turn.begin_steps(self._read if one_by_one else None)
         steps = self.num_batches
         self.at_last_step = steps is not None and last + 1 >= steps
         ranks = self._places.ranks

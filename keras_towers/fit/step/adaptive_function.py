@@ -20,7 +20,8 @@ from keras_towers.errors import shorten
 from keras_towers.fit.components import TowerConfig, TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data import batches as data_lib, in_turn
+from keras_towers.fit.data.tower_datasets import iterate, with_specs
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.step_layout import (
     MemoryPlan,
@@ -146,14 +147,22 @@ class AdaptiveFunction(TowerFunction):
         # Whoever gets fewer batches than an execution has runs fewer steps, so
         # the batches to inspect are read and run one by one.
         number, done, result = self._model.steps_per_execution, 0, None
-        while done < number and self._must_inspect(data):
+        turn = in_turn.turn_of(data)
+        while done < number and (
+            self._must_inspect(data) or (turn and turn.has_to_wait())
+        ):
+            if turn:
+                turn.begin_step(done)
             batch = next(data, None)
             if batch is None:
                 if done:
                     return result
                 break
-            alone = functools.partial(_iterate, data, [batch])
-            result = self._inspect([batch], alone)
+            alone = functools.partial(iterate, data, [batch])
+            if self._must_inspect(data):
+                result = self._inspect([batch], alone)
+            else:
+                result = self._run_once(alone())
             done += 1
         if done == number:
             return result
@@ -380,29 +389,11 @@ def make_by_keras(
     return getattr(model, name)
 
 
-def _iterate(data: Structure, batches: list[Structure]) -> Iterator[Structure]:
-    """Return an iterator of batches of the same kind as that of the data."""
-    if not isinstance(data, tf.data.Iterator):
-        return iter(batches)
-    return _with_specs(tf.data.Dataset.from_tensors(batches[0]), data)
-
-
 def _next_of(data: tf.data.Iterator, number: int) -> Iterator[Structure]:
     """Return an iterator over the next batches of an iterator."""
     # Where the iterator ends, a dataset of TensorFlow 1 does, too.
     numbers: tf.data.Dataset = tf.compat.v1.data.Dataset.range(number)
-    return _with_specs(numbers.map(lambda _: data.get_next()), data)
-
-
-def _with_specs(
-    dataset: tf.data.Dataset, data: tf.data.Iterator
-) -> Iterator[Structure]:
-    """Iterate over a dataset with the specs of the data.
-
-    The function would be traced again for other static shapes.
-    """
-    variant = tf.data.experimental.to_variant(dataset)
-    return iter(tf.data.experimental.from_variant(variant, data.element_spec))
+    return with_specs(numbers.map(lambda _: data.get_next()), data)
 
 
 def _is_variable(handle: tf.Tensor) -> bool:
