@@ -144,6 +144,14 @@ class JointAccess:
         """The number of ranks."""
         return self._transport.size
 
+    @property
+    def may_need_all(self) -> bool:
+        """Whether a rank may do something with a variable that needs all.
+
+        It may be another strategy's, whose block has left it in parts.
+        """
+        return self.size > 1 and self.known.agreements > 0
+
     def register(self, variable: ShardedVariable) -> None:
         """Let ranks find a variable by its place."""
         self.known.register(variable)
