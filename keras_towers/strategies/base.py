@@ -35,7 +35,7 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
-from keras_towers.strategies.device_mesh import LayoutsOnMesh, Mesh
+from keras_towers.strategies.device_mesh import Mesh, ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
@@ -162,15 +162,15 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Assemble the components; by default gradients are all-reduced."""
         self._follows_options = update is runner is None
         if update is None:
-            config, mesh, layouts = self._config, self._mesh, None
+            config, mesh, sharding = self._config, self._mesh, None
             if mesh is not None:
 
                 def models() -> list[keras.Model]:
                     return self._adoption.models
 
-                layouts = LayoutsOnMesh(config, mesh, models)
+                sharding = ShardedOverMesh(config, mesh, models)
             self._mode = modes.fall_back_unless_tried(self._mode, config)
-            update = modes.create_update(config, self._mode, layouts)
+            update = modes.create_update(config, self._mode, sharding)
         self._update = update
         self._runner = runner or TowerRunner(update)
 

@@ -20,7 +20,7 @@ from keras_towers.errors import shorten
 from keras_towers.fit.components import TowerConfig, TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import batches as data_lib, in_turn
+from keras_towers.fit.data import batches as data_lib, read_ahead
 from keras_towers.fit.data.tower_datasets import iterate, with_specs
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.step_layout import (
@@ -147,12 +147,12 @@ class AdaptiveFunction(TowerFunction):
         # Whoever gets fewer batches than an execution has runs fewer steps, so
         # the batches to inspect are read and run one by one.
         number, done, result = self._model.steps_per_execution, 0, None
-        turn = in_turn.turn_of(data)
+        limit = read_ahead.limit_of(data)
         while done < number and (
-            self._must_inspect(data) or (turn and turn.has_to_wait())
+            self._must_inspect(data) or (limit and limit.has_to_wait())
         ):
-            if turn:
-                turn.begin_step(done)
+            if limit:
+                limit.begin_step(done)
             batch = next(data, None)
             if batch is None:
                 if done:
