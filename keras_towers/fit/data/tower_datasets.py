@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -66,8 +66,8 @@ def with_equal_rows(batch: Structure) -> Structure:
 def forget_sizes(batch: Structure) -> Structure:
     """Erase the static batch size.
 
-    With a static size, TensorFlow would drop the last batches if fewer than one
-    per tower are left.
+    With a static size, TensorFlow would drop the last batches if there are
+    fewer of them than towers.
     """
 
     def forget(leaf: Leaf) -> Leaf:
@@ -109,21 +109,3 @@ def read_local_rows(adapter: Any, places: Places) -> tf.data.Dataset | None:
     return tf.data.Dataset.zip((numbers, arrays)).map(
         examples, num_parallel_calls=tf.data.AUTOTUNE
     )
-
-
-def iterate(data: Structure, batches: list[Structure]) -> Iterator[Structure]:
-    """Return an iterator of batches of the same kind as that of the data."""
-    if not isinstance(data, tf.data.Iterator):
-        return iter(batches)
-    return with_specs(tf.data.Dataset.from_tensors(batches[0]), data)
-
-
-def with_specs(
-    dataset: tf.data.Dataset, data: tf.data.Iterator
-) -> Iterator[Structure]:
-    """Iterate over a dataset with the specs of the data.
-
-    The function would be traced again for other static shapes.
-    """
-    variant = tf.data.experimental.to_variant(dataset)
-    return iter(tf.data.experimental.from_variant(variant, data.element_spec))
