@@ -1,4 +1,8 @@
-"""Options that several strategies share: declared, documented and checked."""
+"""Options that several strategies share: declared, documented and checked.
+
+A strategy takes some of them as keyword arguments, and passes the
+``StrategyOptions`` to its ``TowerConfig`` (``components.py``).
+"""
 
 from __future__ import annotations
 

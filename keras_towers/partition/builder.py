@@ -1,4 +1,8 @@
-"""Builds a program: adds operations, exchanges and computations of sizes."""
+"""Builds a program: adds operations, exchanges and computations of sizes.
+
+Rules and ``conversions.py`` call a ``Builder``. ``program.py`` has the records
+that it makes.
+"""
 
 from __future__ import annotations
 

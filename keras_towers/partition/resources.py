@@ -1,4 +1,8 @@
-"""The order of reads and writes of resources, and the values of variables."""
+"""The order of reads and writes of resources, and the values of variables.
+
+``rules/variables.py`` and ``undivided.py`` read and write variables through
+this.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Exchanges among the devices of a process: the protocol, and additions."""
+"""Exchanges among the devices of a process: the protocol, and additions.
+
+``collective_ops.py`` has NCCL and TensorFlow's collectives; ``packing.py``
+packs tensors for any of them.
+"""
 
 from __future__ import annotations
 

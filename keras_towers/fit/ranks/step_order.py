@@ -1,4 +1,8 @@
-"""The order of steps, and of their exchanges, on all ranks."""
+"""The order of steps, and of their exchanges, on all ranks.
+
+``fit/step/global_step.py`` begins, compares and ends each step by a
+``StepOrder``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Exchanges of a step: among the towers of a process, then among processes."""
+"""Exchanges of a step: among the towers of a process, then among processes.
+
+``tower_program.py`` calls ``exchange_tensors``. The sums themselves are in
+``reduction/`` and ``transport/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The trace of a step on one device, which is then divided over towers."""
+"""The trace of a step on one device, which is then divided over towers.
+
+``global_step.py`` traces; ``step_layout.py`` divides the ``Trace``.
+"""
 
 from __future__ import annotations
 

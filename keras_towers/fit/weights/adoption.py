@@ -1,4 +1,8 @@
-"""Adoption: places models on towers, and releases them again."""
+"""Adoption: places models on towers, and releases them again.
+
+``fit/calls/tower_call.py`` claims a model and places its variables
+(``tower_variables.py``) before the first step. The end of a block releases it.
+"""
 
 from __future__ import annotations
 
