@@ -111,7 +111,7 @@ class Transport(Abortable, Protocol):
         ...
 
 
-class SingleProcess:
+class SingleProcess(Transport):
     """A ``Transport`` for a single process: every sum is its input."""
 
     name = "one process"
@@ -121,21 +121,6 @@ class SingleProcess:
     size = 1
     local_rank = 0
     local_size = 1
-
-    def note_wait(self, what: str) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
-
-    def renew(self) -> None:
-        pass
-
-    def reconnect(self) -> None:
-        pass
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str

@@ -1,0 +1,158 @@
+"""Pictures of what ``keras-towers`` measures and plans, by matplotlib."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keras_towers.bench.runner import Result
+from keras_towers.errors import TowerError
+from keras_towers.system import check_writable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from keras_towers.cli.plan_hosts import OnHosts
+    from keras_towers.planning import Plan
+
+FORMATS = (".png", ".svg", ".pdf")
+_INCHES = 7.0
+_BAR_INCHES = 0.28
+
+
+def check_plot(path: Path, command: str) -> None:
+    """Raise an error now if a command cannot draw into a file later."""
+    if path.suffix.lower() not in FORMATS:
+        raise TowerError(
+            f"--plot takes a file that ends in {', '.join(FORMATS)}, not "
+            f"'{path}'"
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TowerError(
+            "--plot needs matplotlib: pip install 'keras-towers[plots]'"
+        )
+    check_writable(path, command)
+
+
+def draw_plot(
+    results: Sequence[Result], titles: Mapping[str, str], path: Path
+) -> None:
+    """Draw bars of the step times of all rows, from 0, with their ranges.
+
+    Args:
+        results: the rows; those that failed are left out.
+        titles: the titles of the models.
+        path: the file.
+    """
+    from matplotlib.figure import Figure
+
+    by_model = {
+        model: [
+            r for r in results if r.model == model and "step_ms" in r.figures
+        ]
+        for model in titles
+    }
+    drawn = {model: own for model, own in by_model.items() if own}
+    if not drawn:
+        raise TowerError("--plot has nothing to draw: all runs have failed")
+    sizes = [len(own) + 2 for own in drawn.values()]
+    figure = Figure((_INCHES, _BAR_INCHES * sum(sizes)), layout="constrained")
+    axes = figure.subplots(
+        len(drawn), squeeze=False, gridspec_kw={"height_ratios": sizes}
+    )
+    for (model, own), (axis,) in zip(drawn.items(), axes, strict=True):
+        _draw_model(axis, own)
+        axis.set_title(titles[model], loc="left", fontsize="medium")
+        axis.set_xlabel("milliseconds per step (median; line: all repeats)")
+    figure.savefig(path)
+
+
+def _draw_model(axis: Axes, results: Sequence[Result]) -> None:
+    counts = sorted({result.replicas for result in results})
+    for place, result in enumerate(results):
+        times = result.figures["step_ms"]
+        median = statistics.median(times)
+        color = f"C{counts.index(result.replicas)}"
+        axis.barh(place, median, color=color)
+        axis.plot([min(times), max(times)], [place, place], "k", linewidth=1)
+        axis.annotate(
+            f" {median:.1f}", (max(times), place), va="center", fontsize="small"
+        )
+    axis.set_yticks(
+        range(len(results)),
+        [f"{result.row} × {result.replicas}" for result in results],
+    )
+    axis.invert_yaxis()
+    axis.margins(x=0.1)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+@contextlib.contextmanager
+def _axes_in(path: Path) -> Iterator[Axes]:
+    """Draw what has a legend into a file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((_INCHES, 4.5), layout="constrained")
+    axes = figure.subplots()
+    yield axes
+    axes.legend()
+    figure.savefig(path)
+
+
+def draw_memory(plans: Sequence[Plan], memory: int | None, path: Path) -> None:
+    """Draw what a device has during the operations of a step, into a file.
+
+    Args:
+        plans: the plans, each of which has a line.
+        memory: the bytes of a device, if given.
+        path: the file, whose name ends as one of matplotlib's formats.
+    """
+    with _axes_in(path) as axes:
+        for plan in plans:
+            number = max(len(plan.over_time) - 1, 1)
+            axes.plot(
+                [index / number for index in range(len(plan.over_time))],
+                [(plan.held + bytes_) / 1e9 for bytes_ in plan.over_time],
+                label=plan.choice,
+            )
+        if memory is not None:
+            axes.axhline(memory / 1e9, color="k", linestyle=":", label="memory")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("part of the step's operations")
+        axes.set_ylabel("GB on a device")
+
+
+def draw_curve(rows: Sequence[OnHosts], path: Path) -> None:
+    """Draw the examples per second of each choice by the number of hosts."""
+    numbers = sorted({row.plan.hosts for row in rows})
+    one = rows[0]
+    assert one.time.computing is not None, "a curve without times"
+    each = one.plan.examples / one.plan.hosts / one.time.computing
+    with _axes_in(path) as axes:
+        axes.plot(numbers, [each * n for n in numbers], "k:", label="computing")
+        for index, choice in enumerate(
+            dict.fromkeys(r.plan.choice for r in rows)
+        ):
+            own = [row for row in rows if row.plan.choice == choice]
+            for fits in (True, False):
+                shown = [row for row in own if (row.fits is not False) == fits]
+                axes.plot(
+                    [row.plan.hosts for row in shown],
+                    [row.examples_per_s or 0 for row in shown],
+                    f"C{index}o" if fits else f"C{index}x",
+                )
+            axes.plot(
+                [row.plan.hosts for row in own],
+                [row.examples_per_s or 0 for row in own],
+                f"C{index}",
+                label=choice,
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(numbers, [f"{n}" for n in numbers])
+        axes.set_xlabel(f"hosts of {one.devices // one.plan.hosts} devices")
+        axes.set_ylabel("examples per second (x: does not fit)")
