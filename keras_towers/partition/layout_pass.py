@@ -163,7 +163,7 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
     of_update = name in marks.updates
     node.builder.of_update = of_update and not node.options.xla
     reads_from = node.scope.updates_from if of_update else 0
-    node.variables.resources.reads_from = reads_from
+    node.variables.reads_from = reads_from
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
     is_known = node.type not in node.options.undivided
@@ -374,7 +374,7 @@ def _gradients(
         facts = Value(REPLICATED, shape=value.shape)
         outputs.append(replicated(tensor, facts))
     # Where weights are written, nothing else should have their memory.
-    node.variables.resources.read_again()
+    node.variables.read_again()
     # Rows are updated as their gradients arrive, one weight at a time. What
     # updates need, such as the learning rate, may not wait for the last one.
     in_shards = any(isinstance(layout, InShards) for layout in layouts)

@@ -106,7 +106,7 @@ def _look_up_keys(
     converter = node.converter
     operands = [converter.replicate(table), own, converter.replicate(default)]
     phase = node.builder.phase_of(node.type, operands)
-    least = node.variables.resources.record_use(phase, operands, reads=True)
+    least = node.variables.record_use(phase, operands, reads=True)
     (found,) = node.copy(operands, [own.shape], least=least)
     return [Value(layout, found, shape=keys.shape)]
 
