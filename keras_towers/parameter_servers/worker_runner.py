@@ -30,7 +30,7 @@ from keras_towers.parameter_servers.worker_fit import (
     current_session,
 )
 from keras_towers.parameter_servers.workers import Workers
-from keras_towers.reduction import Gradients
+from keras_towers.reduction.gradients import Gradients
 from keras_towers.replicas.replica_calls import (
     OneFitPerModel,
     RunsReplicas,
