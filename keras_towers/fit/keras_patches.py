@@ -188,7 +188,7 @@ def _create_by_initializer(
     variable: Variable,
     initializer: object,
 ) -> None:
-    """Create a variable; of a large one, ranks may make only their rows."""
+    """Create a variable; ranks may create only their rows of a large one."""
     strategy, deferred = components.active_strategy(), None
     if strategy is not None and thread_state.current_step() is None:
         deferred = strategy._adoption.defer(variable, initializer)
@@ -204,7 +204,7 @@ def _call_recomputed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function with a gradient of its own, in a graph.
+    """Call a function that recomputes in its gradient, in a graph.
 
     Args:
         original: TensorFlow's way to call it.
@@ -256,7 +256,7 @@ def _share_rendezvous(original: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _devices(graph: tf.Graph) -> set[str]:
-    """The devices named in a function and in the functions it calls."""
+    """Return the devices named in a function and in the functions it calls."""
     inputs = {tensor.op.name for tensor in graph.inputs}
     operations = graph.get_operations()
     devices = {op.device for op in operations if op.name not in inputs}

@@ -1,4 +1,4 @@
-"""The options that strategies share: declared, documented and checked once."""
+"""Options that several strategies share: declared, documented and checked."""
 
 from __future__ import annotations
 
@@ -146,10 +146,10 @@ class StrategyOptions:
             strategy's engine. All other values change results: ``"fp16"``,
             ``"fp16-shards"``, ``"bf16"``, ``"fp16-feedback"``,
             ``"bf16-feedback"``, ``"power-sgd"``
-            (``keras_towers.extending.PowerSGD(rank)`` for a rank other than 4), a
-            function of a transport, tensors and a key, or a
-            ``keras_towers.extending.StatefulHook``. Processes never compress sparse
-            gradients, metrics and statistics.
+            (``keras_towers.extending.PowerSGD(rank)`` for a rank other than 4),
+            a function of a transport, tensors and a key, or a
+            ``keras_towers.extending.StatefulHook``. Processes never compress
+            sparse gradients, metrics and statistics.
         sync_every: None: ranks exchange gradients in every step. A number k:
             each rank updates its own weights from its part of each batch. Ranks
             average their weights after k updates, at the end of an epoch and
@@ -220,7 +220,7 @@ class StrategyOptions:
 
     @property
     def gathered_bytes(self) -> int | None:
-        """``gather_bytes`` as a number; None: the model decides."""
+        """``gather_bytes`` as a number; None: it depends on the model."""
         number = self.gather_bytes
         if isinstance(number, str):
             return parse_bytes(f"gather_bytes={number!r}", number)
@@ -228,7 +228,7 @@ class StrategyOptions:
 
     @property
     def in_shards(self) -> list[str]:
-        """The options that divide variables into shards, in words."""
+        """The options that divide variables into shards, as text."""
         return [
             "a layout map" if name == "layouts" else f'{name}="sharded"'
             for name in ("layouts", "weights", "updates")
@@ -418,13 +418,13 @@ def check_values(options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
 
 
 def current_name(name: Any) -> Any:
-    """Return the name here of what tensorpack calls ``"cpu"`` or ``"gpu"``."""
+    """Return the name here for tensorpack's ``"cpu"`` or ``"gpu"``."""
     is_text = isinstance(name, str)
     return _OF_TENSORPACK.get(name, name) if is_text else name
 
 
 def _hints() -> dict[str, Any]:
-    """The types of the options; those without objects yet are stand-ins."""
+    """Return the types of the options; missing objects have stand-ins."""
     loaded = [m for m in _OF_TENSORFLOW.values() if m in sys.modules]
     return _resolved_hints(tuple(loaded))
 

@@ -1,4 +1,4 @@
-"""Builds a program: operations, exchanges, and the sizes that they take."""
+"""Builds a program: adds operations, exchanges and computations of sizes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.axes import (
-    AT_ROOT,
-    COLUMNS,
-    ONCE,
-    Axes,
-)
+from keras_towers.partition.axes import AT_ROOT, COLUMNS, ONCE, Axes
 from keras_towers.partition.program import (
     Attributes,
     Exchange,
@@ -235,7 +230,7 @@ class Builder:
         return result
 
     def phase_of(self, type_: str, inputs: Sequence[Tensor]) -> Phase:
-        """Return the phase in which an operation would run."""
+        """Return the phase of a level in which an operation would run."""
         return phase_of(type_, inputs, self.of_update)
 
     def add(
@@ -298,7 +293,7 @@ class Builder:
     def compute_size(self, type_: str, *sizes: Tensor | int) -> Tensor:
         """Compute a size from sizes.
 
-        The operation is repeated in every function that uses the size.
+        Every function that uses the size repeats the operation.
         """
         return self.op(type_, sizes, (), is_repeated=True)
 
@@ -368,7 +363,7 @@ class Builder:
         return self.op("Slice", [tensor, begin, size], known)
 
     def only_if(self, condition: Tensor, tensor: Tensor) -> Tensor:
-        """Return a tensor, and zeros where a condition does not hold."""
+        """Return a tensor where a condition holds, and zeros elsewhere."""
         zeros = self.op("ZerosLike", [tensor], tensor.shape)
         return self.op("SelectV2", [condition, tensor, zeros], tensor.shape)
 
@@ -389,7 +384,7 @@ def _shape_after(
     axis: int,
     sizes: Sequence[Dimension | None] | None,
 ) -> tf.TensorShape:
-    """Return the shape of the result of an exchange, as far as it is known."""
+    """Return the shape of an exchange's result, as far as it is known."""
     if shape.rank is None and sizes is not None:
         shape = static(sizes)
     if kind != "gather":
@@ -404,7 +399,7 @@ def _shape_after(
 def static(
     shape: tf.TensorShape | Iterable[Dimension | None],
 ) -> tf.TensorShape:
-    """Return a shape as TensorFlow knows it: None for symbols."""
+    """Return a shape as a ``tf.TensorShape``: None for symbols."""
     if isinstance(shape, tf.TensorShape):
         return shape
     return tf.TensorShape([s if isinstance(s, int) else None for s in shape])

@@ -1,4 +1,4 @@
-"""How much an operation computes, estimated from the sizes of its tensors."""
+"""Estimates the work of an operation from the sizes of its tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ASSUMED_LENGTH = 64
 def estimated_work(
     type_: str, inputs: Sequence[float], made: float, shape: tf.TensorShape
 ) -> float:
-    """Return how much an operation computes.
+    """Estimate how many multiplications an operation takes.
 
-    By the multiplications of products, such as those of matrices, of which
-    each has a factor from either input; and of anything else by what it makes.
+    Products, such as of matrices, count their multiplications. Any other
+    operation counts the entries of its outputs.
 
     Args:
         type_: the type of the operation.
@@ -44,10 +44,9 @@ def estimated_work(
 
 
 def work_of(operation: tf.Operation) -> float:
-    """Return how much a traced operation computes; at least 1.
+    """Estimate the work of a traced operation; at least 1.
 
-    It includes what the functions that it calls compute: all branches, and all
-    rounds of a loop.
+    It includes called functions: all branches, and all rounds of a loop.
     """
     graphs = [graph for graph in called_graphs(operation) if graph is not None]
     if graphs:
@@ -61,7 +60,7 @@ def work_of(operation: tf.Operation) -> float:
 
 
 def _entries(tensor: tf.Tensor) -> int:
-    """Return how many entries a tensor has, if it has an assumed length."""
+    """Return the number of entries of a tensor, for an assumed length."""
     if tensor.shape.rank is None:
         return 1
     return math.prod(
@@ -70,7 +69,7 @@ def _entries(tensor: tf.Tensor) -> int:
 
 
 def _rounds_of(operation: tf.Operation) -> int:
-    """Return how many rounds a loop has, as far as a limit is known; or 1."""
+    """Return the number of rounds of a loop if a limit is known, else 1."""
     if operation.type not in LOOPS:
         return 1
     name = operation.get_attr("cond").name

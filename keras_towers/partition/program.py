@@ -1,12 +1,11 @@
-"""A step over towers as data: operations, and exchanges between them.
+"""A program: a step over towers as operations and exchanges between them.
 
-Every exchange ends a level: the users of its result belong to later levels. A
-level consists of operations that are computed once, then a function that every
-tower runs, and then the exchanges of their results: in ``describe()``, a round.
-Towers read their copies of variables before the function, and update them
-after. A tower of a two-dimensional mesh has several devices, the columns of the
-mesh. What differs between them is computed on each, and they, too, have
-exchanges.
+Every exchange ends a level: operations that use its result belong to later
+levels. A level has operations that run once, a function that every tower runs,
+and at its end exchanges: a round, in ``describe()``. Towers read their copies
+of variables before the function, and update them after it. A tower of a
+two-dimensional mesh has several devices, the columns of the mesh. Each computes
+what differs between columns, and columns exchange, too.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.axes import (
-    BATCH,
-    ONCE,
-    Axes,
-)
+from keras_towers.partition.axes import BATCH, ONCE, Axes
 from keras_towers.partition.sizes import Dimension
 
 
@@ -61,11 +56,11 @@ ExchangeKind: TypeAlias = Literal[
 
 
 class Phase(enum.IntEnum):
-    """The phases of a level, which follow one another.
+    """A phase of a level; phases follow one another.
 
-    Functions take values and return values: variables are read and written
-    beside them, on the devices where they are. Around a function that XLA
-    compiles, the reads and writes of its level may be compiled with it.
+    Functions take and return values: variables are read before a function and
+    written after it, on their devices. If XLA compiles a function, it may
+    compile the reads and writes of its level with it.
 
     Attributes:
         ONCE: what is computed once for all towers.
@@ -83,7 +78,7 @@ class Phase(enum.IntEnum):
 
 
 def axes_of(tensors: Iterable[Tensor]) -> Axes:
-    """Return the axes along which any of some tensors varies."""
+    """Return the axes along which any of the tensors varies."""
     return ONCE.union(*(tensor.axes for tensor in tensors))
 
 
@@ -138,7 +133,7 @@ def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
 
 
 def is_over(tensor: Tensor, phase: Phase) -> bool:
-    """Whether a phase is over when a tensor of the same level is computed."""
+    """Whether a tensor of the same level is computed after a phase."""
     return tensor.operation is not None and tensor.operation.phase > phase
 
 
@@ -241,7 +236,7 @@ class Exchange:
 
     @property
     def is_own(self) -> bool:
-        """Whether everyone who takes part has a result of its own."""
+        """Whether each participant gets a result of its own."""
         return not self.over.isdisjoint(self.result.axes)
 
     @property
@@ -252,7 +247,9 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Function:
-    """The body of a loop, its condition, a branch, or a compiled function.
+    """A function that an operation calls: a body, a condition or a branch.
+
+    Or one that XLA compiles.
 
     Attributes:
         inputs: its N inputs.
@@ -321,7 +318,7 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """The memory and the work of a program in the order of its operations.
+    """The memory and the work of a scheduled program.
 
     Attributes:
         bytes: the bytes that a tower has at a time, for an assumed batch.
@@ -343,7 +340,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """A step over towers.
+    """A step over towers: operations, and the exchanges between them.
 
     Attributes:
         inputs: its inputs.
@@ -388,7 +385,7 @@ class Program:
 def needed_operations(
     function: Function, repeats: Callable[[Operation], bool]
 ) -> tuple[list[Operation], list[Tensor]]:
-    """Return the operations that a function needs, and what it captures.
+    """Return the operations that a function needs, and its captures.
 
     Args:
         function: the function.

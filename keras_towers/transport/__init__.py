@@ -122,6 +122,14 @@ class SingleProcess(Transport):
     local_rank = 0
     local_size = 1
 
+    def note_wait(self, what: str) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    leave = renew = reconnect = abort
+
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:

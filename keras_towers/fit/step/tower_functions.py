@@ -156,12 +156,12 @@ class TowerFunctions:
         )
 
     def used(self, operations: Iterable[Operation]) -> list[Tensor]:
-        """Return what is used outside of the section that computes it."""
+        """Return the outputs that are used outside of their section."""
         outputs = [t for o in operations for t in o.outputs]
         return [tensor for tensor in outputs if tensor in self._users]
 
     def _users_elsewhere(self) -> dict[Tensor, set[Hashable]]:
-        """Return tensors that are used outside of where they are computed.
+        """Return the tensors that are used outside of their section.
 
         Returns:
             For each tensor, the sections of levels that use it, and None for
@@ -198,7 +198,7 @@ class TowerFunctions:
         operations: Sequence[Operation],
         outputs: Sequence[Tensor] | None = None,
     ) -> Function:
-        """Return a function of all that operations take from outside.
+        """Return a function of operations, with everything they take as inputs.
 
         Args:
             operations: the operations.
@@ -213,7 +213,7 @@ class TowerFunctions:
         return Function(inputs, outputs, operations)
 
     def call_of(self, operations: Sequence[Operation]) -> FunctionCall | None:
-        """Return a call of a function of operations; None: there are none."""
+        """Return a call of a function of operations; None if there are none."""
         if not operations:
             return None
         body = self._closure(operations)
@@ -255,7 +255,7 @@ class TowerFunctions:
         body: Function,
         known: dict[Tensor, tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Add a body in stages to the current graph; return what it returns."""
+        """Add a body in stages to the current graph; return its results."""
         users = [o for o in self._program.operations if o.is_repeated]
         users += body.operations
 
@@ -313,10 +313,10 @@ class TowerFunctions:
         writes: Sequence[Operation],
         towers: Sequence[TensorsAt],
     ) -> tuple[FunctionCall, Sequence[Operation], Sequence[Operation]]:
-        """Let a function that XLA compiles read and write variables itself.
+        """Let a compiled function read and write the variables itself.
 
-        XLA's kernel reads and assigns all of them at once, and in place, where
-        the graph would have an operation for each.
+        XLA's kernel reads and assigns all of them at once and in place. The
+        graph would need an operation for each.
 
         Returns:
             The call, and the reads that remain before it and the writes after.

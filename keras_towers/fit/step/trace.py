@@ -85,7 +85,7 @@ class Trace:
     def gradients_in(
         self, results: Sequence[ResultT]
     ) -> dict[str, list[ResultT]]:
-        """Return the gradients among what is wanted, by the call's name."""
+        """Return the gradients among some results, by the name of a call."""
         left = iter(results[len(self.results) :])
         return {
             name: list(itertools.islice(left, len(self.layouts[name])))
@@ -113,7 +113,7 @@ class Trace:
 
     @property
     def needed_captures(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """The captures among what is needed: inside, and of the outer graph."""
+        """Return the captures that some tensors need: inside, and outside."""
         by_name = self.needed_by_graph[self.graph]
         captures = zip(self._captured, self.captures, strict=True)
         return [pair for pair in captures if pair[0].op.name in by_name]

@@ -1,9 +1,9 @@
-"""The operations of a traced step, by which ranks tell whether it is the same.
+"""The operations of a traced step, in a form that ranks can compare.
 
-Each operation has a checksum of its type and attributes, of what it calls, and
-of the checksums of its inputs. Names and devices do not count, nor what is only
-printed or written to a summary, nor values of constants, which
-``traced_constants.py`` compares.
+Each operation has a checksum of its type and attributes, of the functions it
+calls, and of the checksums of its inputs. Left out are names, devices, prints
+and summaries, and the values of constants, which ``traced_constants.py``
+compares.
 """
 
 from __future__ import annotations
