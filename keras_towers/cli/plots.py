@@ -16,7 +16,6 @@ from keras_towers.system import check_writable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from keras_towers.cli.plan_hosts import OnHosts
     from keras_towers.planning import Plan
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -92,7 +91,7 @@ def _draw_model(axis: Axes, results: Sequence[Result]) -> None:
 
 
 @contextlib.contextmanager
-def _axes_in(path: Path) -> Iterator[Axes]:
+def axes_in(path: Path) -> Iterator[Axes]:
     """Draw what has a legend into a file."""
     from matplotlib.figure import Figure
 
@@ -111,7 +110,7 @@ def draw_memory(plans: Sequence[Plan], memory: int | None, path: Path) -> None:
         memory: the bytes of a device, if given.
         path: the file, whose name ends as one of matplotlib's formats.
     """
-    with _axes_in(path) as axes:
+    with axes_in(path) as axes:
         for plan in plans:
             number = max(len(plan.over_time) - 1, 1)
             axes.plot(
@@ -124,35 +123,3 @@ def draw_memory(plans: Sequence[Plan], memory: int | None, path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("part of the step's operations")
         axes.set_ylabel("GB on a device")
-
-
-def draw_curve(rows: Sequence[OnHosts], path: Path) -> None:
-    """Draw the examples per second of each choice by the number of hosts."""
-    numbers = sorted({row.plan.hosts for row in rows})
-    one = rows[0]
-    assert one.time.computing is not None, "a curve without times"
-    each = one.plan.examples / one.plan.hosts / one.time.computing
-    with _axes_in(path) as axes:
-        axes.plot(numbers, [each * n for n in numbers], "k:", label="computing")
-        for index, choice in enumerate(
-            dict.fromkeys(r.plan.choice for r in rows)
-        ):
-            own = [row for row in rows if row.plan.choice == choice]
-            for fits in (True, False):
-                shown = [row for row in own if (row.fits is not False) == fits]
-                axes.plot(
-                    [row.plan.hosts for row in shown],
-                    [row.examples_per_s or 0 for row in shown],
-                    f"C{index}o" if fits else f"C{index}x",
-                )
-            axes.plot(
-                [row.plan.hosts for row in own],
-                [row.examples_per_s or 0 for row in own],
-                f"C{index}",
-                label=choice,
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(numbers, [f"{n}" for n in numbers])
-        axes.set_xlabel(f"hosts of {one.devices // one.plan.hosts} devices")
-        axes.set_ylabel("examples per second (x: does not fit)")
