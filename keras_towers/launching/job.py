@@ -1,6 +1,7 @@
 """A job, in rounds: a round ends with its processes, and another may follow.
 
-Between two rounds processes may have been lost, and hosts may come and go.
+Between two rounds, processes may have been lost, and hosts may come and go
+(``elastic_hosts.py``).
 """
 
 from __future__ import annotations

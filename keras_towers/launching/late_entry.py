@@ -1,4 +1,4 @@
-"""A block that is entered when a script first needs it."""
+"""Enters a strategy's block when a script first needs it."""
 
 from __future__ import annotations
 

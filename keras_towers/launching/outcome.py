@@ -1,4 +1,4 @@
-"""How processes of a job ended, and why."""
+"""The outcome of a job: who failed first and why, and the exit code."""
 
 from __future__ import annotations
 

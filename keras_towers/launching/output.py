@@ -1,4 +1,4 @@
-"""Output of many processes on one terminal, tagged by rank."""
+"""The output of many processes on one terminal, tagged by rank."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def partition_over_mesh(
         in_columns: the inputs that columns divide, by their index.
         wanted: the tensors of the graph that the program returns.
         gradients: as for ``partition_graph``, with the layouts over the mesh.
-        updates: likewise; none, if there are several columns.
+        updates: as for ``partition_graph``; empty with several columns.
         columns: the number of columns.
         options: the options of the layout over towers.
     """
@@ -136,9 +136,8 @@ class _ColumnGraph:
         inputs: its other inputs.
         names: the names of its operations, by those of the traced ones.
         sources: the traced operations, by the names of its operations.
-        operations: the operations of the program, by the names of its
-            operations.
-        exchanges: likewise, its exchanges.
+        operations: the operations of the program, by name in the graph.
+        exchanges: the exchanges of the program, by name in the graph.
     """
 
     def __init__(self, program: Program, rows: int | None):

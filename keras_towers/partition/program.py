@@ -207,14 +207,14 @@ class Exchange:
         axis: the axis of a concatenation, or of the rows.
         sizes: the global shape, in symbols, with None for the number of towers;
             None: every tower contributes a tensor of the same shape.
-        rows: of ``scatter``: for each tower, the first of its rows and their
-            number.
-        units: the size of the axis of variables in shards that the towers have
-            these rows of; None: their rows are others.
-        over: the axes that it crosses: of what varies along others there is an
-            exchange at each place along these.
-        gradient: the gradient of an optimizer that it adds up, by the name of
-            the tensor in the trace; "": it adds up none.
+        rows: for ``scatter``: for each tower, its first row and its number of
+            rows.
+        units: if the rows are of a variable in shards, the size of its divided
+            axis; None: they are other rows.
+        over: the axes that it crosses. Along other axes, there is an exchange
+            at each place.
+        gradient: the gradient that it sums for an optimizer, by the name of the
+            tensor in the trace; "": none.
         least: the earliest level at whose end it takes place.
     """
 

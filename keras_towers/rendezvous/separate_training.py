@@ -1,4 +1,4 @@
-"""Whether the processes of a job would each train a model of their own."""
+"""Refuses processes of a job that would each train a model of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _reason: str | None = None
 
 
 def member_of_job(*, certainly: bool = False) -> Member | None:
-    """This process as one of several, by its launcher or ``TF_CONFIG``.
+    """Return this process as one of several, by its launcher or ``TF_CONFIG``.
 
     Args:
         certainly: only if there is another process without doubt. In a job of
@@ -36,7 +36,7 @@ def member_of_job(*, certainly: bool = False) -> Member | None:
 
 
 def describe(member: Member, cause: str, advice: str = "") -> str:
-    """Say that each process of a job would train its own model.
+    """Return the message that each process would train its own model.
 
     Args:
         member: this process.

@@ -1,4 +1,4 @@
-"""One process per device, connected by Horovod.
+"""The transport of Horovod: one process per device.
 
 Horovod matches tensors by name: an all-reduce starts as soon as all ranks have
 submitted a tensor of the name, whatever else is running, and small tensors that
@@ -6,9 +6,10 @@ are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast and
 easy distributed deep learning in TensorFlow", 2018). So names must be the same
 on all ranks, and no name may be in flight twice.
 
-To TensorFlow its operations are without effects: what they send has to be
-unknown, or a rank without rows of a batch, where all is constant, would send it
-before the step, or once for two of them, and the others would wait.
+TensorFlow does not know that Horovod's operations have effects. If a rank has
+no rows of a batch, so that all it sends is constant, TensorFlow would run an
+operation before the step, or merge two of them, and the other ranks would wait.
+So what they send must be unknown to TensorFlow.
 """
 
 from __future__ import annotations

@@ -322,9 +322,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Meet the other ranks, and share what callbacks have done until then.
 
         Args:
-            does: as of ``JointAccess.meet``; empty: the callbacks are done.
-            action: as there.
-            value: as there.
+            does: what this rank is about to do; empty: the callbacks are done.
+            action: its action on a variable, if it is one.
+            value: the value that it writes.
             needs_all: why not only some ranks can do it; empty: they can.
         """
         exchange = functools.partial(self._share_effects, needs_all)

@@ -337,7 +337,7 @@ def as_tower_batch(
         config: the towers.
         places: those that have parts of it.
         batch: a global batch, or the towers' pieces of one.
-        undivided: as of ``Batch.of``.
+        undivided: the parts that are known to have no rows.
 
     Returns:
         The towers' pieces, and the batch, or a piece, that they are divided

@@ -63,7 +63,7 @@ class DividedBatch:
             config: the towers.
             places: where the step computes.
             data: what Keras passes to it.
-            undivided: as of ``Batch.of``.
+            undivided: the parts that are known to have no rows.
             order: orders the steps.
         """
         ranks, fingerprint = places.ranks, None

@@ -178,8 +178,8 @@ class LaidOutStep(PlacedModel):
         """Return the bytes that devices need for the step.
 
         Args:
-            examples: as for ``sizes``.
-            ranks: likewise.
+            examples: the number of examples of the global batch.
+            ranks: the number of ranks.
         """
         program, sizes = self.program, self.sizes(examples, ranks)
         gradients = _gradients_in(self.traced, program)

@@ -279,9 +279,9 @@ class TowerFunctions:
 
         Args:
             stages: the stages.
-            known: what they use; gets what they compute.
-            used: returns what others use of what some operations compute.
-            **options: of ``emit``, for what is not compiled.
+            known: the tensors that they use; gets those that they compute.
+            used: returns the outputs of operations that are used elsewhere.
+            **options: of ``emit``, for operations that are not compiled.
         """
         for stage in stages:
             if needs_call(stage.compiled):

@@ -40,14 +40,14 @@ class ShardingPolicy:
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
-        option: what the user has set, which divides them; empty: nothing is
-            divided.
+        option: the user's option that divides variables, as text; empty:
+            nothing is divided.
         divides_weights: whether weights are in shards. Otherwise only slots
             are, as in stage 1 of ZeRO: each tower computes its rows of a new
             weight, and all towers gather them.
         keeps_devices: whether each weight has a device of its own.
         each: whether every tower has, and updates, weights and slots.
-        mirrors: as above.
+        mirrors: whether each tower has a copy of the weights.
     """
 
     name = "once"
@@ -183,9 +183,9 @@ class ShardedOverTowers(ShardingPolicy):
 
     Args:
         config: the towers.
-        option: as above.
-        divides_weights: as above.
-        each: whether every tower has, and updates, what is not divided.
+        option: the user's option that divides variables, as text.
+        divides_weights: whether weights are divided, or only their slots.
+        each: whether every tower has, and updates, undivided variables.
     """
 
     name = "sharded"

@@ -70,18 +70,17 @@ class WeightUpdate:
 
     Args:
         config: the towers.
-        sharding: where towers have weights and slots; None: the default.
-        collectives: what exchanges tensors among towers; None: as without
-            NCCL.
+        sharding: decides where weights and slots are; None: on tower 0.
+        collectives: exchange tensors among towers; None: those without NCCL.
         gradients: sums gradients; None: ``collectives`` does.
-        local_sgd: lets ranks update their weights independently, and adds
-            changes up at the end of a round.
-        rank_sum: adds this rank's sums up over the ranks.
+        local_sgd: lets ranks update their weights independently, and averages
+            their changes at the end of a round.
+        rank_sum: sums gradients over ranks.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
-        sharding: as above.
+        sharding: decides where weights and slots are.
         pushes: whether gradients are results of a step, which ``push`` gets.
     """
 

@@ -250,8 +250,8 @@ class TowerVariables:
 
         Args:
             variable: the variable.
-            layout: as in ``Home``.
-            device: likewise.
+            layout: how towers have it.
+            device: the only device that has it; empty: those of the layout.
             back_to: the device to restore it to; empty: its own.
         """
         moved, home = self.hold_once(variable), self.register(variable)
