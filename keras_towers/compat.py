@@ -103,7 +103,7 @@ _default_mode = _tf("distribute.distribute_lib:_get_default_replica_mode")
 # TensorFlow: variables.
 BaseResourceVariable = _tf("ops.resource_variable_ops:BaseResourceVariable")
 UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
-# What creates every variable in the end.
+# The module whose function creates every variable.
 variables_module = _tf("ops.variables")
 
 # TensorFlow: this process, and calls of functions.
@@ -138,7 +138,7 @@ v1 = private_name("tensorflow.compat.v1")
 _lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 _gradient_function = _tf("eager.backprop:_gradient_function")
 _gradients = _tf("framework.ops:gradient_registry")
-# What computes gradients of a tape, and those of ``tf.gradients``.
+# The functions that compute gradients: of a tape, of ``tf.gradients``.
 _GRADIENTS_OF = (
     _tf("eager.imperative_grad:imperative_grad"),
     _tf("ops.gradients_util:_GradientsHelper"),
@@ -148,7 +148,7 @@ custom_gradient_module = _tf("ops.custom_gradient")
 _recompute_grad = _tf("ops.custom_gradient:recompute_grad")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
-# What writes files of TensorFlow.
+# The modules that write TensorFlow's files.
 saved_model = _tf("saved_model.save")
 checkpoint_management = _tf("checkpoint.checkpoint_management")
 TrackableSaver = _tf("checkpoint.checkpoint:TrackableSaver")

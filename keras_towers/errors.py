@@ -44,11 +44,11 @@ def described(value: object) -> str:
 
 
 _MAX_CHARACTERS = 400
-# What is longer has no stack of TensorFlow's before its message.
+# Longer messages have no stack of TensorFlow's before them.
 _MAX_CHARACTERS_READ = 1_000_000
 # Before the message of an error: where TensorFlow has traced the operation.
 _END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
-# What TensorFlow adds of its own functions.
+# The text that TensorFlow adds about its own functions.
 _OF_TENSORFLOW = r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\]( name: \S*)?"
 
 

@@ -152,7 +152,7 @@ def _runner_of(strategy: BaseStrategy) -> TowerRunner:
     return runner
 
 
-# What a line is about, how it is laid out, what it is, and where in the code.
+# The place, the layout, the operation and the line of code.
 _Line: TypeAlias = "tuple[str, str, str, str]"
 _Row: TypeAlias = "tuple[str, str, str]"
 
@@ -165,7 +165,7 @@ _KINDS = {
     ("first", False): "the first one's",
     ("root", False): "rank 0's",
 }
-# What is longer takes more than its column.
+# Longer texts are wider than the column.
 _WIDEST = 36
 
 
@@ -267,7 +267,7 @@ class _Text:
         phases = {Phase.READ: " read", Phase.UPDATE: " update"}
         place += phases.get(operation.phase, "")
         layouts = dict.fromkeys(map(self._layout, operation.outputs))
-        # Of a loop's results, what all towers have is least of interest.
+        # Results of a loop that all towers have are of little interest.
         own = [text for text in layouts if not text.startswith("whole")]
         layout = "; ".join(own or [*layouts][:1])
         return place, layout, _type(operation), self._where(operation)

@@ -120,7 +120,7 @@ def time_step(
             by_level[level] += seconds
     if computing is None:
         return StepTime(sending, None, sum(by_level.values()))
-    # Of a step that does not fit its sizes none knows where it computes.
+    # Without known sizes, the level of the computation is unknown.
     work = work or {0: 1.0}
     whole = sum(work.values())
     steps = (

@@ -367,7 +367,7 @@ def _with_rows(spec: Any, examples: int | None) -> Structure:
     """Return the spec of a part of a batch for a number of examples."""
     if isinstance(spec, tf.TensorSpec) and has_rows(spec):
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)
-    # Of ragged and sparse tensors only the graph knows the number.
+    # Only the graph knows the number for ragged and sparse tensors.
     return of_any_size(spec) if has_rows(spec) else spec
 
 

@@ -145,7 +145,7 @@ class SavedState:
     def _build_optimizers(self, model: keras.Model) -> None:
         """Create the slots of optimizers that a step would create."""
         strategy, state = components.active_strategy(), collect(model)
-        # What has other optimizers or weights is refused later.
+        # Other optimizers or weights are refused later.
         pairs = zip(state.optimizers, self.trained, strict=False)
         for optimizer, numbers in pairs:
             trained = [

@@ -163,7 +163,7 @@ class SavedTraining:
             )
             try:
                 refusal = self._open(name)
-                # Of a damaged one it is unknown how far it was.
+                # The position of a damaged backup is unknown.
                 if backup_folder.number_of(name) == self._number:
                     commits.check_last(self._call.path, self._place)
             except TowerError as error:

@@ -35,7 +35,7 @@ _TIMES = (
     "Times are lower bounds: they assume that each exchange overlaps with the "
     "computation before it."
 )
-# What a function of layouts gets.
+# The argument of a function of layouts, in messages.
 _DEVICES = "of the list of the devices' names"
 # The columns of a table of hosts, with all that it may have.
 _WIDTH = 100

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from keras_towers.errors import TowerError
 
-# Of NumPy, too; and what messages call them.
+# Number types, NumPy's included, and their names in messages.
 _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
 _NAMES = {
     Callable: "a function",

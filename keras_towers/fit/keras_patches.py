@@ -218,7 +218,7 @@ def _call_recomputed(
     if given is None or not (is_noted or compat.in_symbolic_scope()):
         return original(function, args, kwargs)
     with contextlib.ExitStack() as stack:
-        # What a branch, a loop or a function computes is one operation.
+        # A branch, a loop or a function is one operation.
         if step and step.remat and step.graph is compat.get_default_graph():
             stack.enter_context(step.remat.segment())
         return given(*args, **kwargs)
@@ -365,7 +365,7 @@ def patch_until_closed(
         ),
         (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
-        # What is exported knows no towers.
+        # An exported model knows no towers.
         (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.
         (compat.global_state, "set_global_attribute", store),

@@ -51,7 +51,7 @@ Weights: TypeAlias = Literal["sharded"]
 Where: TypeAlias = Literal["host", "towers"]
 """Whether weights are in CPU memory, or spread over the towers."""
 
-# What tensorpack calls them; its towers are GPUs.
+# Tensorpack's names of modes; its towers are GPUs.
 _OF_TENSORPACK = {"cpu": "host", "gpu": "towers"}
 _MAY_BE_OF_TENSORPACK = ("caching_device", "mode", "ps_device")
 
@@ -411,7 +411,7 @@ def check_values(options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
         if name not in hints:
             shared[name] = value
             continue
-        # Some name what needs TensorFlow.
+        # Some annotations need TensorFlow.
         with contextlib.suppress(NameError):
             check_value(name, value, eval(hints[name], globals()))
     StrategyOptions(**shared)

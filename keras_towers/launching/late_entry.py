@@ -33,7 +33,7 @@ def entered_late(
         def enter() -> None:
             nonlocal is_entered
             is_entered = True
-            # What makes the strategy starts TensorFlow, and asks, too.
+            # Making the strategy starts TensorFlow, and asks for it, too.
             waiting.close()
             with tf.init_scope():
                 entered.enter_context(make())

@@ -213,7 +213,7 @@ class Tracebacks:
         """
         now = time.monotonic()
         with self._lock:
-            # Of any sequences.
+            # ``commonprefix`` takes any sequences.
             equal = len(os.path.commonprefix([self._lines, lines[:-1]]))
             is_old = now - self._shown_at > settings.SAME_FAILURE_S
             if equal < _MIN_COMMON or is_old or tag == self._tag:

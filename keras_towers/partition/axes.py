@@ -31,5 +31,5 @@ TOWERS: Axes = frozenset({"towers"})
 COLUMNS: Axes = frozenset({"columns"})
 SHARDS: Axes = frozenset({"towers", "ranks"})
 BATCH: Axes = frozenset({"parts", "towers", "ranks"})
-# Those between which messages are sent, the inner one first.
+# The axes along which messages are sent, the inner one first.
 OF_MESSAGES: tuple[Axis, ...] = "columns", "towers", "ranks"

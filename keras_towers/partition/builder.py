@@ -34,8 +34,8 @@ SIZE_DTYPE = tf.int64
 Output = tuple[tf.DType, tf.TensorShape]
 Operand: TypeAlias = "Tensor | Dimension | Sequence"
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
-# What makes lists, of which every function has its own: XLA returns no list
-# that has no elements yet.
+# Operations that make lists. Every function has its own, because XLA cannot
+# return a list that has no elements yet.
 NEW_LISTS = ("EmptyTensorList", "TensorListReserve")
 # These attributes are valid in the traced graph only.
 _OF_TRACE = ("_class", "_output_shapes")
@@ -202,7 +202,7 @@ class Builder:
             over = AT_ROOT if kind == "root" else tensor.axes - COLUMNS
         if kind == "before":
             to = over
-        # Of what does not vary, a sum would count a term once that all have.
+        # A sum over an axis needs terms that vary along it.
         varies = bool(over) and over <= tensor.axes
         assert varies or kind in ("first", "root"), f"{kind} over {over}"
         result = Tensor(

@@ -52,7 +52,7 @@ from keras_towers.partition.reasons import (
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
 
-# Of how many operations in a sequence rows are computed, rather than sliced.
+# The most operations in sequence whose rows are computed, not sliced.
 # Each takes a few frames of Python.
 _DEEPEST = 64
 

@@ -11,7 +11,7 @@ from keras_towers import compat
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.registry import facts_of
 
-# Of an axis, or of a loop, whose length the trace does not know.
+# For an axis, or a loop, whose length the trace does not know.
 ASSUMED_LENGTH = 64
 
 
@@ -32,7 +32,7 @@ def estimated_work(
     kind = facts_of(type_).work
     if kind is None:
         return made
-    # Of shapes [m, k], [k, n] and [m, n]: m k n.
+    # For shapes [m, k], [k, n] and [m, n] it is m k n.
     work = math.sqrt(math.prod(sorted(inputs)[-2:]) * made)
     if kind == "products" and shape.rank is not None:
         # The axes of the batch are in all three.

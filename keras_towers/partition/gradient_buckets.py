@@ -79,7 +79,7 @@ def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
     least = reached = 0
     for event in events_of(program):
         if isinstance(event, Exchange):
-            # What towers compute with is gathered late; all else is free.
+            # Inputs of towers are gathered late; other exchanges are free.
             later = (
                 reached if event.least and "towers" in event.result.axes else 0
             )

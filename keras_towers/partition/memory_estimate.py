@@ -77,16 +77,16 @@ class MemoryEstimate:
     ):
         self._program, self._sizes, self._parts = program, sizes, parts
         self._sharing = sharing
-        # Of what towers get alike, those that share memory have one.
+        # Towers that share memory hold equal results once.
         alike = ("sum", "gather", "first", "root")
         self._alike: set[Tensor] = {
             e.result for e in program.exchanges if e.kind in alike
         }
-        # Of what each micro-batch has its own until all of them are done.
+        # The tensors that are held for all micro-batches until all are done.
         self._held = held_tensors(program)
         self._held.update(program.inputs.of_graph)
         self._root: dict[Tensor, Tensor] = {}
-        # Of tensors that grow.
+        # The bytes of lists that grow.
         self._bytes: dict[Tensor, int] = {}
         self.events: Sequence[Operation | Exchange] = events_of(program)
         self.users: dict[Tensor, list[int]] = {}
@@ -98,7 +98,7 @@ class MemoryEstimate:
             made.update(made_by(event))
             if isinstance(event, Exchange):
                 continue
-            # Some have further inputs, such as a shape.
+            # Some operations have further inputs, such as a shape.
             pairs = zip(event.inputs, event.outputs, strict=False)
             for source, copy in pairs:
                 root = self.rooted(source)
@@ -111,7 +111,7 @@ class MemoryEstimate:
                     self._bytes[root] = max(most, sizes.bytes_of(copy))
                 elif facts_of(event.type).memory in ("input", "variable"):
                     self._root[copy] = root
-        # What is repeated where it is used, and a size, have no memory.
+        # Repeated tensors and sizes take no memory.
         made.update(program.inputs.of_graph)
         for index, event in enumerate(self.events):
             for tensor in dict.fromkeys(map(self.rooted, used_by(event))):
@@ -127,7 +127,7 @@ class MemoryEstimate:
         before, level = 0, -1
         for index, event in enumerate(self.events):
             if self._parts > 1 and event.level != level:
-                # What earlier micro-batches have added up.
+                # The sums over earlier micro-batches.
                 level = event.level
                 before = sum(
                     self._sizes.bytes_of(tensor)

@@ -110,7 +110,7 @@ def phase_of(
     """
     if "towers" not in axes_of(inputs):
         return Phase.ONCE
-    # Of a batch, each micro-batch has rows of its own.
+    # Each micro-batch has its own rows of a batch.
     if of_update and not depends_on_batch(inputs):
         return Phase.UPDATE
     if all(tensor.handle is None for tensor in inputs):

@@ -17,7 +17,7 @@ from keras_towers.partition.layouts import Shape, Value, Values
 from keras_towers.partition.program import Attributes
 from keras_towers.partition.sizes import UNKNOWN, Dimension, broadcast_size
 
-# What functions of a node and of the values of its inputs return: the values of
+# Functions of a node and the values of its inputs. They return the values of
 # its outputs, or the labels of its axes.
 Rule: TypeAlias = "Callable[..., Values]"
 FactorsOf: TypeAlias = "Callable[..., Factors]"

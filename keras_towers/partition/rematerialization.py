@@ -42,7 +42,7 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 _SEGMENTS = 2, 3, 4, 6, 8, 12, 16, 24, 32
 # The parts of a plan that are tried where less may be enough.
 _PARTS = 0.25, 0.5, 0.75
-# What makes so much less than it takes is kept.
+# Results that are so many times smaller than their inputs are kept.
 _REDUCES = 16
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
@@ -93,7 +93,7 @@ def rematerialize(
         )
 
     if segments is not None:
-        # Of segments inside of others, as many as need least memory.
+        # For nested segments, the depth that needs the least memory.
         peak = _Peak(program, sizes, parts)
         use(min(peak.plans_of(segments), key=lambda plan: plan.bytes))
     for _ in range(_MOST_PEAKS):
@@ -341,7 +341,7 @@ class _Copies:
         # The inputs of those that use copies.
         self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
         self.operations: list[Operation] = [*peak.repeated]
-        # What the backward pass has computed last.
+        # The last operations of the backward pass so far.
         entered: Sequence[Operation] = ()
         for position, event in enumerate(peak.events):
             if not isinstance(event, Operation):

@@ -69,7 +69,7 @@ from keras_towers.partition.units import Units
 
 _DEFAULTS = LayoutOptions()
 _NOTHING = symbol("nothing")
-# What adds up the terms of a gradient, or passes them on, and what scales them.
+# Operations that add up or pass on the terms of a gradient, or scale them.
 _ADDS = frozenset(("Add", "AddN", "AddV2", "Cast", "Identity", "IdentityN"))
 _SCALES = frozenset(("Mul", "RealDiv"))
 
@@ -238,7 +238,7 @@ class _GraphInputs:
         first = len(values) - len(of_columns)
         for value, of_column in zip(values[first:], of_columns, strict=True):
             if of_column.kind == "start":
-                # Of a vector with it, the other entries are still known.
+                # The other entries of a vector with it stay known.
                 value.known = np.array(UNKNOWN, object)
         self.units.sizes.update(self._sizes)
         return values

@@ -39,7 +39,7 @@ _LEFT_OUT = (
     "gets a value that a branch keeps for its gradient, and XLA has to know "
     "its size"
 )
-# What values decide, and XLA then knows only a limit of.
+# Operations whose output size depends on values: XLA knows only a limit.
 _OF_VALUES = ("DynamicPartition", "Unique", "UniqueV2", "Where")
 _SIZES = "has a size that depends on values in two of its functions"
 _EFFECTS = "has effects in a function"
@@ -125,7 +125,7 @@ class Stages:
                     continue
                 is_done = False
                 if max(of_list) > len(operations):
-                    # What runs without XLA is between its users.
+                    # An operation without XLA is between two of its users.
                     self._leave_out(found, single)
                 # No function takes it from another one.
                 least |= {id(o): max(of_list) for o in found}

@@ -144,7 +144,7 @@ class RankSum:
         self._states: weakref.WeakKeyDictionary[
             keras.Optimizer, dict[tuple[int | tf.TensorSpec, ...], _KeptState]
         ] = weakref.WeakKeyDictionary()
-        # Of each optimizer, the values for states that are not made yet.
+        # For each optimizer, the values of states that do not exist yet.
         self._restored: weakref.WeakKeyDictionary[
             keras.Optimizer, list[list[tf.Tensor]]
         ] = weakref.WeakKeyDictionary()

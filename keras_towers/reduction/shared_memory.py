@@ -180,7 +180,7 @@ class SharedMemory:
         self.rank, self.size = rank, size
         self._largest = self._own = Room(0, 0)
         self._has_failed = False
-        # Those of all ranks, and their names; 0: none is known.
+        # The segments of all ranks, and their names; 0: unknown.
         self._names = [0] * size
         self._segments = [np.empty(0, np.uint8)] * size
         self._remove: Callable[[], object] = lambda: None

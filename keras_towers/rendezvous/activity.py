@@ -29,7 +29,7 @@ class UpdateCounts:
     def __init__(self):
         self._lock = threading.Lock()
         self._counts: dict[weakref.ref, Callable[[], tuple[int, int]]] = {}
-        # Of owners that are gone: a rank whose count falls would seem late.
+        # The counts of freed owners: a rank whose count falls would seem late.
         self._of_gone = 0
 
     def add(self, owner: object, count: Callable[[], tuple[int, int]]) -> None:

@@ -110,7 +110,7 @@ class JointCalls:
         self._losses = 0
         # The ranks of a call while it runs.
         self._running: Abortable | None = None
-        # Those of the last call; and whether they connect again.
+        # The ranks of the last call, and whether they connect again.
         self._ranks: Abortable | None = None
         self._connects = False
         self._thread: int | None = None

@@ -47,7 +47,7 @@ class LocalStore(Store):
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self._reports = Reports()
         self._gatherings: dict[str, _Gathering] = {}
-        # Those that wait for a key: what to call when it is written.
+        # The functions to call when a key is written.
         self._awaited: dict[tuple[str, str], set[Callable[[], None]]] = {}
         self._given_up: collections.Counter[str] = collections.Counter()
         self._scope_size: dict[str, int] = {}

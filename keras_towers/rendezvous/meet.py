@@ -72,7 +72,7 @@ _HELPER_PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from keras_towers.rendezvous import meet; meet.help_rank()"
 )
-# What the store's process has open besides connections.
+# The open files of the store's process, besides connections.
 _OTHER_FILES = 100
 _MIN_SECRET_LENGTH = 16
 # Rank 0 has not started; or the address is left over from an earlier job, and

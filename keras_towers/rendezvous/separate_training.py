@@ -11,7 +11,7 @@ from keras_towers.message_lists import listed
 from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.tf_config import Member
 
-# What the error says; None: this process may train.
+# The message of the error; None: this process may train.
 _reason: str | None = None
 
 

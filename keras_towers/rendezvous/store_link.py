@@ -67,7 +67,7 @@ class StoreLink:
         self._keeps = keeps
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
-        # Those that have no answer yet.
+        # The requests without an answer yet.
         self._requests: collections.deque[_Request] = collections.deque()
         # By scope and key, what threads wait for; set when it may be there.
         self._awaited: dict[str, set[threading.Event]] = {}

@@ -254,7 +254,7 @@ class _Connection(asyncio.Protocol):
             end = received.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
             if end < 0 and len(received) < _MAX_HEAD_BYTES:
                 return None
-            # What is too long for a head is none of ours.
+            # A head that is too long is not from our clients.
             head = _parse(bytes(received[: max(end, 0)]), self._server.prefix)
             del received[: end + 4]
             self._head = head

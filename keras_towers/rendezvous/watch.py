@@ -49,7 +49,7 @@ _SILENT_BEATS = 2.5
 # A rank that nothing interrupts ends when it has heard so often that it waits
 # in vain: before that, another one fails, and with it the call of all.
 _BEATS_TO_FAIL = 4
-# What a rank waits for in an exchange outside of a call.
+# The words for an exchange outside of a call.
 _UNMARKED = "an exchange"
 
 

@@ -46,7 +46,7 @@ from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 
 _connected = False
-# What init() was called with, to call it again.
+# The arguments of init(), to call it again.
 _arguments: tuple[tuple[object, ...], dict[str, object]] = (), {}
 # The place of this process, which Horovod does not tell while it is shut down.
 _place: dict[str, int] = {}
@@ -239,8 +239,8 @@ class HorovodTransport(EngineTransport):
 
     @property
     def loses_exchanges(self) -> bool:
-        # What a thread adds to Horovod's queue while Horovod shuts down may
-        # stay there. Over MPI, it does not shut down.
+        # An operation that a thread adds to Horovod's queue while Horovod shuts
+        # down may stay there. Over MPI, it does not shut down.
         return not self.engine.mpi_enabled()
 
     def leave(self) -> None:
@@ -256,8 +256,8 @@ class HorovodTransport(EngineTransport):
             _init(self.engine, *args, **kwargs)
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
-        # What Horovod makes of TensorFlow's errors in its operations, which
-        # only allocate memory.
+        # Horovod converts TensorFlow's errors in its operations, which only
+        # allocate memory, to this one.
         is_lost = isinstance(error, tf.errors.UnknownError)
         if is_lost and "Unknown error." in str(error.message):
             return tf.errors.ResourceExhaustedError(

@@ -430,7 +430,7 @@ def _acts(
         reads: whether other ranks have to take part in reading weights, too.
     """
     names = {event, event.replace("train_batch", "batch")}
-    # Those of Keras that save weights say how often.
+    # Keras's callbacks that save weights have ``save_freq``.
     saves = getattr(callback, "save_freq", "epoch") != "epoch"
     is_harmless = "batch" in event and not (reads and saves)
     classes = _HARMLESS if is_harmless else _HARMLESS[:1]
@@ -453,7 +453,7 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def _value(variable: keras.Variable) -> _Value:
-    # What ranks write together needs no look.
+    # Ranks write variables in shards together.
     if is_over_ranks(variable):
         return None
     value = variable._value

@@ -35,7 +35,7 @@ _Kind = TypeVar("_Kind")
 # Also the older ``on_batch_*``, which Keras still calls.
 ALL_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 _FORWARDED = frozenset((*ALL_EVENTS, "set_params", "set_model"))
-# What is run by the first rank that has its path, and the attribute with that.
+# Callbacks that the first rank with a path runs, and the path's attribute.
 _WRITTEN: dict[type, str] = {
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.CSVLogger: "filename",

@@ -35,7 +35,7 @@ class LoneCall(TowerCall):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.places = self.places.alone()
-        # What its own callbacks do, they do alone, too.
+        # The callbacks of the call act alone, too.
         transport = self.config.transport
         self.meet = lambda what, call: [
             what if rank == transport.rank else ""

@@ -56,14 +56,14 @@ _WRITERS: tuple[tuple[object, str], ...] = (
     (tf.train.Checkpoint, "_write"),
     (compat.saved_model, "save_and_return_nodes"),
 )
-# What these functions call the path.
+# The names of the path in these functions.
 _PATHS = ("filepath", "file_prefix", "export_dir")
 _REMEDY = (
     "One rank writes what several save. Save the same path on every rank, or "
     "put saves of other ranks into `with kt.save_on_every_rank():`."
 )
 
-# What ranks that meet tell of a path.
+# The words of ranks that meet about a path.
 _SAVES, _SAVED = "saves ", "has saved "
 
 _on_every_rank: ThreadLocal[bool] = ThreadLocal()
@@ -98,7 +98,7 @@ class _Ranks(Protocol):
         ...
 
 
-# Those of this process's job, if it has a store.
+# The ranks of this process's job, if it has a store.
 _job: _RanksOfStore | None = None
 
 

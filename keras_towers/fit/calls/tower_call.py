@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 _calls: ThreadLocal[TowerCall] = ThreadLocal()
-# Those of all ranks, in the one thread that makes such calls.
+# The calls of all ranks, in the one thread that makes such calls.
 _joint: list[TowerCall] = []
 
 

@@ -25,7 +25,7 @@ class RematScopes:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        # Of functions that are being called, the outer ones first.
+        # The functions that are being called, the outer ones first.
         self._open: tuple[int, ...] = ()
         self._paths: dict[str, tuple[int, ...]] = {}
 

@@ -132,7 +132,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Iterator[Structure] | None = None
-        # What the step reads that Keras runs.
+        # The batch that Keras's next step reads.
         self._read: Any = None
         if self._owner is not _Owner.USER:
             if kind == "fit":

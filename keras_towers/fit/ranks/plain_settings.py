@@ -26,7 +26,7 @@ _RATE = "learning_rate"
 # How many differences an error shows.
 _SHOWN_SETTINGS = 3
 _INNER = "inner_optimizer"
-# What only names objects, and what ranks and backups share.
+# Settings that only name objects, or that ranks and backups share.
 _IGNORED = ("name", "seed")
 
 

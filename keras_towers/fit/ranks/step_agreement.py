@@ -30,9 +30,9 @@ _Result = TypeVar("_Result")
 # The steps of a rank run one after another, and each compares itself once. So
 # ranks that trace other steps, or have no further batch, meet under one key.
 STEP_KEY = "kt.step"
-# Of updates that are compared by themselves, as at the end of a round.
+# The key of updates that are compared alone, as at the end of a round.
 UPDATE_KEY = "gradients"
-# What ranks do that compare steps.
+# The words for ranks that compare steps.
 _COMPARES = "compares the steps"
 # In place of the digest of a step: the data has ended.
 _END = -1

@@ -128,7 +128,7 @@ class AdaptiveFunction(TowerFunction):
 
     def __call__(self, data: Structure) -> Structure:
         result = self._run_steps(data)
-        # What follows are callbacks.
+        # Callbacks follow.
         activity.mark_over()
         return result
 

@@ -97,7 +97,7 @@ def line_of(operation: tf.Operation) -> str:
         if _is_users(path):
             line = linecache.getline(path, frame.lineno).strip()
             return f"{os.path.basename(path)}:{frame.lineno}: {line}"
-        # Of a comprehension, Python 3.12 has no frame.
+        # Python 3.12 has no frame for a comprehension.
         of_keras = path.startswith(_LIBRARIES[0]) and frame.name[0] != "<"
         if not function and of_keras and not path.startswith(_HELPERS):
             file = os.path.basename(path)

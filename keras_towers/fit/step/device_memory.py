@@ -53,7 +53,7 @@ logger = logging.getLogger("keras_towers")
 _SHRINKS = 2
 # Estimates that are wrong by less stop nothing.
 _MARGIN = 0.1
-# Of variables that take this part of the memory, slots fit, too.
+# If variables take this part of the memory, their slots fit, too.
 _ROOM = 16
 
 
@@ -111,7 +111,7 @@ class MemoryCheck:
     def __init__(self, config: TowerConfig):
         self._config = config
         self._limit: Limit | None = None
-        # What devices hold of models.
+        # The bytes that devices hold of each model.
         self._held: weakref.WeakKeyDictionary[keras.Model, Needs]
         self._held = weakref.WeakKeyDictionary()
         # Whether steps of one device do not fit, by their batches.
@@ -239,10 +239,10 @@ class MemoryCheck:
                 break
             settings = more
         self._say_how(layout, remat)
-        # What runs out of memory is tried again, in smaller parts.
+        # A step that runs out of memory is tried again in smaller parts.
         if held is not None and more is None:
             needs = dataclasses.replace(held, step=layout.plan.bytes)
-            # Of what XLA compiles, it keeps less.
+            # XLA keeps less than the estimate.
             self._compare(settings.model, settings.kind, needs, settings.xla)
         return layout
 
@@ -262,7 +262,7 @@ class MemoryCheck:
         settings, schedule = layout.settings, layout.program.schedule
         assert schedule is not None, "a step without a schedule"
         model, plan, how = settings.model, layout.plan, []
-        # What users have chosen is computed again all the same.
+        # Segments that users mark are recomputed in any case.
         exceeds = schedule.bytes + schedule.saved > remat.limit
         if schedule.again and exceeds and self._config.options.remat is None:
             how.append(
@@ -354,7 +354,7 @@ def _exceeds(layout: StepLayout, room: float) -> bool:
     plan, failed = layout.plan, layout.settings.failed
     if failed is not None and not plan < failed:
         return True
-    # Of what XLA compiles, it keeps less.
+    # XLA keeps less than the estimate.
     return not layout.settings.xla and plan.bytes > room
 
 

@@ -125,7 +125,7 @@ class PlacedModel:
                     total[short_name(device)] += size * count // planned - size
         names = [short_name(device) for device in itertools.chain(*mesh)]
         found = [total[name] for name in names]
-        # What towers have once was made on the host of this process.
+        # Variables that towers have once were made on this process's host.
         others = sum(total.values()) - sum(found)
         return [others + found[0], *found[1:]]
 

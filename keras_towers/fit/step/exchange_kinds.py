@@ -415,7 +415,7 @@ def _messages(
         for group, rows in known.items()
         if rows is not None and group.exchange.kind == kind
     ]
-    # Of their own rows, ranks would have groups of other sizes.
+    # Ranks group wholes: by their own rows, groups would differ.
     wholes = [tf.TensorSpec(rows.shape, rows.dtype) for _, rows in pairs]
     for indices in messages.group_by_bytes(wholes):
         yield dict(pairs[i] for i in indices)

@@ -108,10 +108,10 @@ class GlobalStep:
         # Each tower's rows of the batch, once the previous step has ended.
         divided = self._divide(batch, settings)
         with self._begun(divided, settings), without_collection():
-            # What one device computes, and its calls of optimizers.
+            # The step of one device, with its calls of optimizers.
             traced = self._trace(step, divided, settings)
-            # What each tower computes of that, what towers exchange, and when,
-            # within the memory of a device.
+            # What each tower computes, what towers exchange, and when, within
+            # the memory of a device.
             layout = self._lay_out(traced, divided, settings)
             # All ranks make the same exchanges, or all of them fail.
             self._compare_with_ranks(layout)

@@ -49,7 +49,7 @@ class TensorsAt(MutableMapping[Tensor, Any]):
         towers, columns, parts = array.shape
         all_towers, all_columns, _ = self.lengths
         value = None
-        # What is computed once cannot use what differs between towers.
+        # A tensor that is computed once cannot use one that differs.
         if towers <= all_towers and columns <= all_columns:
             value = array[
                 self.tower if towers > 1 else 0,

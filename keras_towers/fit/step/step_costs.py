@@ -34,12 +34,12 @@ from keras_towers.partition.sizes import (
     symbol_name,
 )
 
-# What takes less of a step is only described, if it does not grow with a batch.
+# A smaller part of a step is only described, unless it grows with a batch.
 _ANNOUNCED = 0.02
 # How many lines that follow from one are named.
 _NAMED = 4
-# What a process has of an operation: in the trace, in functions of towers, and
-# in TensorFlow's runtime.
+# The bytes of a process for an operation: in the trace, in functions of towers,
+# and in TensorFlow's runtime.
 _PER_OPERATION = 26 * 2**10
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
@@ -387,7 +387,7 @@ def _once(program: Program) -> dict[str, ComputedOnce]:
     causes: dict[Tensor, str] = {}
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
-        # What follows from it takes rows, too, as a loss takes targets.
+        # Operations that use it take rows, too, as a loss takes targets.
         source = operation.source
         if cause is None and source is not None and id(source) in undivided:
             cause = cause_of(source)

@@ -42,7 +42,7 @@ from keras_towers.partition.program import (
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.xla_pieces import Stage, Stages, needs_call
 
-# What XLA does with a variable.
+# The operations on a variable that XLA compiles.
 _COMPILED = (
     "ReadVariableOp",
     "AssignVariableOp",
@@ -182,7 +182,7 @@ class TowerFunctions:
         used.update(program.results)
         users: dict[Tensor, set[Hashable]] = {tensor: {None} for tensor in used}
         for operation in program.operations:
-            # What is repeated is added wherever it is used.
+            # A repeated operation is added wherever it is used.
             repeats = operation.is_repeated
             user = None if repeats else sections[id(operation)]
             for tensor in operation.inputs:

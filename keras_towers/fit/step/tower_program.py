@@ -261,7 +261,7 @@ class Pace:
         self._has_gathers = any(map(gathers_variables, program.exchanges))
         self._computed: list[Any] = []
         self._exchanged: list[Any] = []
-        # What is done when the last level is, and the one before it.
+        # Tensors that exist once the last level has ended, and the one before.
         self._ends: list[Any] = []
         self._earlier_ends: list[Any] = []
 

@@ -269,7 +269,7 @@ def trace(
     updates: dict[str, ApplyCall] = {}
     layouts: dict[str, Sequence[MeshLayout]] = {}
     in_updates: dict[str, str] = {}
-    # Of gradients that are results: how many operations come before.
+    # The number of operations before each gradient that is a result.
     begun: dict[str, int] = {}
     is_whole = update is not None and not update.pushes
     remat = RematScopes()

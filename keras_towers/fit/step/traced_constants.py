@@ -119,6 +119,6 @@ def _show(value: np.ndarray) -> str:
         texts.append("...")
     if value.ndim == 0:
         return texts[0]
-    # Those of which the first values are equal may have other norms.
+    # Constants with equal first values may have different norms.
     norm = np.linalg.norm(value.astype("complex128").ravel())
     return f"[{', '.join(texts)}] of shape {value.shape} and norm {norm:.6g}"

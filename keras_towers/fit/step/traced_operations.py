@@ -25,8 +25,8 @@ from keras_towers.fit.weights.model_state import ModelState, collect
 if TYPE_CHECKING:
     from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-# What only names or counts objects of a process; the numbers of draws without a
-# seed, which rank 0 makes; and what the inputs of a call tell.
+# Attributes that only name or count objects of a process; the numbers of draws
+# without a seed, which rank 0 makes; and those that the inputs of a call imply.
 _IGNORED = frozenset(
     [
         "container",
@@ -120,7 +120,7 @@ class TracedOperations:
             results: what it returns.
         """
         values, needed = dict(inputs), self._needed[graph]
-        # Of what is computed of constants alone: these, with their places.
+        # The constants, with their places, of results that depend on no input.
         constants = {t: {t: 0} for t in inputs if t in self._captured}
         for operation in graph.get_operations():
             if operation.name not in needed:
@@ -174,7 +174,7 @@ class TracedOperations:
                 parts += [self._of_function(graph, name) for name in names]
             else:
                 parts.append(value.SerializeToString(deterministic=True))
-        # What a call passes on to nothing but a summary has none.
+        # An argument that only a summary uses has no checksum.
         parts += [values.get(tensor, b"") for tensor in operands]
         return _digest(*filter(None, parts))
 

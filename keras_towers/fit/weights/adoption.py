@@ -66,7 +66,7 @@ class Adoption:
         self.update = update
         self.stages: ModelStages = ModelStages()
         self.prepared: PreparedMethods = PreparedMethods()
-        # Those that loops of the user's own may train; ranks have not compared
+        # Variables that the user's own loops may train; ranks have not compared
         # them yet.
         self._new: list[weakref.ref[Variable]] = []
         # In the block, or in the previous one.
@@ -142,7 +142,7 @@ class Adoption:
     def share_created(self) -> None:
         """Give all ranks rank 0's values of new variables. Collective."""
         if self._new:
-            # What ranks use no more they need not have collected equally.
+            # Ranks may have collected unused variables at different times.
             gc.collect()
         new = [v for v in (named() for named in self._new) if v is not None]
         self._new.clear()
@@ -326,7 +326,7 @@ class Adoption:
         weights = [*state.seeds, *state.weights]
         differing = self.compare(peers, weights, build_error)
         self.update.variables.name_weights(weights)
-        # What no rank has kept is not to become whole here.
+        # A weight that no rank holds must not become whole here.
         deferred = [
             weight
             for weight in differing

@@ -156,7 +156,7 @@ def broadcast(
         indices = [known[k] for k in group]
         own = [variables[i] for i in indices]
         if transport.rank != root:
-            # What is in shards has no whole here.
+            # A variable in shards has no whole value here.
             values = [
                 tf.zeros(v.shape, v.dtype)
                 if isinstance(v, ShardedVariable)

@@ -73,7 +73,7 @@ def bytes_on(
     for variable in {id(v): v for v in variables}.values():
         for part in parts_of(variable):
             for device, copy in zip(part.devices, part.copies, strict=True):
-                # Those of a graph that never runs may have none.
+                # Copies in a graph that never runs may have no device.
                 name = devices.short_name(device or mesh[0][0])
                 total[name] += byte_size(copy)
     return total

@@ -76,8 +76,8 @@ class KnownVariables:
         self._by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
             weakref.WeakValueDictionary()
         )
-        # Those in shards after their block, and Keras's variables that had
-        # them: another rank may read what nothing here refers to any more.
+        # Variables in shards after their block, and the Keras variables they
+        # belong to. Another rank may read one that nothing here refers to.
         self._kept: dict[str, tuple[ShardedVariable, Callable[[], Any]]] = {}
 
     def register(self, variable: ShardedVariable) -> None:

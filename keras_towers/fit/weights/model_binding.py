@@ -48,7 +48,7 @@ _SHADOWS_OF_CALLS = (
     "make_predict_function",
 )
 
-# What a model has of a strategy, and of its calls.
+# The attributes that bind a model to a strategy and its calls.
 _BOUND = (
     "_distribute_strategy",
     "train_function",
@@ -100,7 +100,7 @@ class ModelStages:
     """
 
     def __init__(self) -> None:
-        # Those that are not free.
+        # The stages of all models that are not ``FREE``.
         self._stages: weakref.WeakKeyDictionary[keras.Model, ModelStage] = (
             weakref.WeakKeyDictionary()
         )

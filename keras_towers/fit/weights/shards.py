@@ -192,7 +192,7 @@ class ShardedVariable(compat.UninitializedVariable):
                     shape=like.shape,
                     dtype=tf.as_dtype(like.dtype),
                 )
-                # What its handle holds may be empty.
+                # The value at its handle may be empty.
                 self._validate_shape = False
             columns = len(mesh[0]) if layout.columns is not None else 1
             self.shards: list[list[tf.Variable]] = [[] for _ in mesh]
@@ -449,7 +449,7 @@ def _method(name: str, writes: bool) -> Callable[..., Any]:
             return getattr(ordinary, name)(*args, **kwargs)
         with variable._as_whole(writes, reads=name != "assign"):
             result = original(variable, *args, **kwargs)
-        # What reads its handle later would find nothing there.
+        # A later read of the handle would find nothing.
         is_same = getattr(result, "handle", None) is variable.handle
         return variable if is_same else result
 

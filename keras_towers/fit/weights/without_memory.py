@@ -75,7 +75,7 @@ class DeferredVariable(compat.UninitializedVariable):
                 shape=like._shape,
                 dtype=tf.as_dtype(like._dtype),
             )
-        # What its handle holds may be empty.
+        # The value at its handle may be empty.
         self._validate_shape = False
         self._initializer = functools.partial(initializer, dtype=like._dtype)
         self.first_value = functools.partial(self._initializer, like._shape)

@@ -169,7 +169,7 @@ def _filter_gradient(
 
 def _main_diagonal(node: Node, *inputs: Value) -> Values:
     """Lay out a main diagonal: each row has an entry in its own column."""
-    # Of those inputs that are a matrix or its diagonal.
+    # The ranks of the inputs that are a matrix or its diagonal.
     ranks = {"MatrixDiagV3": [1], "MatrixDiagPartV3": [2]}.get(
         node.type, [2, 1]
     )

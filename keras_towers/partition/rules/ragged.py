@@ -233,7 +233,7 @@ def _places_in_rows(
     builder, step = node.builder, steps.number
     first, last = place_of(starts), place_of(limits)
     require(first.entries == last.entries and first.rows == last.rows)
-    # Of other rows a tower may have no entries.
+    # A tower may have no entries of other rows.
     require(all(p.is_after and p.is_before for p in (first, last)))
     require(isinstance(step, int) and step > 0)
     operands = [first.local, last.local, node.converter.replicate(steps)]

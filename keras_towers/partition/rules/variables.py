@@ -100,7 +100,7 @@ def _look_up_keys(
         "ranks" not in node.options.axes or asserted(table.whole).is_fixed
     )
     require(node.builder.can_exchange and is_shared)
-    # Of tables whose keys or values are vectors, the axes differ.
+    # If keys or values are vectors, the axes differ.
     require(not default.rank and node.shapes[0].rank == keys.rank)
     layout, own = keys.as_rows()
     converter = node.converter
@@ -112,7 +112,7 @@ def _look_up_keys(
 
 
 def _lookup_shape(node: Node, table: Value, keys: Value, other: Value) -> Shape:
-    # Of tables whose keys or values are vectors, the axes differ.
+    # If keys or values are vectors, the axes differ.
     require(not other.rank and node.shapes[0].rank == keys.rank)
     return keys.sizes
 
@@ -191,7 +191,7 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
     else:
         whole = _holding(builder, whole, rows.size)
         if node.options.xla:
-            # Of an index outside of the table XLA looks the nearest row up.
+            # For an index outside of the table, XLA takes the nearest row.
             whole = _clipped(builder, whole, rows.size)
         zero = builder.constant(0, whole.dtype)
         own, is_own = _own_indices(builder, whole, rows, zero)
