@@ -311,9 +311,7 @@ class SumsByFunction(OnTowers):
 
 
 def on_each(
-    devices: Sequence[str],
-    function: Callable[..., _T],
-    *values: Sequence[Any],
+    devices: Sequence[str], function: Callable[..., _T], *values: Sequence[Any]
 ) -> list[_T]:
     """Call a function of each device's values in some lists, on that device."""
     results = []

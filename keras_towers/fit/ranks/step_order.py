@@ -28,7 +28,7 @@ from keras_towers.fit.ranks.step_agreement import (
     ComparedStep,
     StepAgreement,
 )
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
 

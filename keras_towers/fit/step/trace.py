@@ -31,8 +31,7 @@ from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import MeshLayout
 from keras_towers.partition.segments import Segments
-from keras_towers.reduction import scaled
-from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.gradients import Gradient, scaled
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate

@@ -41,7 +41,7 @@ from keras_towers.fit.weights.without_memory import (
     DeferredVariable,
     is_repeatable,
 )
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 
