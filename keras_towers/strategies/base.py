@@ -1,4 +1,8 @@
-"""The base of all strategies: a TensorFlow strategy of three components."""
+"""The base of all strategies: a TensorFlow strategy of three components.
+
+The components are in ``fit/components.py``, ``fit/update/weight_update.py`` and
+``fit/calls/tower_runner.py``.
+"""
 
 from __future__ import annotations
 

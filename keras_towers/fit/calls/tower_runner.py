@@ -1,4 +1,8 @@
-"""Runs Keras's methods with synchronous steps on all towers."""
+"""Runs Keras's methods with synchronous steps on all towers.
+
+``keras_patches.py`` passes each call of ``fit``, ``evaluate``, ... to the
+runner of its strategy. The runner makes a ``TowerCall`` (``tower_call.py``).
+"""
 
 from __future__ import annotations
 
