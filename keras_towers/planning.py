@@ -234,7 +234,7 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
         plans += _plan_all(choice, build, setting)
     if setting.hosts is None:
         again = _plan_all(_AGAIN, build, setting)
-        plans += [p for p in again if p.costs.again_summary]
+        plans += [p for p in again if p.costs.remat_summary]
     return plans
 
 

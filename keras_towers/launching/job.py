@@ -165,7 +165,7 @@ class RunningJob(ProcessContext):
         return folder
 
     @property
-    def again(self) -> bool:
+    def may_restart(self) -> bool:
         """Whether another round may follow this one."""
         limit = self.job.restarts
         return limit is None or self.round <= limit
@@ -259,7 +259,7 @@ class RunningJob(ProcessContext):
 
     def stand_by(self) -> None:
         """Start processes that wait for the next round, if there may be one."""
-        if not (self.job.standby and self.again):
+        if not (self.job.standby and self.may_restart):
             return
         for start in self._starts:
             key = store.BEGIN.format(self.round + 1, start.index)
@@ -283,7 +283,7 @@ class RunningJob(ProcessContext):
                 return outcome
             limit = self.job.restarts
             option = "--reset-limit" if self.job.elastic else "--restarts"
-            if not self.again:
+            if not self.may_restart:
                 self.console.say(
                     f"it has started again {limit} times already ({option})"
                 )

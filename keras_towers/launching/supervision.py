@@ -167,7 +167,7 @@ class Supervisor:
     def _regroup(self) -> None:
         """Let the ranks make a backup and end, once they can go on from one."""
         run, ready = self._run, self._run.server.get(store.RESUMES)
-        if self._regroups or self._forwarded or not (ready and run.again):
+        if self._regroups or self._forwarded or not (ready and run.may_restart):
             return
         self._regroups = True
         run.console.say("hosts have come or gone: all ranks back up and end")

@@ -18,11 +18,7 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.axes import (
-    BATCH,
-    ONCE,
-    Axes,
-)
+from keras_towers.partition.axes import BATCH, ONCE, Axes
 from keras_towers.partition.sizes import Dimension
 
 
@@ -325,19 +321,19 @@ class Schedule:
     """The memory and the work of a scheduled program.
 
     Attributes:
-        bytes: the bytes that a tower has at a time, for an assumed batch.
-        shared: the same of all towers that share memory.
-        is_paced: whether a level waits for the end of the one two before it.
-        again: how many operations run again, because their results are not
-            kept.
-        work: how much these compute, as part of the work of a step without.
-        saved: how many bytes fewer a tower has for it.
+        bytes: the peak bytes of a tower, for an assumed batch.
+        shared: the peak bytes of all towers that share memory.
+        is_paced: whether a level waits for the end of the level two before it.
+        recomputed: the number of operations that run again, because their
+            results are not kept.
+        work: their work, as a fraction of the work of a step without them.
+        saved: the bytes that a tower saves by them.
     """
 
     bytes: int
     shared: int = 0
     is_paced: bool = False
-    again: int = 0
+    recomputed: int = 0
     work: float = 0.0
     saved: int = 0
 

@@ -87,7 +87,7 @@ def rematerialize(
         )
         best = Schedule(
             plan.bytes,
-            again=best.again + len(plan.copies.originals),
+            recomputed=best.recomputed + len(plan.copies.originals),
             work=best.work + plan.work,
             saved=before - plan.bytes,
         )

@@ -100,17 +100,17 @@ def schedule(
     begins = bucket_gradients(program, sizes) if parts == 1 else []
     if begins:
         program = divide_levels(program, begins)
-    program, found, again = rematerialize(
+    program, summary, segment_begins = rematerialize(
         program, sizes, remat.limit, remat.most_work, parts, segments
     )
     if not xla:
         keep_order(program, sizes, parts)
-    elif again and parts == 1:
+    elif segment_begins and parts == 1:
         # XLA merges equal operations of a function.
-        program = divide_levels(program, again)
+        program = divide_levels(program, segment_begins)
     shared = MemoryEstimate(program, sizes, parts, sharing).peak_bytes()
-    found = dataclasses.replace(found, shared=shared, is_paced=bool(begins))
-    return dataclasses.replace(program, schedule=found)
+    summary = dataclasses.replace(summary, shared=shared, is_paced=bool(begins))
+    return dataclasses.replace(program, schedule=summary)
 
 
 def compute_late(program: Program, sizes: TensorSizes) -> Program:

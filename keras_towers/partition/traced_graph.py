@@ -115,21 +115,21 @@ def partition_graph(
     values = given.values()
     given.add_copies(values, scope)
     args = graph, layouts, wanted, gradients, updates, of_columns, exchanges
-    again = functools.partial(partition_graph, *args)
+    lay_out_again = functools.partial(partition_graph, *args)
     replace = functools.partial(dataclasses.replace, options)
     try:
         by_name = lay_out_graph(scope, graph, values)
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        return again(replace(lists=False))
+        return lay_out_again(replace(lists=False))
     except Mistake as mistake:
         undivided = mistake.after(options.undivided)
-        return again(replace(undivided=undivided))
+        return lay_out_again(replace(undivided=undivided))
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     program = _program(scope, inputs, results, by_name)
     if options.by_number or not has_other_layout(program, given.units):
         return program
-    return cheaper(program, again(replace(by_number=True)))
+    return cheaper(program, lay_out_again(replace(by_number=True)))
 
 
 class _GraphInputs:
@@ -284,20 +284,20 @@ class _GraphInputs:
             values: the values of the inputs.
             scope: that of the graph.
         """
-        resources = scope.variables.resources
+        variables = scope.variables
         for index, (_, common, layout) in enumerate(self._each):
             if isinstance(layout, Mirrored):
                 copy = dataclasses.replace(common, axes=common.axes | TOWERS)
                 self._copies[index] = values[index].local = copy
                 if copy.handle is not None:
-                    resources.add_copies(common, copy)
+                    variables.add_copies(common, copy)
             elif isinstance(layout, InShards):
                 handle = _handle_of_shards(common.handle, layout)
                 axes = common.axes | self._shard_axes
                 copy = dataclasses.replace(common, axes=axes, handle=handle)
                 self._copies[index] = copy
                 rows = self.units.rows_in(layout)
-                resources.add_copies(common, copy, rows)
+                variables.add_copies(common, copy, rows)
 
 
 def _scalar(axes: Axes, dtype: tf.DType = SIZE_DTYPE) -> Tensor:

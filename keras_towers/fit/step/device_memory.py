@@ -264,9 +264,13 @@ class MemoryCheck:
         model, plan, how = settings.model, layout.plan, []
         # Segments that users mark are recomputed in any case.
         exceeds = schedule.bytes + schedule.saved > remat.limit
-        if schedule.again and exceeds and self._config.options.remat is None:
+        if (
+            schedule.recomputed
+            and exceeds
+            and self._config.options.remat is None
+        ):
             how.append(
-                f"computes {schedule.again} operations again "
+                f"computes {schedule.recomputed} operations again "
                 f"({schedule.work:.0%} of the step's work) instead of keeping "
                 f"{format_bytes(schedule.saved)} on each device"
             )
@@ -318,12 +322,15 @@ class MemoryCheck:
             logger.warning("%s", text)
 
     def _advice(self, needs: Needs) -> str:
-        """Return options with which the step may fit."""
+        """Return options with which a step may fit, the cheapest one first."""
         options, advice = self._config.options, ["more devices"]
         if options.layouts is options.weights is None:
             advice = ['weights="sharded" on several devices']
-        if needs.step is not None and options.micro_batches != "auto":
-            advice.append('micro_batches="auto"')
+        # Micro-batches help if the variables fit.
+        assert self._limit is not None
+        has_room = needs.held <= self._limit.size * (1 - _MARGIN)
+        if has_room and options.micro_batches != "auto" and needs.step:
+            advice.insert(0, 'micro_batches="auto"')
         return (
             f"Try {', '.join(advice)} or a smaller batch; `keras-towers plan` "
             "shows what devices then need. If they have more memory, set "

@@ -1,4 +1,8 @@
-"""The costs of a step on towers: exchanges, and undivided computations."""
+"""The costs of a step on towers: exchanges, and undivided computations.
+
+``step_reports.py`` shows them to users; ``planning.py`` and ``network_cost.py``
+compute with them.
+"""
 
 from __future__ import annotations
 
@@ -116,14 +120,14 @@ class StepCosts:
     graph_bytes: int = 0
 
     @property
-    def again_summary(self) -> str:
+    def remat_summary(self) -> str:
         """Describe what is recomputed; empty: nothing."""
         schedule = self.schedule
-        if schedule is None or not schedule.again:
+        if schedule is None or not schedule.recomputed:
             return ""
         saved, most = map(format_bytes, (schedule.saved, schedule.bytes))
         return (
-            f"computes {_count(schedule.again, 'operation')} again "
+            f"computes {_count(schedule.recomputed, 'operation')} again "
             f"({schedule.work:.0%} of its work) instead of keeping {saved} on "
             f"each tower: {most} at a time"
         )

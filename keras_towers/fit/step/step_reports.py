@@ -1,4 +1,7 @@
-"""Reports on steps, for users: their costs, and what XLA leaves out."""
+"""Reports on steps, for users: their costs, and what XLA leaves out.
+
+``describe()`` and log lines show them.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +123,8 @@ def describe_steps(config: TowerConfig) -> list[str]:
             lines.append(
                 f"{name}: at most {most} of gathered weights at a time"
             )
-        if costs.again_summary:
-            lines.append(f"{name}: {costs.again_summary}")
+        if costs.remat_summary:
+            lines.append(f"{name}: {costs.remat_summary}")
         summary = costs.held_summary
         if config.options.micro_batches != 1 and summary:
             lines.append(f"{name}: held for all micro-batches: {summary}")
