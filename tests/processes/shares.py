@@ -226,6 +226,31 @@ def what_other_ranks_have_dropped_can_be_read():
 
 
 @check
+def what_a_block_has_left_in_parts_is_read_in_one_that_divides_nothing():
+    """Before a call, in a callback and at the end: there the others serve."""
+    first, second, reference = compiled(), compiled(), alone({"epochs": 1})
+    path, found = str(FOLDER / "in parts.keras"), []
+    with sharded():
+        train(first, epochs=1)
+
+    def read(_=None):
+        if s.RANK == 0:
+            found.append(first.optimizer._momentums[len(found)].numpy())
+
+    with sharded(updates=None):
+        read()
+        train(second, epochs=1, callbacks=[s.Does(on_epoch_end=read)])
+        if s.RANK == 0:
+            first.save(path)
+        read()
+    if s.RANK == 0:
+        wanted = reference.optimizer._momentums
+        assert_all_close(found, [v.numpy() for v in wanted[:3]], 1e-5)
+        saved = keras.saving.load_model(path)
+        assert_all_close(values(saved), values(reference), 1e-5)
+
+
+@check
 def a_model_in_shards_is_compiled_again_and_exported():
     def act(it):
         train(it, epochs=1)
@@ -251,76 +276,6 @@ def a_model_in_shards_is_compiled_again_and_exported():
             assert_all_close([saved.serve(s.X)], [predicted], 1e-5)
         act(reference)
     assert_same_state(mine, reference)
-
-
-@rare_check
-def training_goes_on_where_ranks_are_not_synchronised():
-    mine, reference = compiled(), alone({"epochs": 1})
-    found = []
-    look = s.Does(on_epoch_end=lambda it: found.append(values(it)))
-
-    def compile_again(it):
-        it.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
-        train(it, epochs=1)
-
-    with sharded(sync_every_epoch=False):
-        train(mine, callbacks=[look])
-        compile_again(mine)
-    if s.RANK == 0:
-        assert_all_close(found[0], values(reference), 1e-5)
-        train(reference, epochs=1)
-        compile_again(reference)
-    assert_same_state(mine, reference)
-
-
-@rare_check
-def batches_by_hand_in_shares():
-    mine, reference = compiled(), compiled(run_eagerly=True)
-    for _ in range(2):
-        with sharded():
-            mine.train_on_batch(s.X, s.Y)
-            values(mine)
-            mine.evaluate(s.X, s.Y, verbose=0)
-        if s.RANK == 0:
-            reference.train_on_batch(s.X, s.Y)
-        assert_same_state(mine, reference)
-
-
-@rare_check
-def state_that_rank_0_has_loaded_in_shares():
-    trained = alone()
-    path = FOLDER / "to-load.keras"
-    if s.RANK == 0:
-        trained.save(path)
-    s.gather("written")
-    with sharded():
-        # It leaves slots where they were needed.
-        compiled().train_on_batch(s.X[:8], s.Y[:8])
-        mine = keras.models.load_model(path)
-        mine.run_eagerly = False
-        if s.RANK > 0:
-            for momentum in mine.optimizer._momentums:
-                momentum.assign(tf.zeros_like(momentum))
-        train(mine)
-    if s.RANK == 0:
-        train(trained)
-    assert_same_state(mine, trained)
-
-
-@rare_check
-def a_fit_within_an_epoch_of_another():
-    def nested(outer, inner):
-        within = s.Does(on_train_batch_end=lambda it: train(inner, epochs=1))
-        train(outer, callbacks=[within], epochs=1)
-
-    found = [compiled() for _ in range(2)]
-    wanted = [compiled(run_eagerly=True) for _ in range(2)]
-    with sharded():
-        nested(*found)
-    if s.RANK == 0:
-        nested(*wanted)
-    for one, other in zip(found, wanted, strict=True):
-        assert_same_state(one, other)
 
 
 @rare_check
