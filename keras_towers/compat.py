@@ -202,8 +202,6 @@ load_h5_optimizer_weights = _keras(
     "legacy.saving.legacy_h5_format:load_optimizer_weights_from_hdf5_group"
 )
 
-in_symbolic_scope = _keras("backend.common.symbolic_scope:in_symbolic_scope")
-
 # Keras: data.
 ArrayDataAdapter = _keras(
     "trainers.data_adapters.array_data_adapter:ArrayDataAdapter"

@@ -26,7 +26,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -70,33 +70,8 @@ _on_every_rank: ThreadLocal[bool] = ThreadLocal()
 _elsewhere: ThreadLocal[bool] = ThreadLocal()
 
 
-class _Ranks(Protocol):
-    """How the ranks of a job find out which of them writes a path."""
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
-        ...
-
-    def turn(self, path: str) -> str | None:
-        """Wait until this rank can write a path, or another one has.
-
-        Returns:
-            None: this rank writes it; else why the other one could not; empty:
-            it could.
-        """
-        ...
-
-    def end(self, path: str, failure: str) -> None:
-        """Tell the others that this rank has written a path.
-
-        Args:
-            path: the path.
-            failure: why it could not be written; empty: it could.
-        """
-        ...
-
-
+# How the ranks of a job find out which of them writes a path.
+_Ranks: TypeAlias = "_RanksThatMeet | _RanksOfStore"
 # Those of this process's job, if it has a store.
 _job: _RanksOfStore | None = None
 
@@ -286,6 +261,12 @@ class _RanksThatMeet:
         self._meet = meet
 
     def turn(self, path: str) -> str | None:
+        """Wait until this rank can write a path, or another one has.
+
+        Returns:
+            None: this rank writes it; else why the other one could not; empty:
+            it could.
+        """
         saved = f"{_SAVED}{path}: "
         while True:
             all_do = self._meet(_SAVES + path)
@@ -299,6 +280,12 @@ class _RanksThatMeet:
                 return None
 
     def end(self, path: str, failure: str) -> None:
+        """Tell the others that this rank has written a path.
+
+        Args:
+            path: the path.
+            failure: why it could not be written; empty: it could.
+        """
         self._meet(f"{_SAVED}{path}: {failure}")
 
 

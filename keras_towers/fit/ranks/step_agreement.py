@@ -9,7 +9,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,9 @@ from keras_towers.fit.data.same_data import (
 from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
+
+if TYPE_CHECKING:
+    from keras_towers.fit.step.traced_operations import TracedOperations
 
 _Result = TypeVar("_Result")
 
@@ -74,24 +77,6 @@ class ConstantText(NamedTuple):
     used_at: int = 0
 
 
-class Operations(Protocol):
-    """The operations of a step.
-
-    Attributes:
-        checksum: 32 bits of the step.
-        checksums: of each operation, in their order.
-    """
-
-    checksum: int
-
-    @property
-    def checksums(self) -> list[int]: ...
-
-    def first_beside(self, others: Sequence[int]) -> OperationText | None:
-        """Return the first operation that others, by checksums, do not have."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Constants:
     """The numbers among the constants of a step.
@@ -124,7 +109,7 @@ class ComparedStep:
     """
 
     exchanged: Sequence[str]
-    operations: Operations | None = None
+    operations: TracedOperations | None = None
     constants: Constants = Constants()
     spec: Structure = None
     fingerprint: tf.Tensor | None = None
