@@ -74,7 +74,7 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.data import in_turn
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
-from keras_towers.fit.weights import adoption, model_binding
+from keras_towers.fit.weights import model_binding
 
 logger = logging.getLogger("keras_towers")
 
@@ -99,7 +99,7 @@ def _scaled_loss(
 
 
 def _notify(
-    event: Callable[[adoption.Adoption, keras.Model], None],
+    event: str,
     original: Callable[..., None],
     model: keras.Model,
     *args: object,
@@ -109,7 +109,7 @@ def _notify(
     original(model, *args, **kwargs)
     strategy = components.active_strategy()
     if strategy is not None:
-        event(strategy._adoption, model)
+        getattr(strategy._adoption, event)(model)
 
 
 def _create_optimizer(
@@ -266,27 +266,15 @@ def _devices(graph: tf.Graph) -> set[str]:
     return devices
 
 
-_TRAINER = compat.TensorFlowTrainer
+_TRAINER, _BASE = compat.TensorFlowTrainer, compat.BaseTrainer
 _PATCHES: tuple[patches.Patch, ...] = (
     # Catches references to Keras's methods taken before the patch.
     (_TRAINER, "_maybe_symbolic_build", keras_loop.build_without_call),
     # Keras's loops create their iterator by this name.
     (compat.trainer_module, "TFEpochIterator", keras_loop.epoch_iterator),
     # Objects created in a scope belong to its strategy.
-    (
-        _TRAINER,
-        "__init__",
-        functools.partial(
-            _notify, lambda to, model: to.register_created(model)
-        ),
-    ),
-    (
-        compat.BaseTrainer,
-        "compile",
-        functools.partial(
-            _notify, lambda to, model: to.register_compiled(model)
-        ),
-    ),
+    (_TRAINER, "__init__", functools.partial(_notify, "register_created")),
+    (_BASE, "compile", functools.partial(_notify, "register_compiled")),
     (compat.TFOptimizer, "__init__", _create_optimizer),
     # keras.utils.clear_session() calls it, inside the block too.
     (compat.v1, "reset_default_graph", _reset_default_graph),
@@ -350,20 +338,13 @@ def patch_until_closed(
         else:
             original(name, value)
 
-    trainer = compat.TensorFlowTrainer
+    variable = compat.KerasVariable
+    create = functools.partial(_create_variable, around_creation)
     replacements: list[patches.Patch] = [
-        *((trainer, name, functools.partial(method, name)) for name in METHODS),
-        (
-            compat.KerasVariable,
-            "_initialize",
-            functools.partial(_create_variable, around_creation),
-        ),
-        (
-            compat.KerasVariable,
-            "_initialize_with_initializer",
-            _create_by_initializer,
-        ),
-        (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
+        *((_TRAINER, n, functools.partial(method, n)) for n in METHODS),
+        (variable, "_initialize", create),
+        (variable, "_initialize_with_initializer", _create_by_initializer),
+        (_BASE, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
         # What is exported knows no towers.
         (keras.Model, "export", _export),

@@ -103,7 +103,7 @@ class WorkerFit(ReplicaCall):
             patches.patched_while_used(_SHARED_VARIABLES),
             self._ended(),
             current_session.holding(self.session),
-            patches.shadowed(optimizer, patches.bind_to(optimizer, methods)),
+            patches.overridden([optimizer], lambda _: methods),
             super().installed(),
         ):
             yield

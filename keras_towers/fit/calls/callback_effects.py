@@ -119,23 +119,22 @@ def callbacks_adapted(
         yield
 
 
-@contextlib.contextmanager
-def refusing_ends(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
+def refusing_ends(
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> contextlib.AbstractContextManager[None]:
     """Make exceptions errors by which callbacks would end an epoch.
 
     Keras takes them for the end of the data, also in one process. The epoch
     would end on this rank, and other ranks would wait for it.
     """
-    with contextlib.ExitStack() as stack:
-        for callback in callbacks:
-            ends = {
-                event: functools.partial(_refuse_end, event)
-                for event in _SYNCED_EVENTS
-                if "batch" in event and _acts(callback, event)
-            }
-            bound = patches.bind_to(callback, ends)
-            stack.enter_context(patches.shadowed(callback, bound))
-        yield
+    return patches.overridden(
+        callbacks,
+        lambda callback: {
+            event: functools.partial(_refuse_end, event)
+            for event in _SYNCED_EVENTS
+            if "batch" in event and _acts(callback, event)
+        },
+    )
 
 
 def _refuse_end(
@@ -182,11 +181,10 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._callbacks = callbacks
         self._variables = variables
         self._adoption = adoption
-        self._joint = (
-            JointAccess(transport)
-            if adoption is None
-            else adoption.update.variables.access
-        )
+        self._joint, self._reads = JointAccess(transport), False
+        if adoption is not None:
+            self._joint = adoption.update.variables.access
+            self._reads = adoption.update.sharding.are_over_ranks
         # The code that runs: "Mine.on_epoch_end".
         self._running = ""
         # The variables that callbacks have written, and the last writer's name.
@@ -194,7 +192,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         acting = [
             e
             for e in _SYNCED_EVENTS
-            if any(self._acts(c, e) for c in callbacks)
+            if any(_acts(c, e, self._reads) for c in callbacks)
         ]
         for pattern, event in moved.items():
             acting = [re.sub(pattern, event, e) for e in acting]
@@ -203,24 +201,16 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
-    def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
-        adoption = self._adoption
-        reads = adoption is not None and adoption.update.sharding.are_over_ranks
-        return _acts(callback, event, reads)
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> contextlib.AbstractContextManager[None]:
         """Record the variables that callbacks write in this block."""
-        with contextlib.ExitStack() as stack:
-            for callback in self._callbacks:
-                run = {
-                    event: functools.partial(self._run, event)
-                    for event in _SYNCED_EVENTS
-                    if self._acts(callback, event)
-                }
-                bound = patches.bind_to(callback, run)
-                stack.enter_context(patches.shadowed(callback, bound))
-            yield
+        return patches.overridden(
+            self._callbacks,
+            lambda callback: {
+                event: functools.partial(self._run, event)
+                for event in _SYNCED_EVENTS
+                if _acts(callback, event, self._reads)
+            },
+        )
 
     def _run(
         self,
@@ -253,24 +243,16 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Note what code writes in this block, and let it meet other ranks."""
         before = [(v, _value(v)) for v in self._variables(self.model)]
         outer, self._running = self._running, where
+        meets = event in self._events
+        access = self._access if meets else refusing(f"in {where}")
         try:
-            with self._meeting_in(where, event):
+            with self._joint.other.holding(access):
                 yield
         finally:
             self._running = outer
         for variable, value in before:
             if not _is_same(value, _value(variable)):
                 self._written[variable] = name
-
-    def _meeting_in(
-        self, where: str, event: str
-    ) -> contextlib.AbstractContextManager[None]:
-        """Let code use variables of which each rank has rows."""
-        if self._adoption is None:
-            return contextlib.nullcontext()
-        meets = event in self._events
-        access = self._access if meets else refusing(f"in {where}")
-        return self._joint.accessing_by(access)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begin the step, after all other callbacks."""

@@ -299,15 +299,13 @@ def callbacks_of_rank(
     return callbacks_here
 
 
-@contextlib.contextmanager
-def swapping_on_first_tower(arguments: Mapping[str, Any]) -> Iterator[None]:
+def swapping_on_first_tower(
+    arguments: Mapping[str, Any],
+) -> contextlib.AbstractContextManager[None]:
     """Make ``SwapEMAWeights`` work with weights on towers in this block."""
-    with contextlib.ExitStack() as stack:
-        for callback in listed(arguments.get("callbacks")):
-            if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                methods = patches.bind_to(callback, _SWAPS)
-                stack.enter_context(patches.shadowed(callback, methods))
-        yield
+    callbacks, kind = arguments.get("callbacks"), keras.callbacks.SwapEMAWeights
+    swaps = [each for each in listed(callbacks) if isinstance(each, kind)]
+    return patches.overridden(swaps, lambda _: _SWAPS)
 
 
 def _on_first_tower(

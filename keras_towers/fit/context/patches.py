@@ -6,7 +6,7 @@ import collections
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CellType
 from typing import Any, TypeAlias
 
@@ -105,6 +105,18 @@ Shadows: TypeAlias = Mapping[str, Callable[..., Any]]
 Each is called with the object, its original method, and the arguments of the
 call.
 """
+
+
+@contextlib.contextmanager
+def overridden(
+    instances: Iterable[Any], methods_of: Callable[[Any], Shadows]
+) -> Iterator[None]:
+    """Override methods of objects inside a block, as with ``shadowed``."""
+    with contextlib.ExitStack() as stack:
+        for each in instances:
+            own = bind_to(each, methods_of(each))
+            stack.enter_context(shadowed(each, own))
+        yield
 
 
 def bind_to(instance: object, methods: Shadows) -> dict[str, Any]:

@@ -96,11 +96,11 @@ class TowerProgram:
                 computed = self._compute_on_towers(
                     level, TOWERS | columns, tensors, pace.before_level()
                 )
-                pace.note_computed(computed)
+                pace.note(computed)
             exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
-                    pace.note_exchanged(self._exchange(exchanges, tensors))
+                    pace.note(self._exchange(exchanges, tensors))
             pace.end_level()
             # A step whose assertion fails updates nothing.
             with tf.device(self._devices[0]):
@@ -255,8 +255,7 @@ class Pace:
         schedule = program.schedule
         self._is_paced: bool = schedule is not None and schedule.is_paced
         self._has_gathers = any(map(gathers_variables, program.exchanges))
-        self._computed: list[Any] = []
-        self._exchanged: list[Any] = []
+        self._done: list[Any] = []
         # What is done when the last level is, and the one before it.
         self._ends: list[Any] = []
         self._earlier_ends: list[Any] = []
@@ -265,13 +264,9 @@ class Pace:
         """Return what the functions of a level wait for."""
         return self._earlier_ends if self._is_paced else ()
 
-    def note_computed(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Note what the towers compute in a level."""
-        self._computed += tensors
-
-    def note_exchanged(self, results: Sequence[object]) -> None:
-        """Note what is exchanged at the end of a level."""
-        self._exchanged += tf.nest.flatten(results)
+    def note(self, results: Sequence[object]) -> None:
+        """Note what the towers compute in a level, or exchange at its end."""
+        self._done += tf.nest.flatten(results)
 
     def before_exchanges(
         self, exchanges: Sequence[Exchange]
@@ -284,10 +279,9 @@ class Pace:
         """End a level."""
         self._earlier_ends = self._ends
         if self._has_gathers or self._is_paced:
-            done = [*self._computed, *self._exchanged, *self._ends]
-            with tf.control_dependencies(done):
+            with tf.control_dependencies([*self._done, *self._ends]):
                 self._ends = [tf.no_op()]
-        self._computed, self._exchanged = [], []
+        self._done = []
 
 
 # ---- who exchanges what ------------------------------------------------------

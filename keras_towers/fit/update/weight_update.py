@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -285,17 +285,13 @@ class WeightUpdate:
             divides = any(self._layout_of(v).divides for v in variables)
             self.sharding.announce(optimizer, variables, divides)
 
-    @contextlib.contextmanager
-    def _dividing_slots(self, optimizer: Any) -> Iterator[None]:
+    def _dividing_slots(
+        self, optimizer: Any
+    ) -> contextlib.AbstractContextManager[None]:
         """Divide slots that are created in this block, one after another."""
-        methods: patches.Shadows = {}
-        if self.sharding.divide_any:
-            methods = {"add_variable_from_reference": self._add_slot}
-        with contextlib.ExitStack() as stack:
-            for part in optimizers_in(optimizer):
-                bound = patches.bind_to(part, methods)
-                stack.enter_context(patches.shadowed(part, bound))
-            yield
+        parts = optimizers_in(optimizer) if self.sharding.divide_any else ()
+        methods = {"add_variable_from_reference": self._add_slot}
+        return patches.overridden(parts, lambda _: methods)
 
     def _add_slot(
         self,

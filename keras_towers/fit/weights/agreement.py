@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError, shorten
+from keras_towers.fit.components import name_of
 from keras_towers.fit.weights.shards import ShardedVariable, current_value
 from keras_towers.message_lists import listed
 from keras_towers.rendezvous import rank_checks
@@ -56,7 +57,7 @@ def compare_variables(
     """
     failure = "" if build_error is None else shorten(build_error)
     described = [
-        f"{path_of(v)} {list(v.shape)} "
+        f"{name_of(v)} {list(v.shape)} "
         f"{keras.backend.standardize_dtype(v.dtype)}"
         for v in variables
     ]
@@ -100,17 +101,12 @@ def compare_variables(
         if any(digest != first for digest in others):
             if first.startswith(_IN_SHARDS):
                 raise TowerError(
-                    f"rank 0 still has its shard of {path_of(variable)}, but "
+                    f"rank 0 still has its shard of {name_of(variable)}, but "
                     "other ranks have made this variable again. Compile and "
                     "build the model on every rank, or on none."
                 )
             differing.append(variable)
     return differing
-
-
-def path_of(variable: Variable) -> str:
-    """Return the name of a variable of Keras or TensorFlow."""
-    return getattr(variable, "path", variable.name)
 
 
 def digest_of(variable: Variable) -> str:

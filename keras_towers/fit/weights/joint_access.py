@@ -57,6 +57,8 @@ class Action(NamedTuple):
         return f"{self.kind} variable {self.path!r}"
 
 
+# Does together with the other ranks what this one is about to do, given what it
+# writes; returns what it reads.
 Access = Callable[[Action, Any], tf.Tensor | None]
 # What a rank is about to do; and the action with a variable, if it is one.
 Told = tuple[str, Sequence[str] | None]
@@ -69,28 +71,17 @@ class KnownVariables:
     Attributes:
         agreements: how often ranks have agreed on what they divide; places of
             one agreement begin with its number.
+        by_place: all of them.
     """
 
     def __init__(self) -> None:
         self.agreements = 0
-        self._by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
+        self.by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
             weakref.WeakValueDictionary()
         )
         # Those in shards after their block, and Keras's variables that had
         # them: another rank may read what nothing here refers to any more.
         self._kept: dict[str, tuple[ShardedVariable, Callable[[], Any]]] = {}
-
-    def register(self, variable: ShardedVariable) -> None:
-        """Let ranks find a variable by its place."""
-        self._by_place[variable.place] = variable
-
-    def find(self, place: str) -> ShardedVariable | None:
-        """Return the variable at a place."""
-        return self._by_place.get(place)
-
-    def any(self) -> bool:
-        """Whether there are any."""
-        return bool(self._by_place)
 
     def keep(self, variable: ShardedVariable, owner: Callable[[], Any]) -> None:
         """Keep a variable for other ranks, until it becomes ordinary.
@@ -125,13 +116,14 @@ class JointAccess:
 
     Attributes:
         known: the variables of this process.
+        other: reads and writes in another way, together with the other ranks;
+            None: as between two calls.
     """
 
     def __init__(self, transport: Transport, known: KnownVariables = known):
         self._transport = transport
         self.known: KnownVariables = known
-        # Reads and writes in another way; None: as between two calls.
-        self._other: ThreadLocal[Access] = ThreadLocal()
+        self.other: ThreadLocal[Access] = ThreadLocal()
         self._is_at_exit = False
 
     @property
@@ -143,10 +135,6 @@ class JointAccess:
     def size(self) -> int:
         """The number of ranks."""
         return self._transport.size
-
-    def register(self, variable: ShardedVariable) -> None:
-        """Let ranks find a variable by its place."""
-        self.known.register(variable)
 
     def serve_at_exit(self) -> None:
         """Serve the others at the end of the script, too, if it ends well.
@@ -176,7 +164,7 @@ class JointAccess:
         self._access(access, whole)
 
     def _access(self, action: Action, value: object) -> tf.Tensor | None:
-        access = self._other.get()
+        access = self.other.get()
         if access is not None:
             return access(action, value)
         return self.meet(str(action), action, value)[1]
@@ -308,7 +296,7 @@ class JointAccess:
         for (kind, place), ranks in ranks_of.items():
             access = accesses[ranks[0]]
             assert access is not None
-            variable = self.known.find(place)
+            variable = self.known.by_place.get(place)
             if variable is None:
                 raise TowerError(
                     f"rank {ranks[0]} {access}, which rank {self.rank} does "
@@ -334,17 +322,6 @@ class JointAccess:
             )
             variable.divide(whole)
         return result
-
-    @contextlib.contextmanager
-    def accessing_by(self, access: Access) -> Iterator[None]:
-        """Read and write in another way in this block.
-
-        Args:
-            access: does what this rank is about to do together with the other
-                ranks, given what it writes; returns what it reads.
-        """
-        with self._other.holding(access):
-            yield
 
 
 @contextlib.contextmanager
@@ -377,7 +354,7 @@ def access_of(*saved: object) -> JointAccess | None:
     Returns:
         None: each rank has the whole of all.
     """
-    for part in saved if known.any() else ():
+    for part in saved if known.by_place else ():
         variables: list[Any] = [part]
         if isinstance(part, keras.Model):
             state = model_state.collect(part)

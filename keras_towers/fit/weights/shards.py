@@ -185,7 +185,7 @@ class ShardedVariable(compat.UninitializedVariable):
                 del own
                 self.shards[tower].append(shard)
         if access is not None and self.is_remote:
-            access.register(self)
+            access.known.by_place[place] = self
 
     @property
     def handles(self) -> list[list[Any]]:

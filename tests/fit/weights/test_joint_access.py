@@ -110,7 +110,7 @@ def test_a_variable_that_another_rank_lacks_is_refused():
         if rank.rank == 0:
             added = rank.divided("first")
             added.place = "another"
-            rank.access.register(added)
+            rank.access.known.by_place[added.place] = added
             with pytest.raises(TowerError):
                 rank.access.take_part(
                     [joint_access.Action("reads", "lost", "lost"), None]
@@ -183,7 +183,7 @@ def test_lone_reads_where_ranks_do_not_meet_are_refused():
     def work(rank):
         access = joint_access.refusing("in on_batch_end of Mine")
         with (
-            rank.access.accessing_by(access),
+            rank.access.other.holding(access),
             pytest.raises(TowerError, match="in on_batch_end of Mine"),
         ):
             rank.variables["first"].numpy()
