@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import backup_folder
+from keras_towers._notices import logger
 from keras_towers._types import Logs
 from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.fit import components
@@ -30,8 +30,6 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import shapes_of, transport_to_ranks
 from keras_towers.saved_training import KEPT, SavedTraining
 from keras_towers.system import handle_signals
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 END_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
 """Signals after which training ends with a backup."""

@@ -10,7 +10,6 @@ import base64
 import collections
 import dataclasses
 import functools
-import logging
 import operator
 import os
 import random
@@ -24,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import backup_folder
+from keras_towers._notices import logger
 from keras_towers._types import JsonObject
 from keras_towers.backup_folder import CallFolder, WrittenPart
 from keras_towers.errors import TowerError, shorten
@@ -47,8 +47,6 @@ from keras_towers.saved_state import (
     transport_to_ranks,
 )
 from keras_towers.transport import SingleProcess, Transport
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 KEPT = 2
 """How many backups are kept by default."""

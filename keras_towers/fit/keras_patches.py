@@ -53,7 +53,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -64,7 +63,7 @@ import tensorflow as tf
 
 import keras_towers
 from keras_towers import compat
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import components
@@ -75,8 +74,6 @@ from keras_towers.fit.data import in_turn
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import model_binding
-
-logger = logging.getLogger("keras_towers")
 
 SHARED = "shared_rendezvous"
 """An attribute of TensorFlow's functions."""

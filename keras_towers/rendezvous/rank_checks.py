@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 import os
 import re
 import sys
@@ -19,12 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 from keras_towers._imports import minor_version, packages
+from keras_towers._notices import logger
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import describe_each, named
 from keras_towers.rendezvous import activity, store
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce
+from keras_towers._notices import announce, logger
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
@@ -39,8 +38,6 @@ from keras_towers.strategies.device_mesh import Mesh, ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 _KERAS_2 = "tf_keras"
 _OTHER_KERAS = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 import sys
 import threading
 import weakref
@@ -24,6 +23,7 @@ from keras_towers import (
     known_engines,
     strategies,
 )
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.components import TRAINING
@@ -37,8 +37,6 @@ from keras_towers.transport import SingleProcess, Transport
 if TYPE_CHECKING:
     from keras_towers.fit.options import Batches
     from keras_towers.strategies.base import BaseStrategy
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # The processes that ``initialize`` has joined.
 _job: Transport = SingleProcess()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers import devices as devices_lib, reduction
 from keras_towers._incomplete import name_of
+from keras_towers._notices import logger
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.local_sgd import LocalSGD
@@ -26,8 +26,6 @@ from keras_towers.reduction import (
     shared_memory,
 )
 from keras_towers.transport.engine_transport import EngineTransport
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 MODES: dict[ModeName, Callable[[], reduction.Collectives]] = {
     "nccl": reduction.NcclAllReduce,

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import logging
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Logs
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.calls.callback_roles import (
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
 
 _Value: TypeAlias = "list[tf.Tensor] | Callable[[], tf.Tensor] | None"
-
-logger = logging.getLogger("keras_towers")
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 # Keras calls the older ``on_batch_*`` from ``on_train_batch_*``.

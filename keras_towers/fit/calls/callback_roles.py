@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import saving
 from keras_towers.fit.components import FitStart, KerasCall, TowerConfig
@@ -25,8 +25,6 @@ from keras_towers.fit.weights.copies import copy_to_towers
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.system import absolute
-
-logger = logging.getLogger("keras_towers")
 
 # These compare several epochs, and start afresh when training begins.
 _COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)

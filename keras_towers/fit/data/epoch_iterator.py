@@ -6,7 +6,6 @@ import contextlib
 import enum
 import functools
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
@@ -28,8 +27,6 @@ from keras_towers.fit.data import (
 from keras_towers.fit.data.in_turn import InTurn
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.places import Places
-
-logger = logging.getLogger("keras_towers")
 
 # The name of the thread that waits for pending reads, then frees the data.
 RELEASES = "keras-towers-releases"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import tensorflow as tf
 
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.ranks import plain_settings
@@ -24,8 +24,6 @@ from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.transport.engine_transport import refusing_ended
 
 _Result = TypeVar("_Result")
-
-logger = logging.getLogger("keras_towers")
 
 # Arguments that determine which epochs a rank runs.
 _EPOCHS = ("epochs", "initial_epoch", "validation_freq")

@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
+from keras_towers._notices import logger
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous import rank_checks
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 _OPTIMIZER = "optimizer"
 _RATE = "learning_rate"

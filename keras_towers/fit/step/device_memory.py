@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce, first_time, silence
+from keras_towers._notices import announce, first_time, logger, silence
 from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
@@ -45,8 +44,6 @@ from keras_towers.partition.schedule import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
-
-logger = logging.getLogger("keras_towers")
 
 # How many times less a step is to need once memory has run out.
 _SHRINKS = 2

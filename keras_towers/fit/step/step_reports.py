@@ -9,7 +9,7 @@ import weakref
 import keras
 
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce, first_time
+from keras_towers._notices import announce, first_time, logger
 from keras_towers._strategy import Strategy
 from keras_towers.devices import all_on_host
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
@@ -18,8 +18,6 @@ from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
 from keras_towers.partition.program import Program
 from keras_towers.partition.xla_pieces import Stages
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # The part of its memory that TensorFlow's allocator of CPUs leaves free between
 # tensors, and does not give back.
