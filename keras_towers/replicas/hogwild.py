@@ -12,7 +12,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -29,10 +29,13 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Collectives, scaled
 from keras_towers.replicas.named_resources import after_writes_of
 
-if TYPE_CHECKING:
-    from keras_towers.replicas.tower_threads import ReplicaSteps
-
 _numbers = itertools.count()
+
+
+class Forgets(Protocol):
+    """Drops its traces when the strategy is exited."""
+
+    def forget(self) -> None: ...
 
 
 class HogwildUpdate(WeightUpdate):
@@ -54,19 +57,22 @@ class HogwildUpdate(WeightUpdate):
         super().__init__(config, sharding, collectives)
         self._scale = scale
         self.after_update = after_update
-        # They forget their traces when the strategy is exited.
-        self.steps: weakref.WeakSet[ReplicaSteps] = weakref.WeakSet()
+        self._steps: weakref.WeakSet[Forgets] = weakref.WeakSet()
         # The locks of optimizers.
         self._turns: IdentityDict[keras.Optimizer, tf.CriticalSection] = (
             IdentityDict()
         )
+
+    def forget_on_release(self, steps: Forgets) -> None:
+        """Call ``steps.forget`` when the strategy is exited."""
+        self._steps.add(steps)
 
     def release(self, asks_ranks: bool = True) -> None:
         """Undo every placement, and free what averages gradients."""
         try:
             super().release(asks_ranks)
         finally:
-            for steps in self.steps:
+            for steps in self._steps:
                 steps.forget()
 
     def apply_in_trace(self, call: ApplyCall) -> None:

@@ -157,7 +157,7 @@ class ReplicaSteps(TowerSteps):
             del self._averages, self._group
 
     def _create_group(self) -> None:
-        self._update.steps.add(self)
+        self._update.forget_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
         freed = weakref.finalize(self, free, name)
         freed.atexit = False

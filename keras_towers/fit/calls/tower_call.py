@@ -34,13 +34,13 @@ from keras_towers.fit.step.adaptive_function import (
 )
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import agreement, model_state
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
-    from keras_towers.fit.calls.tower_runner import TowerRunner
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
 
 
@@ -91,6 +91,26 @@ def step_of(fn: Callable[..., object]) -> Callable[..., Structure] | None:
     return functools.partial(call.run_step, step)
 
 
+class Runner:
+    """Runs the calls of a strategy.
+
+    Attributes:
+        step: runs their steps.
+        adoption: the models on the towers.
+        undivided: what batches so far have shown, as in ``StepSettings``.
+    """
+
+    def __init__(self, update: WeightUpdate, keeps: bool = True):
+        self._config: TowerConfig = update.config
+        self.step: GlobalStep = GlobalStep(update)
+        self.adoption: Adoption = Adoption(self._config, update, keeps)
+        self.undivided: dict[tuple[str, ...], set[str]] = {}
+
+    def places(self, kind: str) -> Places:
+        """Return where the steps of a method compute, and with whom."""
+        return self._config.places(kind)
+
+
 class TowerCall:
     """A call of ``fit``, ``evaluate``, ... of one model on towers.
 
@@ -109,7 +129,7 @@ class TowerCall:
 
     def __init__(
         self,
-        runner: TowerRunner,
+        runner: Runner,
         keras_call: KerasCall,
         prepared: bool = False,
         start: FitStart | None = None,

@@ -21,7 +21,7 @@ from keras_towers.fit.calls import (
 )
 from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall, refuse_in_thread
-from keras_towers.fit.calls.tower_call import TowerCall
+from keras_towers.fit.calls.tower_call import Runner, TowerCall
 from keras_towers.fit.components import (
     TRAINING,
     FitStart,
@@ -32,37 +32,17 @@ from keras_towers.fit.context import step_errors, thread_state
 from keras_towers.fit.data import in_turn
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
-from keras_towers.fit.places import Places
 from keras_towers.fit.ranks import call_agreement
-from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.trace import Trace
-from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import model_state
-from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.partition import Program
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.failed_calls import Failure
 from keras_towers.transport.engine_transport import MAYBE_LOST
 
 
-class TowerRunner:
-    """Runs Keras's methods on towers.
-
-    Attributes:
-        step: runs their steps.
-        adoption: the models on the towers.
-        undivided: what batches so far have shown, as in ``StepSettings``.
-    """
-
-    def __init__(self, update: WeightUpdate, keeps: bool = True):
-        self._config: TowerConfig = update.config
-        self.step: GlobalStep = GlobalStep(update)
-        self.adoption: Adoption = Adoption(self._config, update, keeps)
-        self.undivided: dict[tuple[str, ...], set[str]] = {}
-
-    def places(self, kind: str) -> Places:
-        """Return where the steps of a method compute, and with whom."""
-        return self._config.places(kind)
+class TowerRunner(Runner):
+    """Runs Keras's methods on towers."""
 
     def run_call(self, keras_call: KerasCall) -> Structure:
         """Run a call of a method of Keras."""

@@ -9,7 +9,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -24,9 +24,6 @@ from keras_towers.fit.data.same_data import (
 from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
-
-if TYPE_CHECKING:
-    from keras_towers.fit.step.traced_operations import TracedOperations
 
 _Result = TypeVar("_Result")
 
@@ -77,6 +74,24 @@ class ConstantText(NamedTuple):
     used_at: int = 0
 
 
+class Operations(Protocol):
+    """The operations of a step.
+
+    Attributes:
+        checksum: 32 bits of the step.
+        checksums: of each operation, in their order.
+    """
+
+    checksum: int
+
+    @property
+    def checksums(self) -> list[int]: ...
+
+    def first_beside(self, others: Sequence[int]) -> OperationText | None:
+        """Return the first operation that others, by checksums, do not have."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Constants:
     """The numbers among the constants of a step.
@@ -109,7 +124,7 @@ class ComparedStep:
     """
 
     exchanged: Sequence[str]
-    operations: TracedOperations | None = None
+    operations: Operations | None = None
     constants: Constants = Constants()
     spec: Structure = None
     fingerprint: tf.Tensor | None = None

@@ -136,6 +136,10 @@ class JointAccess:
         """The number of ranks."""
         return self._transport.size
 
+    def register(self, variable: ShardedVariable) -> None:
+        """Let ranks find a variable by its place."""
+        self.known.by_place[variable.place] = variable
+
     def serve_at_exit(self) -> None:
         """Serve the others at the end of the script, too, if it ends well.
 

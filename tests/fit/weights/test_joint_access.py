@@ -110,7 +110,7 @@ def test_a_variable_that_another_rank_lacks_is_refused():
         if rank.rank == 0:
             added = rank.divided("first")
             added.place = "another"
-            rank.access.known.by_place[added.place] = added
+            rank.access.register(added)
             with pytest.raises(TowerError):
                 rank.access.take_part(
                     [joint_access.Action("reads", "lost", "lost"), None]
@@ -198,14 +198,14 @@ def test_what_ranks_keep_for_one_another_is_freed():
 
     known, owner = KnownVariables(), InShards()
     variable = InShards()
-    known.register(variable)
+    known.by_place[variable.place] = variable
     known.keep(variable, weakref.ref(owner))
     gone = weakref.ref(variable)
     del variable
-    assert known.find("1.0") is gone()
+    assert known.by_place.get("1.0") is gone()
     assert known.unused() == []
     del owner
     assert known.unused() == ["1.0"]
     known.forget(["1.0"])
-    assert known.find("1.0") is None
+    assert known.by_place.get("1.0") is None
     assert gone() is None
