@@ -62,7 +62,9 @@ SHOWN_BY = {
         partition/registry partition/rules/elementwise
     """,
     "partition/test_ranks.py": "partition/undivided",
-    "partition/test_schedule.py": "partition/rematerialization",
+    "partition/test_schedule.py": """
+        partition/gradient_buckets partition/rematerialization
+    """,
     "partition/test_partitioned.py": """
         partition/emission partition/nodes partition/program
     """,

@@ -134,10 +134,12 @@ follows what is done with a program.
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
 ``tensor_sizes``
   How large the tensors of a program are, for an assumed batch.
-``lifetimes``
-  The memory of a tower at each time of a step.
+``memory_estimate``
+  An estimate of the memory of a tower at each time of a step.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
+``gradient_buckets``
+  Buckets of gradients, which towers exchange during the backward pass.
 ``segments``
   How a step is divided into segments that are computed again.
 ``rematerialization``

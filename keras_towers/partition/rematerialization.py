@@ -24,7 +24,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.memory_estimate import MemoryEstimate
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -74,7 +74,7 @@ def rematerialize(
         The program, what it computes again and saves, and the operations at
         which it begins to compute a segment again.
     """
-    before = Lifetimes(program, sizes, parts).most_bytes()
+    before = MemoryEstimate(program, sizes, parts).peak_bytes()
     best = Schedule(before)
     begins: list[Operation] = []
 
@@ -164,13 +164,13 @@ class _Peak:
     def __init__(self, program: Program, sizes: TensorSizes, parts: int):
         self._program, self._parts = program, parts
         self.sizes = sizes
-        lifetimes = Lifetimes(program, sizes, parts)
-        self.events: Sequence[Operation | Exchange] = lifetimes.events
+        estimate = MemoryEstimate(program, sizes, parts)
+        self.events: Sequence[Operation | Exchange] = estimate.events
         self.repeated: list[Operation] = [
             o for o in program.operations if o.is_repeated
         ]
         self._positions = {id(e): k for k, e in enumerate(self.events)}
-        live = lifetimes.live
+        live = estimate.live
         self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
         self._whole_work = sum(map(self._work_of, self.events)) or 1.0
         # By what they gather: the gathers of weights in shards.
@@ -183,11 +183,11 @@ class _Peak:
         # How many bytes that the backward pass uses are made up to a position,
         # and how many pass it to be used before the peak.
         held, crossing = ([0] * (self.peak + 2) for _ in range(2))
-        for tensor, users in lifetimes.users.items():
+        for tensor, users in estimate.users.items():
             made = self.position_of(tensor)
             if made is None or made > self.peak:
                 continue
-            size = lifetimes.bytes_of(tensor)
+            size = estimate.bytes_of(tensor)
             if users[-1] > self.peak:
                 held[made + 1] += size
             before = users[: bisect.bisect_right(users, self.peak)]
@@ -269,7 +269,7 @@ class _Peak:
             program = dataclasses.replace(
                 self._program, operations=copies.operations
             )
-            most = Lifetimes(program, self.sizes, self._parts).most_bytes()
+            most = MemoryEstimate(program, self.sizes, self._parts).peak_bytes()
         again = sum(map(self._work_of, copies.originals))
         return _Plan(copies, most, again / self._whole_work)
 

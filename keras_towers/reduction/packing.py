@@ -20,7 +20,7 @@ from keras_towers.reduction.gradients import (
     sparse_of,
 )
 from keras_towers.transport import messages
-from keras_towers.transport.messages import Rows, buckets
+from keras_towers.transport.messages import Rows, group_by_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,9 @@ class GradientPacker:
             of_dtype = [grads[i] for i in indices]
             total = sum(g.shape.num_elements() or 0 for g in of_dtype)
             elements = max(self.min_elements, -(-total // self.num_split))
-            for group in reversed(buckets(of_dtype, elements * dtype.size)):
+            for group in reversed(
+                group_by_bytes(of_dtype, elements * dtype.size)
+            ):
                 groups.append([indices[i] for i in group])
         return groups
 

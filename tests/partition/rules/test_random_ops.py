@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from tests.partition.kit import check_described, each, sharded
+from tests.partition.kit import sharded
+from tests.partition.layout_list import as_listed
 from tests.partition.rules.cases.case import axis_size
 
 X = sharded(-1, 4)
@@ -29,53 +30,26 @@ _NORMAL = tf.random.stateless_normal
 _TRUNCATED = tf.random.stateless_truncated_normal
 _INTEGERS = {"maxval": 9, "dtype": tf.int64}
 DRAWS = {
-    "four numbers of each row": ("rows 0 of [n, 4]", _drawn(_n, 4), X),
-    "three numbers of each row": ("rows 0 of [n, 3]", _drawn(_n, 3), X),
-    "a number of each row": ("rows 0 of [n]", _drawn(_n), X),
-    "three matrices of each row": (
-        "rows 0 of [n, 3, 2, 2]",
-        _drawn(_n, 3, 2, 2),
-        X,
-    ),
-    "twice as many rows": (
-        "rows 0 of [2*n, 3]",
-        _drawn(lambda x: 2 * _n(x), 3),
-        X,
-    ),
-    "rows of a varying length": (
-        "rows 0 of [n, 0.1, 4]",
-        _drawn(_n, _words, 4),
-        TEXTS,
-    ),
-    "rows as columns": ("whole [4, n]", _drawn(4, _n), X),
-    "numbers without rows": ("whole [3, 4]", _drawn(3, 4), X),
-    "normal numbers": ("rows 0 of [n, 3]", _drawn(_n, 3, draw=_NORMAL), X),
-    "halves": ("rows 0 of [n, 3]", _drawn(_n, 3, dtype=tf.float16), X),
-    "doubles": ("rows 0 of [n, 3]", _drawn(_n, 3, dtype=tf.float64), X),
-    "integers": ("rows 0 of [n, 3]", _drawn(_n, 3, **_INTEGERS), X),
-    "truncated numbers": (
-        "rows 0 of [n, 3]",
-        _drawn(_n, 3, draw=_TRUNCATED),
-        X,
-    ),
-    "truncated numbers in groups": (
-        "rows 0 of [n, 4]",
-        _drawn(_n, 4, draw=_TRUNCATED),
-        X,
-    ),
+    "four numbers of each row": (_drawn(_n, 4), X),
+    "three numbers of each row": (_drawn(_n, 3), X),
+    "a number of each row": (_drawn(_n), X),
+    "three matrices of each row": (_drawn(_n, 3, 2, 2), X),
+    "twice as many rows": (_drawn(lambda x: 2 * _n(x), 3), X),
+    "rows of a varying length": (_drawn(_n, _words, 4), TEXTS),
+    "rows as columns": (_drawn(4, _n), X),
+    "numbers without rows": (_drawn(3, 4), X),
+    "normal numbers": (_drawn(_n, 3, draw=_NORMAL), X),
+    "halves": (_drawn(_n, 3, dtype=tf.float16), X),
+    "doubles": (_drawn(_n, 3, dtype=tf.float64), X),
+    "integers": (_drawn(_n, 3, **_INTEGERS), X),
+    "truncated numbers": (_drawn(_n, 3, draw=_TRUNCATED), X),
+    "truncated numbers in groups": (_drawn(_n, 4, draw=_TRUNCATED), X),
     "doubles that are truncated": (
-        "rows 0 of [n, 3]",
         _drawn(_n, 3, draw=_TRUNCATED, dtype=tf.float64),
         X,
     ),
-    "gamma": (
-        "whole [n, 4]",
-        _drawn(_n, 4, draw=tf.random.stateless_gamma, alpha=1.0),
-        X,
-    ),
+    "gamma": (_drawn(_n, 4, draw=tf.random.stateless_gamma, alpha=1.0), X),
 }
 
 
-@each(DRAWS)
-def test_draws(case):
-    check_described(*case)
+test_draws = as_listed("draws: draws", DRAWS)
