@@ -565,9 +565,7 @@ def outside(device: str) -> Iterator[None]:
 
 
 def hidden_variable(
-    value: Any,
-    dtype: tf.DType | None = None,
-    device: str = HOST,
+    value: Any, dtype: tf.DType | None = None, device: str = HOST
 ) -> tf.Variable:
     """Create a plain variable that no strategy sees."""
     with outside(device):

@@ -85,9 +85,7 @@ def installed() -> contextlib.AbstractContextManager[None]:
     return patches.patched_while_used(_PATCHES)
 
 
-def _scaled_loss(
-    original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor
-) -> tf.Tensor:
+def _scaled_loss(original: patches.Original, value: tf.Tensor) -> tf.Tensor:
     # Only in a custom loop does a replica see just its part of the batch.
     across = tf.distribute.in_cross_replica_context()
     if across and components.active_strategy() is not None:
@@ -97,10 +95,10 @@ def _scaled_loss(
 
 def _notify(
     event: str,
-    original: Callable[..., None],
+    original: patches.Original,
     model: keras.Model,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Notify the current strategy that a model was created or compiled."""
     original(model, *args, **kwargs)
@@ -110,10 +108,10 @@ def _notify(
 
 
 def _create_optimizer(
-    original: Callable[..., None],
+    original: patches.Original,
     optimizer: keras.Optimizer,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Create an optimizer as one device does; its update runs on one tower.
 
@@ -125,7 +123,7 @@ def _create_optimizer(
         original(optimizer, *args, **kwargs)
 
 
-def _reset_default_graph(original: Callable[[], None]) -> None:
+def _reset_default_graph(original: patches.Original) -> None:
     """Reset the default graph, but keep the active strategies in scope."""
     # TensorFlow stores the scopes in the old graph, and exits them there.
     scopes = compat.get_default_graph()._thread_local
@@ -134,10 +132,7 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 
 
 def _call_loaded(
-    original: Callable[..., object],
-    function: object,
-    args: object,
-    captured: Any,
+    original: patches.Original, function: object, args: object, captured: Any
 ) -> object:
     """Call a function of a loaded model.
 
@@ -159,7 +154,7 @@ def _call_loaded(
 
 def _create_variable(
     outside: Callable[[Variable], contextlib.AbstractContextManager[None]],
-    original: Callable[[Variable, object], None],
+    original: patches.Original,
     variable: Variable,
     value: Any,
 ) -> None:
@@ -181,9 +176,7 @@ def _create_variable(
 
 
 def _create_by_initializer(
-    original: Callable[[Variable, object], None],
-    variable: Variable,
-    initializer: object,
+    original: patches.Original, variable: Variable, initializer: object
 ) -> None:
     """Create a variable; of a large one, ranks may make only their rows."""
     strategy, deferred = components.active_strategy(), None
@@ -196,7 +189,7 @@ def _create_by_initializer(
 
 
 def _call_recomputed(
-    original: Callable[..., Any],
+    original: patches.Original,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -221,9 +214,7 @@ def _call_recomputed(
         return given(*args, **kwargs)
 
 
-def _export(
-    original: Callable[..., object], *args: object, **kwargs: object
-) -> object:
+def _export(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     """Export a model with whole variables."""
     with (
         contextlib.ExitStack() as wholes,
@@ -232,7 +223,7 @@ def _export(
         return original(*args, **kwargs)
 
 
-def _share_rendezvous(original: Callable[..., Any], *arguments: Any) -> Any:
+def _share_rendezvous(original: patches.Original, *arguments: Any) -> Any:
     """Make a TensorFlow function that shares its caller's rendezvous.
 
     If a function has a private rendezvous, an error in it cancels the caller's
@@ -321,15 +312,15 @@ def patch_until_closed(
 
     def method(
         kind: str,
-        original: Callable[..., object],
+        original: patches.Original,
         model: keras.Model,
-        *args: object,
-        **kwargs: object,
+        *args: Any,
+        **kwargs: Any,
     ) -> object:
         with around_call(kind, model):
             return _run(kind, original, model, *args, **kwargs)
 
-    def store(original: Callable[..., None], name: str, value: object) -> None:
+    def store(original: patches.Original, name: str, value: object) -> None:
         if name == "distribution":
             set_distribution(lambda: original(name, value), value)
         else:
@@ -364,10 +355,10 @@ def patch_until_closed(
 
 def _run(
     kind: str,
-    original: Callable[..., object],
+    original: patches.Original,
     model: keras.Model,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> object:
     """Run a method of Keras on the towers of its strategy, if it has one."""
     in_block = tf.distribute.has_strategy()
@@ -413,9 +404,7 @@ def _run(
         return original(model, *args, **kwargs)
 
 
-def _resolve_auto(
-    original: Callable[[keras.Model], bool], model: keras.Model
-) -> bool:
+def _resolve_auto(original: patches.Original, model: keras.Model) -> bool:
     """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
 
     Under a strategy of TensorFlow's own, XLA cannot compile a step; on towers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,9 +14,7 @@ from keras_towers import compat
 from keras_towers._types import Logs, Step, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
-from keras_towers.fit.components import (
-    TowerFunction,
-)
+from keras_towers.fit.components import TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
@@ -294,7 +292,7 @@ class WorkerFit(ReplicaCall):
     def _finalize(
         self,
         optimizer: keras.Optimizer,
-        original: Callable[[Sequence[Variable]], None],
+        original: patches.Original[[Sequence[Variable]], None],
         variables: Sequence[Variable],
     ) -> None:
         begun = self.session.trains
@@ -358,7 +356,7 @@ class WorkerFit(ReplicaCall):
 
 
 def _assign(
-    original: Callable[..., object], variable: Variable, value: object
+    original: patches.Original, variable: Variable, value: object
 ) -> object:
     """Assign a value; on the chief, callbacks also write to the servers."""
     result = original(variable, value)

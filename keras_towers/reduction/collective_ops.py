@@ -10,11 +10,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import all_on_host
-from keras_towers.reduction.collectives import (
-    Collectives,
-    OnTowers,
-    copy_to,
-)
+from keras_towers.reduction.collectives import Collectives, OnTowers, copy_to
 from keras_towers.reduction.gradients import Gradient, dense_of
 from keras_towers.transport import messages, nccl_trial
 from keras_towers.transport.messages import Rows

@@ -49,7 +49,7 @@ Distribution: TypeAlias = (
 
 
 def _initialize(
-    original: Callable[..., object],
+    original: patches.Original,
     job_addresses: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
@@ -86,7 +86,7 @@ def _initialize(
 
 
 def _list_devices(
-    original: Callable[..., list[str]], device_type: str | None = None
+    original: patches.Original, device_type: str | None = None
 ) -> list[str]:
     """List the devices of all processes, such as ``"cpu:0"``."""
     local = original(device_type)
@@ -97,7 +97,7 @@ def _list_devices(
 
 
 def _distribute_tensor(
-    original: Callable[..., object], tensor: tf.Tensor, layout: object
+    original: patches.Original, tensor: tf.Tensor, layout: object
 ) -> tf.Tensor:
     """Return a tensor: its layout follows from those of weights."""
     return tensor

@@ -12,7 +12,7 @@ import itertools
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 import numpy as np
@@ -137,9 +137,9 @@ def refusing_ends(
 def _refuse_end(
     event: str,
     callback: keras.callbacks.Callback,
-    original: Callable,
-    *args: object,
-    **kwargs: object,
+    original: patches.Original,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     try:
         original(*args, **kwargs)
@@ -213,9 +213,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self,
         event: str,
         callback: keras.callbacks.Callback,
-        original: Callable,
-        *args: object,
-        **kwargs: object,
+        original: patches.Original,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         name = type(callback).__name__
         with self._noting(name, f"{name}.{event}", event):
@@ -352,10 +352,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         for variable in kept:
             self._written.pop(variable, None)
         written = {
-            str(index): (
-                agreement.digest_of(variable),
-                self._written[variable],
-            )
+            str(index): (agreement.digest_of(variable), self._written[variable])
             for index, variable in enumerate(variables)
             if variable in self._written
         }

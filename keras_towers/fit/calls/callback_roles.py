@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import keras
@@ -308,7 +308,7 @@ def swapping_on_first_tower(
 
 def _on_first_tower(
     callback: keras.callbacks.Callback,
-    original: Callable[[keras.Optimizer], None],
+    original: patches.Original,
     optimizer: keras.Optimizer,
 ) -> None:
     variables = list(optimizer._trainable_variables)

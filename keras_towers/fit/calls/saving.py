@@ -113,9 +113,7 @@ def go_on(in_loop: bool) -> None:
         _job.go_on(in_loop)
 
 
-def _save(
-    original: Callable[..., object], *args: object, **kwargs: object
-) -> object:
+def _save(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     """Save like a function of Keras or TensorFlow, but once for all ranks."""
     try:
         bound = inspect.signature(original).bind(*args, **kwargs)
@@ -208,7 +206,7 @@ def _at_once(options: Any) -> Any:
 
 
 def _save_numbered(
-    original: Callable[..., object],
+    original: patches.Original,
     checkpoint: tf.train.Checkpoint,
     file_prefix: object,
     options: Any = None,
@@ -218,11 +216,11 @@ def _save_numbered(
 
 
 def _write_values(
-    original: Callable[..., object],
+    original: patches.Original,
     saver: object,
     file_prefix: object,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> object:
     """Write the values of a checkpoint, if no other rank has."""
     if _elsewhere.get():
@@ -230,9 +228,7 @@ def _write_values(
     return original(saver, file_prefix, *args, **kwargs)
 
 
-def _manage(
-    original: Callable[..., object], *args: object, **kwargs: object
-) -> object:
+def _manage(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     """Write or delete a file of checkpoints, if no other rank does."""
     return None if _elsewhere.get() else original(*args, **kwargs)
 

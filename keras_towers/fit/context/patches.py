@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CellType
 from typing import Any, TypeAlias
 
+Original: TypeAlias = Callable[..., Any]
+"""What a patch replaces, and may call."""
 Patch: TypeAlias = tuple[object, str, Callable[..., Any]]
 """An owner, the name of its attribute, and the function that replaces it."""
 

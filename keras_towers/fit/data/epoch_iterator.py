@@ -154,7 +154,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Let the events of the data run in the block of their code."""
         adapter = self.data_adapter
 
-        def run(event: str, original: Callable[[], None]) -> None:
+        def run(event: str, original: patches.Original) -> None:
             with self._within(f"{name}.{event}"):
                 original()
 

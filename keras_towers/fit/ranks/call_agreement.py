@@ -42,10 +42,7 @@ _SHOWN_SETTINGS = 3
 
 
 def check_call(
-    config: TowerConfig,
-    keras_call: KerasCall,
-    observer: object,
-    where: str,
+    config: TowerConfig, keras_call: KerasCall, observer: object, where: str
 ) -> None:
     """Check that all ranks call the same method with the same arguments.
 

@@ -18,12 +18,7 @@ from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.memory_estimate import held_tensors
-from keras_towers.partition.program import (
-    Exchange,
-    Program,
-    Schedule,
-    Tensor,
-)
+from keras_towers.partition.program import Exchange, Program, Schedule, Tensor
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,

@@ -34,12 +34,7 @@ from keras_towers.partition.axes import COLUMNS, ONCE, PARTS, TOWERS, Axes
 from keras_towers.partition.emission import emit, value_of
 from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.memory_estimate import summed_tensors
-from keras_towers.partition.program import (
-    Exchange,
-    Operation,
-    Phase,
-    Program,
-)
+from keras_towers.partition.program import Exchange, Operation, Phase, Program
 from keras_towers.partition.xla_pieces import Stage, Stages
 from keras_towers.reduction import Collectives, OnTowers
 
@@ -109,11 +104,7 @@ class TowerProgram:
             return [value_of(t, tensors.shared) for t in program.results]
 
     def _compute_once(
-        self,
-        level: int,
-        axes: Axes,
-        tensors: PlacedTensors,
-        checks: list[Any],
+        self, level: int, axes: Axes, tensors: PlacedTensors, checks: list[Any]
     ) -> None:
         """Add what is computed once in a level, or once for each column."""
         section = Section(level, Phase.ONCE, axes)

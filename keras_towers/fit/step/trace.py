@@ -19,11 +19,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.remat_scopes import RematScopes
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.step.fixed_tables import content_of_fixed
-from keras_towers.fit.weights.copies import (
-    copy_on_tower,
-    native,
-    read_later,
-)
+from keras_towers.fit.weights.copies import copy_on_tower, native, read_later
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import MeshLayout

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -296,7 +296,7 @@ class WeightUpdate:
     def _add_slot(
         self,
         optimizer: Any,
-        original: Callable[..., keras.Variable],
+        original: patches.Original,
         reference_variable: Any,
         *args: Any,
         **kwargs: Any,
