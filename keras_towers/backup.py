@@ -180,14 +180,7 @@ class Backup(ResumesFit):
         self, peers: Peers, model: keras.Model, first: int
     ) -> FitStart:
         self._saved.read(peers, model, first)
-        start = self._saved.position
-        return FitStart(
-            start.epoch,
-            len(start.epochs),
-            start.batch,
-            start.seed,
-            start.random_state,
-        )
+        return self._saved.position
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:

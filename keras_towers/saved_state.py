@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,6 +19,7 @@ from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
+from keras_towers.fit.components import FitStart
 from keras_towers.fit.weights import agreement, checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
@@ -51,24 +51,14 @@ def divides_over_ranks() -> bool:
 
 
 @dataclasses.dataclass
-class Position:
+class Position(FitStart):
     """How far a call of ``fit`` is.
 
     Attributes:
-        epoch: the epoch that it is in, from 0.
-        batch: the number of global batches of this epoch that are done.
-        seed: orders arrays if there is no global seed.
-        random_state: of Python's ``random`` before the first epoch.
-        epochs: those that are done.
-        history: their logs.
+        history: the logs of the epochs that are done.
         begun: how many calls of ``fit`` with this folder have begun.
     """
 
-    epoch: int = 0
-    batch: int = 0
-    seed: int = 0
-    random_state: Sequence[Any] = ()
-    epochs: list[int] = dataclasses.field(default_factory=list)
     history: dict[str, list[object]] = dataclasses.field(default_factory=dict)
     begun: int = 0
 

@@ -161,11 +161,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         if update is None:
             config, mesh, sharding = self._config, self._mesh, None
             if mesh is not None:
-
-                def models() -> list[keras.Model]:
-                    return self._adoption.models
-
-                sharding = ShardedOverMesh(config, mesh, models)
+                sharding = ShardedOverMesh(
+                    config, mesh, lambda: self._adoption.models
+                )
             self._mode = modes.fall_back_unless_tried(self._mode, config)
             update = modes.create_update(config, self._mode, sharding)
         self._update = update

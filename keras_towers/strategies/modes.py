@@ -137,20 +137,15 @@ def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
     if not over_nccl:
         return mode
     has_more = bool(options.in_shards) or config.transport.size > 1
-    kind = type(_alone(mode.collectives))
+    own = mode.collectives
+    # What is packed is exchanged by others.
+    kind = type(own.collectives if isinstance(own, reduction.Packed) else own)
     failure = _failure(kind, tuple(devices), has_more)
     if not failure:
         return mode
     reason = f"NCCL does not work here: {failure}"
     logger.warning("using mode 'towers': %s", reason)
     return _mode("towers", reason, MODES["towers"](), devices, options)
-
-
-def _alone(collectives: reduction.Collectives) -> reduction.Collectives:
-    """Return what exchanges what a packer packs."""
-    if isinstance(collectives, reduction.Packed):
-        return collectives.collectives
-    return collectives
 
 
 @functools.cache

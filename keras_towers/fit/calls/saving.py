@@ -25,7 +25,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import keras
@@ -76,8 +76,7 @@ _Ranks: TypeAlias = "_RanksThatMeet | _RanksOfStore"
 _job: _RanksOfStore | None = None
 
 
-@contextlib.contextmanager
-def save_on_every_rank() -> Iterator[None]:
+def save_on_every_rank() -> contextlib.AbstractContextManager[None]:
     """Let every rank write the files that it saves in this block.
 
     Outside of this block, if ranks save to one path with a function of Keras or
@@ -87,8 +86,7 @@ def save_on_every_rank() -> Iterator[None]:
         >>> with kt.save_on_every_rank():
         ...     model.save("/local/disk/of/each/machine/model.keras")
     """
-    with _on_every_rank.holding(True):
-        yield
+    return _on_every_rank.holding(True)
 
 
 def let_one_rank_write(rank: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 import tensorflow as tf
@@ -173,23 +173,21 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
         kind: the method of Keras.
         ended: describes the ranks that do not call it.
     """
-    advice = (
-        ""
-        if kind in TRAINING
-        else (
+    advice = ""
+    if kind not in TRAINING:
+        advice = (
             ". If only one rank needs it, call it in a callback of fit, or "
             f"after the `with` block of {config.name}"
         )
-    )
     return TowerError(
         f"{ended}, and does not call {kind}, but rank {config.job.rank} "
         f"does. Every rank must call {kind}{advice}."
     )
 
 
-@contextlib.contextmanager
-def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
+def naming_ended_ranks(
+    config: TowerConfig, kind: str
+) -> contextlib.AbstractContextManager[None]:
     """Refuse a call of this block that needs ranks that have ended."""
     refuse = functools.partial(not_called, config, kind)
-    with refusing_ended(config.transport, refuse):
-        yield
+    return refusing_ended(config.transport, refuse)
