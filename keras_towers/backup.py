@@ -27,18 +27,12 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.saved_state import shapes_of, transport_to_ranks
+from keras_towers.saved_state import ranks_now, shapes_of
 from keras_towers.saved_training import KEPT, SavedTraining
 from keras_towers.system import handle_signals
 
 END_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
 """Signals after which training ends with a backup."""
-
-
-def _adoption() -> Adoption | None:
-    """The adoption of the current strategy's models, if there is one."""
-    strategy = components.active_strategy()
-    return None if strategy is None else strategy._adoption
 
 
 def _describe_data(steps: int | None) -> dict[str, str]:
@@ -263,16 +257,18 @@ class Backup(ResumesFit):
     def _metrics(self) -> list[keras.Variable]:
         return state_lib.collect(self.model).metrics
 
-    def _ranks_train_separately(self) -> bool:
-        """Whether each rank counts its own examples, as with ``sync_every``."""
-        adoption = _adoption()
-        return adoption is not None and adoption.ranks_diverge(self.model)
+    @property
+    def _adoption(self) -> Adoption:
+        """The models on the towers; plain Keras has been refused."""
+        strategy = components.active_strategy()
+        assert strategy is not None
+        return strategy._adoption
 
     def _counts_for_all(self) -> bool:
         """Whether this rank continues with the metrics of all ranks."""
-        transport = transport_to_ranks()
-        first = transport is None or transport.rank == 0
-        return first or not self._ranks_train_separately()
+        # With ``sync_every``, each rank counts its own examples.
+        is_first = ranks_now().rank == 0
+        return is_first or not self._adoption.ranks_diverge(self.model)
 
     def _gather_metrics(self) -> list[np.ndarray]:
         """Return the metrics of all ranks, and gather the model (collective).
@@ -280,11 +276,10 @@ class Backup(ResumesFit):
         With ``sync_every``, ranks end their round and continue with rank 0's
         optimizer, as they do after reading the backup.
         """
-        adoption = _adoption()
-        if adoption is not None:
-            adoption.end_rounds()
+        adoption = self._adoption
+        adoption.end_rounds()
         local = [v.numpy() for v in self._metrics()]
-        if adoption is None or not self._ranks_train_separately():
+        if not adoption.ranks_diverge(self.model):
             return local
         adoption.broadcast(self.model)
         adoption.sum_metrics(self.model)
@@ -302,10 +297,10 @@ class Backup(ResumesFit):
         if not saved.is_kept:
             return False
         counts = [len(self._signals), int(saved.is_writing)]
-        transport = transport_to_ranks()
-        if transport is not None:
-            transport.note_wait("the end of a batch")
-            (total,) = sum_over_ranks(transport, [tf.constant(counts)])
+        ranks = ranks_now()
+        if ranks.size > 1:
+            ranks.note_wait("the end of a batch")
+            (total,) = sum_over_ranks(ranks, [tf.constant(counts)])
             counts = total.numpy().tolist()
         signals, writing = counts
         if not writing:
@@ -314,10 +309,8 @@ class Backup(ResumesFit):
 
     def _end(self, where: str) -> None:
         self._saved.finish()
-        transport = transport_to_ranks()
-        if transport is not None:
-            # The launcher ends all ranks as soon as one has ended.
-            rank_checks.gather(transport, None, "waits for rank 0 to commit")
+        # The launcher ends all ranks as soon as one has ended.
+        rank_checks.gather(ranks_now(), None, "waits for rank 0 to commit")
         logger.warning(
             "fit of model %r ends %s, because of a signal. Start the script "
             "again to resume from there.",

@@ -20,22 +20,20 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.components import FitStart
+from keras_towers.fit.places import ALONE
 from keras_towers.fit.weights import agreement, checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction import RankSum
 from keras_towers.reduction.rank_sum import StateLayout
 from keras_towers.rendezvous import rank_checks
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport import Transport
 
 
-def transport_to_ranks() -> Transport | None:
-    """Return the transport to other ranks; None if there are none."""
+def ranks_now() -> Transport:
+    """Return what connects the ranks that train; without others, this one."""
     strategy = components.active_strategy()
-    if strategy is None:
-        return None
-    transport = strategy._config.transport
-    return transport if transport.size > 1 else None
+    return ALONE if strategy is None else strategy._config.transport
 
 
 def rank_sum_now() -> RankSum | None:
@@ -119,7 +117,7 @@ class SavedState:
                     checkpoint.read_into(prefix, name, variable)
             except TowerError as error:
                 failure = failure or str(error)
-        transport = transport_to_ranks() or SingleProcess()
+        transport = ranks_now()
         if len(common) < len(variables):
             rank_checks.raise_together(
                 transport, failure, "reads its part of the backup"

@@ -27,6 +27,7 @@ from keras_towers._notices import logger
 from keras_towers._types import JsonObject
 from keras_towers.backup_folder import CallFolder, WrittenPart
 from keras_towers.errors import TowerError, shorten
+from keras_towers.fit.places import ALONE
 from keras_towers.fit.ranks import plain_settings
 from keras_towers.fit.ranks.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
@@ -42,11 +43,11 @@ from keras_towers.saved_state import (
     leaves_of,
     of_hook,
     rank_sum_now,
+    ranks_now,
     shapes_of,
     trained_in,
-    transport_to_ranks,
 )
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport import Transport
 
 KEPT = 2
 """How many backups are kept by default."""
@@ -76,14 +77,14 @@ class _Begun:
     Attributes:
         name: that of its checkpoint.
         written: this rank's part, once it is written.
-        transport: to the ranks that write parts; None: rank 0 writes all.
+        ranks: those that write parts; this one if rank 0 writes all.
         notes: of rank 0.
         position: the position of ``fit``: an epoch and a batch.
     """
 
     name: str
     written: Future[WrittenPart | None]
-    transport: Transport | None
+    ranks: Transport
     notes: JsonObject
     position: list[int]
 
@@ -370,14 +371,13 @@ class SavedTraining:
         if self._writes:
             parts += self._parts_of_rank_0(hook)
             notes = self._describe(variables, hook)
-        transport = transport_to_ranks()
-        if not any(map(is_over_ranks, variables.values())):
-            transport = None
+        are_divided = any(map(is_over_ranks, variables.values()))
+        ranks = ranks_now() if are_divided else ALONE
         parts = checkpoint.read_now(parts)
         pool = ThreadPoolExecutor(1, "keras-towers-backup")
         written = pool.submit(self._write_part, name, parts)
         pool.shutdown(wait=False)
-        self._begun = _Begun(name, written, transport, notes, self._place)
+        self._begun = _Begun(name, written, ranks, notes, self._place)
         if not asynchronous:
             self.finish()
 
@@ -406,9 +406,9 @@ class SavedTraining:
         except Exception as error:
             failure = self._failure(error)
         self._begun = None
-        ranks = begun.transport or SingleProcess()
+        where = "has written its part of the backup"
         all_written = rank_checks.raise_together(
-            ranks, failure, "has written its part of the backup", written
+            begun.ranks, failure, where, written
         )
         if self._writes:
             try:
@@ -421,7 +421,7 @@ class SavedTraining:
         self._has_backup = True
 
     def _failure(self, error: Exception) -> str:
-        own = f"rank {self._rank} " if transport_to_ranks() else ""
+        own = f"rank {self._rank} " if ranks_now().size > 1 else ""
         before = "There is no backup yet"
         if self._has_backup:
             before = "The backup before it is complete"

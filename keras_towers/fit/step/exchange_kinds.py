@@ -51,7 +51,8 @@ class GradientExchange:
         for groups in by_optimizer.values():
             of = [self._gradients[g.exchange.gradient] for g in groups]
             call, _ = of[0]
-            totals = self._update.sum_over_ranks(
+            assert self._update.rank_sum is not None
+            totals = self._update.rank_sum.sum(
                 call.optimizer,
                 [weight for _, weight in of],
                 [group.result for group in groups],

@@ -252,7 +252,7 @@ class WeightUpdate:
             rows = self._sum_over_towers(grads, weights)
             if self.rank_sum is None:
                 return rows
-            sums = self.sum_over_ranks(call.optimizer, weights, rows[0])
+            sums = self.rank_sum.sum(call.optimizer, weights, rows[0])
             return [sums for _ in rows]
 
         rows = self.order.reduce(
@@ -346,10 +346,3 @@ class WeightUpdate:
             for weight, *of_towers in zip(weights, *tower_grads, strict=True)
         ]
         return [[total[k][0] for total in sums] for k, _ in enumerate(names)]
-
-    def sum_over_ranks(
-        self, optimizer: Any, weights: Sequence[Any], grads: Sequence[Any]
-    ) -> list[Any]:
-        """Return N sums, given this rank's N gradients for an optimizer."""
-        assert self.rank_sum is not None
-        return self.rank_sum.sum(optimizer, weights, grads)
