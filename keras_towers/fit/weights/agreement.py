@@ -118,8 +118,11 @@ def digest_of(variable: Variable) -> str:
     if isinstance(held, ShardedVariable) and held.is_remote:
         return f"{_IN_SHARDS} {held.place}"
     value = held.read_value()
-    if value.dtype == tf.string:
-        return ""
+    return "" if value.dtype == tf.string else digest_of_value(value)
+
+
+def digest_of_value(value: tf.Tensor) -> str:
+    """Return a digest of a tensor; it tells numbers apart that are equal."""
     # Not tobytes(), which would copy the value.
     flat = value.numpy().ravel().view(np.uint8)
     return hashlib.sha256(flat).hexdigest()[:16]

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights.agreement import digest_of_value
 from keras_towers.fit.weights.shards import (
     NoValueError,
     ShardedVariable,
@@ -162,8 +161,7 @@ class JointAccess:
 
         If ranks write different values, all get that of the first one.
         """
-        value = np.ravel(whole.numpy()).view(np.uint8)
-        digest = hashlib.sha256(value.data).hexdigest()[:16]
+        digest = digest_of_value(whole)
         access = Action("writes", variable.place, _name_of(variable), digest)
         self._access(access, whole)
 
