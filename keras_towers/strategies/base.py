@@ -401,7 +401,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 stack.enter_context(thread_state.entered_block(block))
             self._announce()
             self._entered = stack.pop_all()
-        self._adoption.enter_block()
+        self._adoption.in_block = True
         return self
 
     def _announce(self) -> None:

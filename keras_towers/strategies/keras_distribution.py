@@ -381,7 +381,7 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
         _thread.patched = contextlib.ExitStack()
         _thread.patched.enter_context(keras_patches.installed())
         _thread.strategy = strategy
-        strategy._adoption.enter_block()
+        strategy._adoption.in_block = True
 
 
 def _check_kind(distribution: object) -> None:

@@ -375,8 +375,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 names = (f"rank {r}: {n}" for r, (_, n) in by_rank.items())
                 conflict = f"{variable.path} ({', '.join(names)})"
         for root, taken in roots.items():
-            values = [variable._value for variable in taken]
-            agreement.broadcast(self._transport, values, root)
+            agreement.broadcast(self._transport, taken, root)
         is_first = self._transport.rank == 0
         if conflict and is_first and first_time(self.model, conflict):
             logger.warning(

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import name_of
+from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.shards import ShardedVariable, current_value
 from keras_towers.message_lists import listed
 from keras_towers.rendezvous import rank_checks
@@ -143,12 +144,13 @@ def broadcast(
 
     Args:
         transport: connects the ranks.
-        variables: N variables of TensorFlow; unless values are given, the root
-            has the whole of each.
+        variables: N variables of Keras or TensorFlow; unless values are given,
+            the root has the whole of each.
         root: the rank whose values they get.
         given: on the root, returns the value of a variable, by its number;
             None: the variable has it.
     """
+    variables = [*map(native, variables)]
     known = [i for i, v in enumerate(variables) if v.dtype != tf.string]
     specs = [tf.TensorSpec(variables[i].shape, tf.int8) for i in known]
     for group in messages.group_by_bytes(specs, _SENT_ENTRIES):
