@@ -292,7 +292,7 @@ class WorkerFit(ReplicaCall):
     def _finalize(
         self,
         optimizer: keras.Optimizer,
-        original: patches.Original[[Sequence[Variable]], None],
+        original: patches.Original,
         variables: Sequence[Variable],
     ) -> None:
         begun = self.session.trains

@@ -76,7 +76,8 @@ _Ranks: TypeAlias = "_RanksThatMeet | _RanksOfStore"
 _job: _RanksOfStore | None = None
 
 
-def save_on_every_rank() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
     Outside of this block, if ranks save to one path with a function of Keras or
@@ -86,7 +87,8 @@ def save_on_every_rank() -> contextlib.AbstractContextManager[None]:
         >>> with kt.save_on_every_rank():
         ...     model.save("/local/disk/of/each/machine/model.keras")
     """
-    return _on_every_rank.holding(True)
+    with _on_every_rank.holding(True):
+        yield
 
 
 def let_one_rank_write(rank: int) -> None:
