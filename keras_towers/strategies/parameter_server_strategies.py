@@ -24,15 +24,13 @@ from keras_towers.fit.options import (
 from keras_towers.fit.update.sharding_policy import OnDevices
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import LeastLoadedPlacement
-from keras_towers.parameter_servers.averaged_session import AveragedSession
+from keras_towers.parameter_servers.async_updates import AsyncSession
+from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import (
     ServerPeers,
     take_role,
 )
-from keras_towers.parameter_servers.training_session import (
-    AsyncSession,
-    Session,
-)
+from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.worker_runner import (
     ServerUpdate,
     WorkerRunner,

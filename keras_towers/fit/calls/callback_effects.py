@@ -39,8 +39,8 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.joint_access import (
     Action,
+    Intent,
     JointAccess,
-    Told,
     refusing,
 )
 from keras_towers.fit.weights.shards import is_over_ranks
@@ -306,10 +306,10 @@ class SyncedCallbacks(keras.callbacks.Callback):
             value: as there.
             needs_all: why not only some ranks can do it; empty: they can.
         """
-        tell = functools.partial(self._share_effects, needs_all)
-        return self._joint.meet(does, action, value, tell=tell)
+        exchange = functools.partial(self._share_effects, needs_all)
+        return self._joint.meet(does, action, value, exchange=exchange)
 
-    def _share_effects(self, needs_all: str, mine: Told) -> list[Told]:
+    def _share_effects(self, needs_all: str, mine: Intent) -> list[Intent]:
         """Share requests to stop, and the values that callbacks have written.
 
         Values wait until all ranks are about to do the same: before, a rank
@@ -319,9 +319,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         model = self.model
         asked = [name for name in _STOPS if getattr(model, name, False)]
         has_written = bool(self._written)
-        told = *mine, needs_all, asked, model._initial_epoch, has_written
+        shared = *mine, needs_all, asked, model._initial_epoch, has_written
         ranks = rank_checks.gather(
-            self._transport, told, "ends an event of callbacks"
+            self._transport, shared, "ends an event of callbacks"
         )
         all_do, actions, reasons, stops, epochs, written = zip(
             *ranks, strict=True

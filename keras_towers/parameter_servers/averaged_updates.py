@@ -1,4 +1,4 @@
-"""Training in which servers average the gradients of all workers."""
+"""Averaged updates: servers apply the mean of all workers' gradients."""
 
 from __future__ import annotations
 
