@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -37,8 +36,6 @@ _FOR_SAME_DATA = (
     "validation_split",
     "validation_batch_size",
 )
-# How many differences an error shows.
-_SHOWN_SETTINGS = 3
 
 
 def check_call(
@@ -101,11 +98,9 @@ def check_call(
                 rank_checks.describe_ranks(values),
             )
     if differing:
-        shown = "; ".join(
+        shown = plain_settings.list_first(
             f"{name} ({rank_checks.describe_ranks(values)})"
-            for name, values in itertools.islice(
-                differing.items(), _SHOWN_SETTINGS
-            )
+            for name, values in differing.items()
         )
         raise TowerError(
             f"{kind} of model {model.name!r} has different settings on some "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -85,11 +85,15 @@ class ModelSettings:
 
 def describe_changes(differing: Mapping[str, Sequence[object]]) -> str:
     """List the first settings that differ from those of a backup."""
-    changes = (
+    return list_first(
         f"{name} ({was} in the backup, {now} now)"
         for name, (was, now) in differing.items()
     )
-    return "; ".join(itertools.islice(changes, _SHOWN_SETTINGS))
+
+
+def list_first(differences: Iterable[str]) -> str:
+    """List the first differences, for an error."""
+    return "; ".join(itertools.islice(differences, _SHOWN_SETTINGS))
 
 
 def without_settings_of_others(
@@ -175,12 +179,15 @@ def is_rate(name: str) -> bool:
     return name.startswith(_RATE)
 
 
-def _options_of(configured: Any) -> dict[str, object]:
-    config: dict[str, object] = {}
+def _config_of(configured: Any) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # Not every object has one.
-        config = dict(configured.get_config())
+        return dict(configured.get_config())
+    return {}
+
+
+def _options_of(configured: Any) -> dict[str, object]:
     # Not all of Keras's losses have these in their configuration.
-    config |= getattr(configured, "_fn_kwargs", {})
+    config = _config_of(configured) | getattr(configured, "_fn_kwargs", {})
     return {
         name: value
         for name, value in config.items()
@@ -190,11 +197,8 @@ def _options_of(configured: Any) -> dict[str, object]:
 
 def _objects_of(layer: keras.layers.Layer) -> dict[str, object]:
     """Describe a layer's regularizers, constraints and dtype policy."""
-    config: dict[str, Any] = {}
-    with contextlib.suppress(Exception):
-        config = dict(layer.get_config())
     objects: dict[str, object] = {}
-    for name, value in config.items():
+    for name, value in _config_of(layer).items():
         # Values that weights begin with are not those that they have.
         if not isinstance(value, Mapping) or name.endswith("initializer"):
             continue
