@@ -64,10 +64,7 @@ class RunOptions:
     module: Annotated[bool, typer.Option("-m")] = False
     strategy: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME[:OPTION=VALUE]",
-            autocompletion=_strategies,
-        ),
+        typer.Option(metavar="NAME[:OPTION=VALUE]", autocompletion=_strategies),
     ] = None
     no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False
     towers: Count = None

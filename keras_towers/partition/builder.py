@@ -10,12 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.axes import (
-    AT_ROOT,
-    COLUMNS,
-    ONCE,
-    Axes,
-)
+from keras_towers.partition.axes import AT_ROOT, COLUMNS, ONCE, Axes
 from keras_towers.partition.program import (
     Attributes,
     Exchange,

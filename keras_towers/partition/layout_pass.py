@@ -402,11 +402,7 @@ def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
     converter, rows = node.converter, value.sharded
     if value.is_partial and not value.gathers:
         total = node.builder.exchange(
-            "sum",
-            value.own,
-            sizes=value.shape,
-            to=to,
-            least=least,
+            "sum", value.own, sizes=value.shape, to=to, least=least
         )
         if not to:
             value.whole = total
@@ -419,10 +415,7 @@ def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
 
 
 def _complete(
-    node: Node,
-    inputs: Values,
-    outputs: Values,
-    known: Sequence[Any] | None,
+    node: Node, inputs: Values, outputs: Values, known: Sequence[Any] | None
 ) -> None:
     """Add the shapes of outputs, and their entries as far as known."""
     shapes = _symbolic_shapes(node, inputs)

@@ -15,11 +15,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.partition.layouts import Shape, Value, Values
 from keras_towers.partition.program import Attributes
-from keras_towers.partition.sizes import (
-    UNKNOWN,
-    Dimension,
-    broadcast_size,
-)
+from keras_towers.partition.sizes import UNKNOWN, Dimension, broadcast_size
 
 # What functions of a node and of the values of its inputs return: the values of
 # its outputs, or the labels of its axes.

@@ -307,9 +307,7 @@ class SumsByFunction(OnTowers):
 
 
 def on_each(
-    devices: Sequence[str],
-    function: Callable[..., _T],
-    *values: Sequence[Any],
+    devices: Sequence[str], function: Callable[..., _T], *values: Sequence[Any]
 ) -> list[_T]:
     """Call a function of what each device has in some lists, there."""
     results = []

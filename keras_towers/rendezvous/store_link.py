@@ -227,11 +227,7 @@ class StoreLink:
 
 
 def encode_request(
-    endpoint: Endpoint,
-    method: str,
-    path: str,
-    body: bytes,
-    keeps: bool = True,
+    endpoint: Endpoint, method: str, path: str, body: bytes, keeps: bool = True
 ) -> bytes:
     """A signed request.
 

@@ -27,10 +27,7 @@ from keras_towers.replicas.replica_calls import (
     ReplicaRunner,
     RunsReplicas,
 )
-from keras_towers.replicas.replica_counts import (
-    Quorum,
-    ReplicaCounts,
-)
+from keras_towers.replicas.replica_counts import Quorum, ReplicaCounts
 from keras_towers.replicas.staleness import Staleness
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.parameter_server_strategies import (

@@ -449,10 +449,7 @@ def settle(
 
 
 def add_loop(
-    node: Node,
-    loop_vars: Sequence[Tensor],
-    body: Function,
-    condition: Function,
+    node: Node, loop_vars: Sequence[Tensor], body: Function, condition: Function
 ) -> list[Tensor]:
     """Add a loop; return its outputs, of which the first are loop variables.
 

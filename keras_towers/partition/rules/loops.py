@@ -147,10 +147,7 @@ def _require_no_writes(tester: Scope, before: Mapping[_Key, Tensor]) -> None:
 
 
 def _lay_out_round(
-    node: Node,
-    graph: tf.Graph,
-    inputs: Values,
-    states: Mapping[_Key, Value],
+    node: Node, graph: tf.Graph, inputs: Values, states: Mapping[_Key, Value]
 ) -> tuple[Scope, list[Tensor], Values]:
     """Lay out the body of a loop, or its condition.
 

@@ -30,11 +30,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.reasons import (
-    asserted,
-    require,
-    unless_none,
-)
+from keras_towers.partition.reasons import asserted, require, unless_none
 from keras_towers.partition.registry import facts_of, operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans

@@ -39,10 +39,7 @@ from byteps.tensorflow import (
 from keras_towers.engines import dropin
 from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines.dropin import distributed_models, use_connection
-from keras_towers.engines.dropin.gradient_reducer import (
-    Reducer,
-    distribute,
-)
+from keras_towers.engines.dropin.gradient_reducer import Reducer, distribute
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights.copies import native
 from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks

@@ -319,9 +319,7 @@ class _DistributedTape(_GradientTape):
 
 
 def _checked_options(
-    num_groups: int,
-    groups: int | list[list[Variable]] | None,
-    **arguments: Any,
+    num_groups: int, groups: int | list[list[Variable]] | None, **arguments: Any
 ) -> ReductionOptions:
     """Convert a user's arguments to options, or raise ``TowerError``."""
     if not hvd.is_initialized():
