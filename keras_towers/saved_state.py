@@ -107,27 +107,24 @@ class SavedState:
                 "another folder, or delete it."
             )
         prefix = folder.prefix(self.name)
-        common, failure = [], ""
-        for variable, name in zip(variables, self.variables, strict=True):
-            if not is_over_ranks(variable):
-                common.append((variable._value, name))
-                continue
-            try:
-                with folder.refusing_damage():
-                    checkpoint.read_into(prefix, name, variable)
-            except TowerError as error:
-                failure = failure or str(error)
+        pairs = [*zip(variables, self.variables, strict=True)]
+        common = [(v._value, name) for v, name in pairs if not is_over_ranks(v)]
         transport = ranks_now()
-        if len(common) < len(variables):
-            rank_checks.raise_together(
-                transport, failure, "reads its part of the backup"
-            )
+
+        def read_own_rows() -> None:
+            with folder.refusing_damage():
+                for variable, name in pairs:
+                    if is_over_ranks(variable):
+                        checkpoint.read_into(prefix, name, variable)
 
         def read(number: int) -> tf.Tensor:
             value, name = common[number]
             with folder.refusing_damage():
                 return checkpoint.read(prefix, name, value.dtype)
 
+        if len(common) < len(pairs):
+            where = "reads its part of the backup"
+            rank_checks.gather_result(transport, read_own_rows, where)
         values = [value for value, _ in common]
         agreement.broadcast(transport, values, given=read)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import dataclasses
 import functools
 import operator
 import os
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -153,37 +154,29 @@ class SavedTraining:
             begun=calls.begun,
         )
         self.metrics, self._hook_states = [], SavedStates([], [])
-        self._found, self._data, refusal = None, {}, ""
+        self._found, self._data = None, {}
         name = self._find(peers, failed) if self.is_kept else ""
         if self._writes:
             self._settings = plain_settings.ModelSettings(
                 keras.__version__, plain_settings.of_model(model), peers.size
             )
-            try:
-                refusal = self._open(name)
+
+        def opened() -> tuple[Any, ...]:
+            if self._writes:
+                self._open(name)
                 # Of a damaged one it is unknown how far it was.
                 if backup_folder.number_of(name) == self._number:
                     commits.check_last(self._call.path, self._place)
-            except TowerError as error:
-                refusal = str(error)
-        if peers.size > 1:
             found = self._found and dataclasses.astuple(self._found)
             position = dataclasses.asdict(self.position)
-            states = self._hook_states
-            values: tuple[Any, ...] = (
-                refusal,
-                position,
-                found,
-                self.metrics,
-                states.layout,
-            )
-            of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
-            refusal, position, found, metrics, layout = of_rank_0
-            self.position = Position(**position)
-            self._found, self.metrics = found and SavedState(*found), metrics
-            self._hook_states = SavedStates(layout, states.values)
-        if refusal:
-            raise TowerError(refusal)
+            return position, found, self.metrics, self._hook_states.layout
+
+        (position, found, self.metrics, layout), *_ = rank_checks.gather_result(
+            peers, opened, "reads the backup"
+        )
+        self.position = Position(**position)
+        self._found = found and SavedState(*found)
+        self._hook_states = SavedStates(layout, self._hook_states.values)
         # Calls in callbacks of earlier epochs are not made again.
         calls.begun = self.position.begun
 
@@ -192,20 +185,18 @@ class SavedTraining:
 
         Each rank reads a share of it, where all see the folder.
         """
-        refusal, names = "", list[str]()
-        if self._writes:
-            try:
-                backup_folder.make_writable(self.folder)
-                for call in failed:
-                    _set_aside(call)
-                names = self._call.names()
-            except TowerError as error:
-                refusal = str(error)
-        refusal, names = rank_checks.gather(
-            peers, (refusal, names), "looks for backups"
-        )[0]
-        if refusal:
-            raise TowerError(refusal)
+
+        def found_names() -> list[str] | None:
+            if not self._writes:
+                return None
+            backup_folder.make_writable(self.folder)
+            for call in failed:
+                _set_aside(call)
+            return self._call.names()
+
+        names, *_ = rank_checks.gather_result(
+            peers, found_names, "looks for backups"
+        )
         shares = peers.size > 1 and divides_over_ranks()
         if shares:
             self._check_that_all_see_it(peers)
@@ -240,10 +231,10 @@ class SavedTraining:
                 "--commits) a folder that all ranks share."
             )
 
-    def _open(self, name: str) -> str:
-        """Read a backup on rank 0; return why it is another model's."""
+    def _open(self, name: str) -> None:
+        """Read a backup on rank 0; refuse that of another model."""
         if not name:
-            return ""
+            return
         facts = self._call.read_notes(name)
         with self._call.refusing_damage():
             self.position = Position(**facts["position"])
@@ -269,7 +260,7 @@ class SavedTraining:
             self._data = dict(facts["data"])
         assert self._settings is not None
         between = not self.position.batch
-        return settings.refusal(self._settings, self._call.path, between)
+        settings.refuse_other(self._settings, self._call.path, between)
 
     def _read(self, name: str, dtype: str | tf.DType) -> tf.Tensor:
         assert self._found is not None
@@ -400,35 +391,34 @@ class SavedTraining:
         begun = self._begun
         if begun is None:
             return
-        written, failure = None, ""
-        try:
-            written = begun.written.result()
-        except Exception as error:
-            failure = self._failure(error)
+        wait([begun.written])
         self._begun = None
-        where = "has written its part of the backup"
-        all_written = rank_checks.raise_together(
-            begun.ranks, failure, where, written
+        written = rank_checks.gather_result(
+            begun.ranks,
+            self._refusing_failure()(begun.written.result),
+            "has written its part of the backup",
         )
         if self._writes:
-            try:
-                self._call.complete(
-                    begun.name, all_written, begun.notes, self._keep
-                )
-            except (tf.errors.OpError, OSError) as error:
-                raise TowerError(self._failure(error)) from error
+            parts = [part for part in written if part is not None]
+            complete = self._refusing_failure()(self._call.complete)
+            complete(begun.name, parts, begun.notes, self._keep)
             commits.report_last(self._call.path, begun.position)
         self._has_backup = True
 
-    def _failure(self, error: Exception) -> str:
-        own = f"rank {self._rank} " if ranks_now().size > 1 else ""
-        before = "There is no backup yet"
-        if self._has_backup:
-            before = "The backup before it is complete"
-        return (
-            f"{own}cannot write to {self._call.path} ({shorten(error)}). "
-            f"{before}: make room, and start the script again."
-        )
+    @contextlib.contextmanager
+    def _refusing_failure(self) -> Iterator[None]:
+        """Say what to do if this rank cannot write in this block."""
+        try:
+            yield
+        except Exception as error:
+            own = f"rank {self._rank} " if ranks_now().size > 1 else ""
+            before = "There is no backup yet"
+            if self._has_backup:
+                before = "The backup before it is complete"
+            raise TowerError(
+                f"{own}cannot write to {self._call.path} ({shorten(error)}). "
+                f"{before}: make room, and start the script again."
+            ) from error
 
     def _parts_of_rank_0(self, hook: SavedStates) -> list[Part]:
         """Return the metrics, and the states of the hook of all ranks."""

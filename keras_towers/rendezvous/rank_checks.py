@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -98,27 +98,31 @@ def different_things(points: Mapping[str, str]) -> str:
     )
 
 
-def raise_together(
-    ranks: Peers, failure: str, where: str, value: Plain | None = None
-) -> list[Plain]:
-    """Raise the failure of any rank on all. Collective.
+def gather_result(
+    ranks: Peers, function: Callable[[], Plain | None], where: str
+) -> list[Plain | None]:
+    """Call a function on each rank, and gather the results. Collective.
 
     Args:
         ranks: all ranks.
-        failure: that of this rank; empty: there is none.
+        function: what this rank calls.
         where: what this rank does, to follow "rank 0" in a message.
-        value: any other value of this rank.
 
-    Returns:
-        The values of all ranks that are not None.
+    Raises:
+        TowerError: the function has raised one on a rank.
     """
-    answers = [(failure, value)]
+    failure, result = "", None
+    try:
+        result = function()
+    except TowerError as error:
+        failure = str(error)
+    answers = [(failure, result)]
     if ranks.size > 1:
-        answers = gather(ranks, (failure, value), where)
+        answers = gather(ranks, answers[0], where)
     failures = [of_rank for of_rank, _ in answers if of_rank]
     if failures:
         raise TowerError(failures[0])
-    return [of_rank for _, of_rank in answers if of_rank is not None]
+    return [of_rank for _, of_rank in answers]
 
 
 def describe_ranks(values: Sequence[object], separator: str = ", ") -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from keras_towers._notices import logger
+from keras_towers.errors import TowerError
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous import rank_checks
 
@@ -51,10 +52,10 @@ class ModelSettings:
             both = [{name: each[name] for name in known} for each in both]
         return without_settings_of_others(rank_checks.differing_settings(both))
 
-    def refusal(
+    def refuse_other(
         self, now: ModelSettings, path: str, between_epochs: bool
-    ) -> str:
-        """Return why a backup is not that of a model; empty if it is.
+    ) -> None:
+        """Refuse a backup of another model.
 
         Args:
             now: the settings of the model.
@@ -65,21 +66,20 @@ class ModelSettings:
         if between_epochs:
             differing.pop("metrics", None)
         if not differing:
-            return ""
+            return
         listed = describe_changes(differing)
-        if self.ranks != now.ranks and all(map(is_rate, differing)):
-            logger.warning(
-                "the number of ranks has changed, and so has %s: training goes "
-                "on with the values of the backup",
-                listed,
+        if self.ranks == now.ranks or not all(map(is_rate, differing)):
+            raise TowerError(
+                f"{path} is the backup of another model, or of one that was "
+                f"compiled differently: {listed}. Make and compile the model "
+                "as it was then, or delete the backup to train from the "
+                "beginning. To train its weights with other settings, load "
+                "them by kt.load_backup, and give Backup another folder."
             )
-            return ""
-        return (
-            f"{path} is the backup of another model, or of one that was "
-            f"compiled differently: {listed}. Make and compile the model as it "
-            "was then, or delete the backup to train from the beginning. To "
-            "train its weights with other settings, load them by "
-            "kt.load_backup, and give Backup another folder."
+        logger.warning(
+            "the number of ranks has changed, and so has %s: training goes on "
+            "with the values of the backup",
+            listed,
         )
 
 
