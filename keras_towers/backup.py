@@ -57,6 +57,13 @@ def _describe_data(steps: int | None) -> dict[str, str]:
     }
 
 
+def _adoption() -> Adoption:
+    """Return the models on the towers; plain Keras has been refused."""
+    strategy = components.active_strategy()
+    assert strategy is not None
+    return strategy._adoption
+
+
 class Backup(ResumesFit):
     """Backs up training, ends it cleanly on a signal, and resumes it.
 
@@ -257,18 +264,11 @@ class Backup(ResumesFit):
     def _metrics(self) -> list[keras.Variable]:
         return state_lib.collect(self.model).metrics
 
-    @property
-    def _adoption(self) -> Adoption:
-        """The models on the towers; plain Keras has been refused."""
-        strategy = components.active_strategy()
-        assert strategy is not None
-        return strategy._adoption
-
     def _counts_for_all(self) -> bool:
         """Whether this rank continues with the metrics of all ranks."""
         # With ``sync_every``, each rank counts its own examples.
         is_first = ranks_now().rank == 0
-        return is_first or not self._adoption.ranks_diverge(self.model)
+        return is_first or not _adoption().ranks_diverge(self.model)
 
     def _gather_metrics(self) -> list[np.ndarray]:
         """Return the metrics of all ranks, and gather the model (collective).
@@ -276,7 +276,7 @@ class Backup(ResumesFit):
         With ``sync_every``, ranks end their round and continue with rank 0's
         optimizer, as they do after reading the backup.
         """
-        adoption = self._adoption
+        adoption = _adoption()
         adoption.end_rounds()
         local = [v.numpy() for v in self._metrics()]
         if not adoption.ranks_diverge(self.model):
