@@ -43,8 +43,8 @@ HEARTBEAT = "heartbeat-"
 """Followed by a rank, the key of the rank's last sign of life."""
 PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
-PARTS = "parts-"
-"""Followed by a key, the key under which ranks give their parts of it."""
+CONTRIBUTIONS = "contributions-"
+"""Followed by a key, the key under which ranks contribute to its list."""
 ADDED = "added-"
 """Followed by a key, the key under which ranks add items to it."""
 OUTSIDE = "outside of training"
@@ -242,7 +242,7 @@ class StoreClient(Store):
         self, key: str, rank: int, size: int, value: object
     ) -> MissingRanks:
         part = json.dumps([rank, size, value]).encode()
-        answer = self._post(SCOPE, f"{PARTS}{key}", part)
+        answer = self._post(SCOPE, f"{CONTRIBUTIONS}{key}", part)
         return MissingRanks(*json.loads(answer))
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:

@@ -150,7 +150,7 @@ class JointAccess:
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Return the whole of a variable, on the host. Collective."""
-        kind = "saves" if thread_state.keeping_parts.get() else "reads"
+        kind = "saves" if thread_state.keeping_shards.get() else "reads"
         access = Action(kind, variable.place, _name_of(variable))
         whole = self._access(access, None)
         assert whole is not None
@@ -368,7 +368,7 @@ def access_of(*saved: object) -> JointAccess | None:
             variables = [*state.weights, *state.optimizer_variables]
         for variable in variables:
             value = getattr(variable, "_value", variable)
-            if is_over_ranks(value) and value.is_in_parts:
+            if is_over_ranks(value) and value.is_in_shards:
                 return value.access
     return None
 
