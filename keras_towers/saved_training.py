@@ -186,9 +186,9 @@ class SavedTraining:
         Each rank reads a share of it, where all see the folder.
         """
 
-        def found_names() -> list[str] | None:
+        def found_names() -> list[str]:
             if not self._writes:
-                return None
+                return []
             backup_folder.make_writable(self.folder)
             for call in failed:
                 _set_aside(call)

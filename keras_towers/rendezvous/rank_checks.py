@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from keras_towers._imports import minor_version, packages
 from keras_towers._notices import logger
@@ -23,6 +23,8 @@ from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import describe_each, named
 from keras_towers.rendezvous import activity, store
+
+_T = TypeVar("_T")
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
@@ -99,8 +101,8 @@ def different_things(points: Mapping[str, str]) -> str:
 
 
 def gather_result(
-    ranks: Peers, function: Callable[[], Plain | None], where: str
-) -> list[Plain | None]:
+    ranks: Peers, function: Callable[[], _T], where: str
+) -> list[_T]:
     """Call a function on each rank, and gather the results. Collective.
 
     Args:
@@ -111,14 +113,12 @@ def gather_result(
     Raises:
         TowerError: the function has raised one on a rank.
     """
-    failure, result = "", None
+    answer: tuple[str, Any]
     try:
-        result = function()
+        answer = "", function()
     except TowerError as error:
-        failure = str(error)
-    answers = [(failure, result)]
-    if ranks.size > 1:
-        answers = gather(ranks, answers[0], where)
+        answer = str(error), None
+    answers = gather(ranks, answer, where) if ranks.size > 1 else [answer]
     failures = [of_rank for of_rank, _ in answers if of_rank]
     if failures:
         raise TowerError(failures[0])
