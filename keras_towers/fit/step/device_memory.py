@@ -86,10 +86,8 @@ class Limit:
         mesh = [*itertools.chain(*config.mesh)]
         sizes = zip(memory_of(mesh), map(short_name, mesh), strict=True)
         own = min(((n, name) for n, name in sizes if n), default=None)
-        of_ranks = [own]
-        if peers.size > 1:
-            where = "compares the memory of its devices"
-            of_ranks = rank_checks.gather(peers, own, where)
+        where = "compares the memory of its devices"
+        of_ranks = rank_checks.gather(peers, own, where)
         known = [(n, rank) for rank, n in enumerate(of_ranks) if n]
         if not known:
             return None
