@@ -118,7 +118,7 @@ def gather_result(
         answer = "", function()
     except TowerError as error:
         answer = str(error), None
-    answers = gather(ranks, answer, where)
+    answers: list[Any] = gather(ranks, answer, where)
     failures = [of_rank for of_rank, _ in answers if of_rank]
     if failures:
         raise TowerError(failures[0])
