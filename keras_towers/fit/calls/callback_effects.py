@@ -36,14 +36,14 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.fit.weights.copies import parts_of
+from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.joint_access import (
     Action,
     Intent,
     JointAccess,
     refusing,
 )
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
 from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, rank_checks
@@ -52,7 +52,7 @@ from keras_towers.transport import Transport, messages
 if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
 
-_Value: TypeAlias = "list[tf.Tensor] | Callable[[], tf.Tensor]"
+_Value: TypeAlias = "list[tf.Tensor] | Callable[[], tf.Tensor] | None"
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 # Keras calls the older ``on_batch_*`` from ``on_train_batch_*``.
@@ -428,22 +428,29 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def _value(variable: keras.Variable) -> _Value:
-    """Return the parts that this rank may write by itself."""
     # What ranks write together needs no look.
     if is_over_ranks(variable):
-        return []
+        return None
+    value = variable._value
     if is_deferred(variable):
-        return variable._value.first_value
-    # The whole of what is in shards would be a copy.
-    return [part.copies[0].read_value() for part in parts_of(variable)]
+        return value.first_value
+    if isinstance(value, ShardedVariable):
+        # The whole would be a copy.
+        parts = itertools.chain(*value.shards)
+        return [part.read_value() for part in parts]
+    return [copy_on_tower(value).read_value()]
 
 
 def _is_same(before: _Value, after: _Value) -> bool:
     if before is after:
         return True
     # One that is computed has been used in a graph, or written.
-    values = ([v()] if callable(v) else v for v in (before, after))
-    return all(map(_is_same_tensor, *values))
+    first, second = (
+        [value()] if callable(value) else value for value in (before, after)
+    )
+    if first is None or second is None:
+        return True
+    return all(map(_is_same_tensor, first, second))
 
 
 def _is_same_tensor(before: tf.Tensor, after: tf.Tensor) -> bool:
