@@ -1,4 +1,7 @@
-"""The copies of a model's variables on the parameter servers."""
+"""The variables on parameter servers: copies of a model's variables.
+
+``async_updates.py`` and ``averaged_updates.py`` update them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from keras_towers.fit.weights.least_loaded import (
 )
 from keras_towers.fit.weights.tower_variables import with_values
 from keras_towers.parameter_servers.server_connection import Connection
-from keras_towers.reduction import Gradient
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.replicas.named_resources import (
     RunFunction,
     TracedFunctions,

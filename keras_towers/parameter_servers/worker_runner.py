@@ -1,4 +1,4 @@
-"""How workers of parameter servers run calls, and pass gradients on."""
+"""Runs calls on workers of parameter servers, and passes on gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.worker_fit import WorkerFit, current_session
 from keras_towers.parameter_servers.workers import Workers
-from keras_towers.reduction import Gradients
+from keras_towers.reduction.gradients import Gradients
 from keras_towers.replicas.replica_calls import (
     OneFitPerModel,
     RunsReplicas,

@@ -1,4 +1,8 @@
-"""The base of all strategies: a TensorFlow strategy of three components."""
+"""The base of all strategies: a TensorFlow strategy of three components.
+
+The components are in ``fit/components.py``, ``fit/update/weight_update.py`` and
+``fit/calls/tower_runner.py``.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 
 
 class _StrategyClass(type):
-    """The type of strategies' classes: says what is wrong with their use."""
+    """The type of strategies' classes, which explains wrong use."""
 
     if not TYPE_CHECKING:  # Checkers know the constructors themselves.
 
@@ -421,10 +425,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
-        variables = self._update.variables
+        access = self._update.variables.access
         # All ranks have refused a model at the same place.
         ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
-        if self._update.sharding.are_over_ranks:
+        if access.may_need_all:
             # A script may end in the block, and other ranks still read.
             left = error[1]
             is_exit = isinstance(left, SystemExit) and not left.code
@@ -434,8 +438,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             if ends_well and not is_alone:
                 self._config.transport.note_wait("the end of the block")
                 self._adoption.end_rounds()
-                if self._update.sharding.are_over_ranks:
-                    variables.access.serve("is at the end of the block")
+                if access.may_need_all:
+                    access.serve("is at the end of the block")
             if stack is not None:
                 stack.__exit__(*error)
         finally:
@@ -445,8 +449,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     # The other ranks may not take part after an error.
                     self._adoption.release(asks_ranks=ends_well or is_alone)
                 finally:
-                    if self._update.sharding.are_over_ranks:
-                        variables.access.serve_at_exit()
+                    if access.may_need_all:
+                        access.serve_at_exit()
                     self._config.transport.note_wait("")
 
     def __copy__(self) -> Self:

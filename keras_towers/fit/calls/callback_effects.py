@@ -1,4 +1,4 @@
-"""The effects of callbacks, which are made the same on all ranks.
+"""Makes the effects of callbacks the same on all ranks.
 
 ``callback_roles.py`` decides which ranks run a callback.
 """
@@ -119,10 +119,10 @@ def callbacks_adapted(
 def refusing_ends(
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> contextlib.AbstractContextManager[None]:
-    """Make exceptions errors by which callbacks would end an epoch.
+    """Turn exceptions that Keras takes for the end of the data into errors.
 
-    Keras takes them for the end of the data, also in one process. The epoch
-    would end on this rank, and other ranks would wait for it.
+    In one process, too, such an exception of a callback would end the epoch.
+    Here it would end on this rank only, and the other ranks would wait for it.
     """
     return patches.overridden(
         callbacks,
@@ -154,7 +154,7 @@ def _refuse_end(
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates effects of callbacks and data to all ranks. Collective.
+    """Propagates the effects of callbacks and data to all ranks. Collective.
 
     It runs after all other callbacks, since a callback on any rank may
     write weights or stop the loop. If a single rank left the loop, the next
@@ -178,10 +178,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._callbacks = callbacks
         self._variables = variables
         self._adoption = adoption
-        self._joint, self._reads = JointAccess(transport), False
+        self._joint = JointAccess(transport)
         if adoption is not None:
             self._joint = adoption.update.variables.access
-            self._reads = adoption.update.sharding.are_over_ranks
         # The code that runs: "Mine.on_epoch_end".
         self._running = ""
         # The variables that callbacks have written, and the last writer's name.
@@ -189,7 +188,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         acting = [
             e
             for e in _SYNCED_EVENTS
-            if any(_acts(c, e, self._reads) for c in callbacks)
+            if any(_acts(c, e, self._joint.may_need_all) for c in callbacks)
         ]
         for pattern, event in moved.items():
             acting = [re.sub(pattern, event, e) for e in acting]
@@ -205,7 +204,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             lambda callback: {
                 event: functools.partial(self._run, event)
                 for event in _SYNCED_EVENTS
-                if _acts(callback, event, self._reads)
+                if _acts(callback, event, self._joint.may_need_all)
             },
         )
 
@@ -237,13 +236,13 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def _noting(self, name: str, where: str, event: str) -> Iterator[None]:
-        """Note what code writes in this block, and let it meet other ranks."""
+        """Record the variables that code writes; let it meet other ranks."""
         before = [(v, _value(v)) for v in self._variables(self.model)]
         outer, self._running = self._running, where
         meets = event in self._events
         access = self._access if meets else refusing(f"in {where}")
         try:
-            with self._joint.other.holding(access):
+            with self._joint.known.other_access.holding(access):
                 yield
         finally:
             self._running = outer
@@ -287,7 +286,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             return self._meet(what, needs_all=why)[0]
 
     def _access(self, action: Action, value: object) -> tf.Tensor | None:
-        """Read or write a variable of which each rank has rows."""
+        """Read or write a variable in shards over the ranks."""
         with activity.within(f"{action} in {self._running}", waits=True):
             return self._meet(str(action), action, value)[1]
 
@@ -301,9 +300,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Meet the other ranks, and share what callbacks have done until then.
 
         Args:
-            does: as of ``JointAccess.meet``; empty: the callbacks are done.
-            action: as there.
-            value: as there.
+            does: what this rank is about to do; empty: the callbacks are done.
+            action: its action on a variable, if it is one.
+            value: the value that it writes.
             needs_all: why not only some ranks can do it; empty: they can.
         """
         exchange = functools.partial(self._share_effects, needs_all)
@@ -405,7 +404,7 @@ def _acts(
         reads: whether other ranks have to take part in reading weights, too.
     """
     names = {event, event.replace("train_batch", "batch")}
-    # Those of Keras that save weights say how often.
+    # Keras's callbacks that save weights have ``save_freq``.
     saves = getattr(callback, "save_freq", "epoch") != "epoch"
     is_harmless = "batch" in event and not (reads and saves)
     classes = _HARMLESS if is_harmless else _HARMLESS[:1]
@@ -423,12 +422,12 @@ def _acts(
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
-    """All variables of a model that callbacks may write."""
+    """Return all variables of a model that callbacks may write."""
     return state_lib.collect(model).everything()
 
 
 def _value(variable: keras.Variable) -> _Value:
-    # What ranks write together needs no look.
+    # Ranks write variables in shards together.
     if is_over_ranks(variable):
         return None
     value = variable._value

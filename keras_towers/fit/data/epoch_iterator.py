@@ -1,4 +1,8 @@
-"""Keras's epoch iterator over per-tower batches."""
+"""Keras's epoch iterator over the batches of towers.
+
+``fit/calls/keras_loop.py`` gives it to Keras's loop; ``batches.py`` splits the
+batches.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ Within: TypeAlias = "Callable[[str], contextlib.AbstractContextManager[None]]"
 
 
 class _Owner(enum.Enum):
-    """Whose data a dataset is."""
+    """The owner of a dataset: who has made or distributed it."""
 
     ALL = "of all ranks: every tower takes its rows of each batch"
     RANK = "of this rank: every tower takes batches of its own"
@@ -125,7 +129,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Iterator[Structure] | None = None
-        # What the step reads that Keras runs.
+        # The batch that Keras's next step reads.
         self._read: Any = None
         if self._owner is not _Owner.USER:
             if kind == "fit":
@@ -154,7 +158,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return _Owner.RANK if own else _Owner.ALL
 
     def _run_events_within(self, name: str) -> None:
-        """Let the events of the data run in the block of their code."""
+        """Run the events of the data within the block for their code."""
         adapter = self.data_adapter
 
         def run(event: str, original: patches.Original) -> None:
@@ -166,11 +170,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             setattr(adapter, event, functools.partial(run, event, original))
 
     def _limit_reads(self, epochs: int) -> None:
-        """Read only as many batches of a generator as there are steps.
+        """Read no more batches of a generator than there are steps.
 
-        What is prefetched without a step is lost, since a generator cannot go
-        back. How much that is depends on time: ranks would go on with different
-        batches when they read from the same generator again.
+        A batch that is prefetched without a step is lost, since a generator
+        cannot go back. How many these are depends on time: ranks that read from
+        the same generator again would go on with different batches.
         """
         adapter, steps = self.data_adapter, self.steps_per_epoch
         if not steps or not isinstance(adapter, compat.GeneratorDataAdapter):
@@ -214,15 +218,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _prefetch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Prefetch batches for the towers.
 
-        But not those of Python objects, which see how far ahead they are read:
-        a callback may change what they return next. Keras does this already.
+        Batches of Python objects are not prefetched here: callbacks may change
+        what these return next. Keras prefetches them already.
         """
         adapters = compat.GeneratorDataAdapter, compat.PyDatasetAdapter
         is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
         is_global = self._owner is _Owner.ALL
-        shares = is_global and self._places.ranks.batch.size > 1
-        if shares and read_ahead.is_countable(self.data_adapter):
+        if is_global and read_ahead.is_countable(self.data_adapter):
             dataset = self.read_limit.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have
@@ -317,7 +320,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def _redraw(self, epochs: int) -> None:
-        """Let a dataset draw the orders of earlier epochs, without reading."""
+        """Make a dataset draw the orders of earlier epochs, without reading."""
         if self.steps_per_epoch or self._owner is _Owner.USER:
             return
         # Keras creates another one behind an epoch whose length it knows.
@@ -384,11 +387,13 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __next__(self) -> Structure:
         self._on_next_step()
         step = super().__next__()
-        if not self._is_skipping:
-            self.read_limit.begin_steps()
         self._fresh_iterator = None
         size = self.steps_per_execution
         first, last, self._read = compat.execution_of(step, size)
+        if not self._is_skipping:
+            # predict reads all batches of an execution first.
+            one_by_one = self._kind != "predict"
+            self.read_limit.begin_steps(self._read if one_by_one else None)
         steps = self.num_batches
         self.at_last_step = steps is not None and last + 1 >= steps
         ranks = self._places.ranks
@@ -436,8 +441,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Release the data, once pending reads are done.
 
         Keras's generator and its iterator reference each other. Data that never
-        arrives delays only the exit of the process.
+        arrives delays only the exit of the process, and keeps no model.
         """
+        self._on_next_step, self._end_data = lambda: None, lambda batches: None
+        self._within = lambda where: contextlib.nullcontext()
         iterators = [
             self._epoch_iterator,
             self._current_iterator,

@@ -1,4 +1,8 @@
-"""A program as the towers run it: a function per level, and exchanges."""
+"""Adds a program to a graph: a function per level, and exchanges.
+
+It runs the micro-batches of a tower one after another, and adds up their
+gradients (``PlacedTensors.add``).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.memory_estimate import summed_tensors
 from keras_towers.partition.program import Exchange, Operation, Phase, Program
 from keras_towers.partition.xla_pieces import Stage, Stages
-from keras_towers.reduction import Collectives, OnTowers
+from keras_towers.reduction.collectives import Collectives, OnTowers
 
 
 class TowerProgram:
@@ -106,7 +110,7 @@ class TowerProgram:
     def _compute_once(
         self, level: int, axes: Axes, tensors: PlacedTensors, checks: list[Any]
     ) -> None:
-        """Add what is computed once in a level, or once for each column."""
+        """Add the undivided operations of a level, once or for each column."""
         section = Section(level, Phase.ONCE, axes)
         stages = self._functions.once.get(section, ())
         if tensors.places.ranks.step.rank != 0:
@@ -131,7 +135,7 @@ class TowerProgram:
         tensors: PlacedTensors,
         after: Sequence[object],
     ) -> list[Any]:
-        """Add what towers, or all of their columns, do in a level.
+        """Add the towers' operations of a level, or their columns'.
 
         Args:
             level: the level.
@@ -166,7 +170,7 @@ class TowerProgram:
     ) -> None:
         """Read or update the towers' copies of variables, on their devices.
 
-        Whatever is written is the same for all micro-batches.
+        All micro-batches write the same.
         """
         if not operations:
             return
@@ -247,7 +251,7 @@ class Pace:
         self._is_paced: bool = schedule is not None and schedule.is_paced
         self._has_gathers = any(map(gathers_variables, program.exchanges))
         self._done: list[Any] = []
-        # What is done when the last level is, and the one before it.
+        # Tensors that exist once the last level has ended, and the one before.
         self._ends: list[Any] = []
         self._earlier_ends: list[Any] = []
 
@@ -256,7 +260,7 @@ class Pace:
         return self._earlier_ends if self._is_paced else ()
 
     def note(self, results: Sequence[object]) -> None:
-        """Note what the towers compute in a level, or exchange at its end."""
+        """Record what the towers compute in a level, or exchange at its end."""
         self._done += tf.nest.flatten(results)
 
     def before_exchanges(

@@ -25,12 +25,12 @@ from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import VariablePart
-from keras_towers.reduction import RankSum
+from keras_towers.reduction.rank_sum import RankSum
 from keras_towers.rendezvous import rank_checks
 
 
 class LocalSGD:
-    """The rounds of all optimizers, each of a fixed number of updates."""
+    """Local SGD for all optimizers, in rounds of a fixed number of updates."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class LocalSGD:
 
     @contextlib.contextmanager
     def around_update(self, optimizer: Any, order: StepOrder) -> Iterator[None]:
-        """Make the update of a block one of a round, which it may end.
+        """Make this block's update part of a round, which it may end.
 
-        A rank without examples takes it back.
+        A rank without examples undoes it.
         """
         if optimizer not in self._round_of:
             self._round_of[optimizer] = _Round(trained_by(optimizer))
@@ -113,7 +113,7 @@ class LocalSGD:
             )
 
     def discard_rounds(self) -> None:
-        """Start over, after an error."""
+        """Discard the current rounds, after an error."""
         for round_ in self._round_of.values():
             round_.reset()
 
@@ -132,7 +132,7 @@ class LocalSGD:
 
 
 class _Round:
-    """The weights of one optimizer, at the start of a round and now."""
+    """A round of one optimizer: its weights at the start, and now."""
 
     def __init__(self, weights: Sequence[keras.Variable]):
         self.weights: list[keras.Variable] = list(weights)

@@ -183,7 +183,7 @@ def test_lone_reads_where_ranks_do_not_meet_are_refused():
     def work(rank):
         access = joint_access.refusing("in on_batch_end of Mine")
         with (
-            rank.access.other.holding(access),
+            rank.access.known.other_access.holding(access),
             pytest.raises(TowerError, match="in on_batch_end of Mine"),
         ):
             rank.variables["first"].numpy()
