@@ -141,7 +141,7 @@ def calls_in(folder: str) -> list[CallFolder]:
 
 
 def only_call_in(folder: str) -> CallFolder:
-    """Return the only call with a backup in a folder, or whose folder it is.
+    """Return the only call in a folder, which may be the folder of that call.
 
     Raises:
         TowerError: there is none, or there are several.

@@ -36,7 +36,7 @@ def ranks_now() -> Transport:
 
 
 def rank_sum_now() -> RankSum | None:
-    """Return the current sum over ranks, with hooks' states, or None."""
+    """Return the ``RankSum`` of the current strategy, or None."""
     strategy = components.active_strategy()
     return None if strategy is None else strategy._update.rank_sum
 

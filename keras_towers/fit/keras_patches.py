@@ -196,7 +196,10 @@ def _call_recomputed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function that recomputes in its gradient, in a graph.
+    """Call a function with a custom gradient, in a graph.
+
+    A step that may recompute traces the function of ``tf.recompute_grad`` once,
+    as a segment.
 
     Args:
         original: TensorFlow's way to call it.

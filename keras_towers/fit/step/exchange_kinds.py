@@ -259,7 +259,7 @@ def _of_devices(members: Members) -> list[Any]:
 
 
 def _rows_of_process(members: Members) -> list[Any]:
-    """Return the rows of this process, from which its devices take theirs."""
+    """Return each device's values of the rows that this process takes."""
     axis, (first, _) = members.exchange.axis, members.rows[0]
     number = tf.add_n([count for _, count in members.rows])
     results = []

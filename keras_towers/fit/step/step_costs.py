@@ -144,7 +144,7 @@ class StepCosts:
 
     @property
     def axes_summary(self) -> str:
-        """Describe the axes of exchanges; empty if all are along one."""
+        """Describe the bytes exchanged along each set of axes; empty: one."""
         if len(self.by_axes) < 2:
             return ""
         return ", ".join(
