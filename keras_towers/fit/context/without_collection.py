@@ -15,7 +15,7 @@ from keras_towers.fit.context.patches import while_used
 
 def without_collection() -> contextlib.AbstractContextManager[None]:
     """Pause the collector in this block, unless it is off anyway."""
-    return while_used(gc, _paused)
+    return while_used("the collector", _paused)
 
 
 @contextlib.contextmanager

@@ -335,10 +335,11 @@ def test_many_lines_that_follow_are_counted():
             x = x + number
             x = x / 3
             x = x - 4
+            x = x * 5
         return x
 
     (said,) = costs(function, (None, 3)).once_summary
-    assert said.endswith("x = x / 3; 1 more)")
+    assert said.endswith("x = x / 3 and 2 more)")
 
 
 def test_planned_memory_is_that_of_all_towers_on_a_host():
