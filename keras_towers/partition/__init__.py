@@ -141,6 +141,8 @@ with a program.
   The step of one of several processes that exchange nothing within a step.
 ``segments``
   How a step is divided into segments that are computed again.
+``kept_results``
+  Which results are worth keeping, rather than computing them again.
 ``rematerialization``
   Rematerialization: a step computes values again instead of keeping them.
 ``schedule``

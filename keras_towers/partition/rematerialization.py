@@ -3,11 +3,13 @@
 The backward pass uses what the forward pass has computed. Of that, a plan keeps
 some, and computes the rest again, just before it is used, from what it keeps:
 
-* **the cheap**: activations, normalizations, dropout, casts. The results of
-  products, such as those of matrices and convolutions, are kept;
-* **segments**: parts of the forward pass between places where little is alive,
-  as in Chen et al. (arXiv 1604.06174). Of a segment only what others use is
-  kept, and all else is computed again. Users may say what is a segment.
+* **segments** are parts of the forward pass between places where little is
+  alive, as in Chen et al. (arXiv 1604.06174). Each is computed again on its
+  own, from what is kept. Users may say what is a segment;
+* in a segment, **a price** decides, in work per byte. What takes more work to
+  compute again than its bytes are worth is kept, such as products of matrices.
+  At a low price, only the cheap is computed again: activations,
+  normalizations, dropout, casts. At a high one, nearly all is.
 
 Nothing is exchanged again: the results of exchanges are kept, such as the
 statistics of a batch, or gathered again anyway, such as weights in shards. What
@@ -18,13 +20,15 @@ the same numbers.
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.kept_results import ALWAYS, worth_keeping
+from keras_towers.partition.lifetimes import Lifetimes, made_by, used_by
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -34,16 +38,14 @@ from keras_towers.partition.program import (
     Tensor,
     is_pure,
 )
-from keras_towers.partition.registry import facts_of
 from keras_towers.partition.segments import Division, Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
-# Segments have these parts of what the backward pass uses.
-_SEGMENTS = 2, 3, 4, 6, 8, 12, 16, 24, 32
-# The parts of a plan that are tried where less may be enough.
-_PARTS = 0.25, 0.5, 0.75
-# What makes so much less than it takes is kept.
-_REDUCES = 16
+# The part before the peak is one segment, or so many.
+_SEGMENTS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32
+# The percents of work that saving a percent of memory may cost.
+_PRICES = [2.0**power for power in range(-6, 7)]
+_FAIR_PRICE = 1.0
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
 ALIKE = 1.02
@@ -132,8 +134,8 @@ def _chosen(
     Args:
         plans: the plans.
         limit: the bytes that it should need at most. With a limit, that is best
-            which needs least; without one, each percent that a step takes
-            longer is to save more than a percent of its memory.
+            which needs least; without one, each percent of the step's work is
+            to save more than a percent of its memory.
         now: what is needed without a plan.
     """
     plans = [plan for plan in plans if plan.bytes < now.bytes / ALIKE]
@@ -141,9 +143,14 @@ def _chosen(
         least = min((plan.bytes for plan in plans), default=0) * ALIKE
         fits = [plan for plan in plans if plan.bytes <= max(limit, least)]
         return min(fits, key=lambda plan: plan.work, default=None)
-    time = 1 + now.work
-    worth = [p for p in plans if p.bytes * (time + p.work) < now.bytes * time]
-    return min(worth, key=lambda p: p.bytes * (time + p.work), default=None)
+    whole = now.bytes + now.saved
+
+    def cost_of(plan: _Plan) -> float:
+        return _FAIR_PRICE * plan.bytes / whole + plan.work
+
+    best = min(plans, key=cost_of, default=None)
+    is_worth = best and cost_of(best) < _FAIR_PRICE * now.bytes / whole
+    return best if is_worth else None
 
 
 class _Peak:
@@ -159,6 +166,8 @@ class _Peak:
         events: what happens in the step, in order.
         peak: the position of the event that needs most memory.
         repeated: the operations that are repeated where they are used.
+        on_towers: the positions of the operations that towers run.
+        pure: the positions of those of them that give the same once more.
     """
 
     def __init__(self, program: Program, sizes: TensorSizes, parts: int):
@@ -172,7 +181,14 @@ class _Peak:
         self._positions = {id(e): k for k, e in enumerate(self.events)}
         live = lifetimes.live
         self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
-        self._whole_work = sum(map(self._work_of, self.events)) or 1.0
+        self._bytes_of = lifetimes.bytes_of
+        self._whole_bytes = max(live, default=0) or 1
+        operations = [e for e in self.events if isinstance(e, Operation)]
+        self._whole_work = sum(map(sizes.work_of, operations)) or 1.0
+        at = self._positions
+        of_towers = [o for o in operations if o.phase is Phase.TOWERS]
+        self.on_towers: set[int] = {at[id(o)] for o in of_towers}
+        self.pure: set[int] = {at[id(o)] for o in of_towers if _may_repeat(o)}
         # By what they gather: the gathers of weights in shards.
         self._gathers: dict[Tensor, list[Exchange]] = {}
         for exchange in program.exchanges:
@@ -184,7 +200,7 @@ class _Peak:
         # and how many pass it to be used before the peak.
         held, crossing = ([0] * (self.peak + 2) for _ in range(2))
         for tensor, users in lifetimes.users.items():
-            made = self.position_of(tensor)
+            made = next(iter(self.made_at([tensor])), None)
             if made is None or made > self.peak:
                 continue
             size = lifetimes.bytes_of(tensor)
@@ -204,28 +220,34 @@ class _Peak:
             limit: the bytes to stay below.
             most_work: the part of the work that may be computed again.
         """
-        end = self.peak + 1
-        yield self._plan(self._divided([end], keeps_products=True))
+        prices = [p for p in _PRICES if limit or p <= _FAIR_PRICE]
         for number in _SEGMENTS:
-            bounds = self._bounds(self._held[end] / number)
-            plan = self._plan(self._divided(bounds))
-            yield plan
-            if limit < plan.bytes and plan.work <= most_work:
-                continue
-            # With less, the last ones are kept.
-            for part in _PARTS:
-                count = round(part * (len(bounds) - 1))
-                if 0 < count < len(bounds) - 1:
-                    yield self._plan(self._divided([*bounds[:count], end]))
+            bounds = self._bounds(self._held[self.peak + 1] / number)
+            # What is used next may be kept.
+            for count in {len(bounds), max(1, len(bounds) - 1)}:
+                division = self._divided(bounds, count)
+                low, high = 0, len(prices) - 1
+                middle = high
+                while low <= high:
+                    plan = self._plan(division, prices[middle])
+                    yield plan
+                    # At a higher price, more is computed again.
+                    if plan.bytes <= limit or plan.work > most_work:
+                        high = middle - 1
+                    else:
+                        low = middle + 1
+                    middle = (low + high) // 2
 
     def plans_of(self, segments: Segments) -> Iterator[_Plan]:
         """Yield plans with given segments."""
-        yield from map(self._plan, segments.divisions(self.events))
+        for division in segments.divisions(self.events):
+            yield self._plan(division, _PRICES[-1])
 
     def _bounds(self, size: float) -> list[int]:
         """Return the ends of segments of which the backward pass uses so much.
 
-        Each ends where least passes its end.
+        Each ends where least passes its end, and there as early as it can, such
+        as before a normalization.
         """
         end, start = self.peak + 1, 0
         bounds: list[int] = []
@@ -241,46 +263,123 @@ class _Peak:
             if last >= end - 1:
                 bounds.append(end)
                 break
-            start = min(
-                range(last, first - 1, -1), key=self._crossing.__getitem__
-            )
+            limit = ALIKE * min(self._crossing[first : last + 1])
+            while self._crossing[first] > limit:
+                first += 1
+            start = first
             bounds.append(start)
         return bounds
 
-    def _divided(
-        self, bounds: Sequence[int], keeps_products: bool = False
-    ) -> Division:
-        """Return segments with given ends, before the peak.
-
-        Unless all results of products are kept, all of the last segment is.
-        """
-        last = len(bounds) - (0 if keeps_products else 1)
+    def _divided(self, bounds: Sequence[int], count: int) -> Division:
+        """Return the first of the segments with given ends."""
 
         def segment_of(position: int) -> int | None:
             segment = bisect.bisect_right(bounds, position)
-            return segment if segment < last else None
+            return segment if segment < count else None
 
-        return Division(segment_of, self.peak.__lt__, keeps_products)
+        return Division(segment_of, self.peak.__lt__)
 
-    def _plan(self, division: Division) -> _Plan:
-        """Return a plan in which segments are computed again."""
+    def _plan(self, division: Division, price: float) -> _Plan:
+        """Return a plan in which segments are computed again.
+
+        Args:
+            division: the segments.
+            price: the work that keeping bytes may save, both as parts of those
+                of the whole step.
+        """
+        division = dataclasses.replace(division, kept=set())
+        self._keep(division, price)
         copies = _Copies(self, division)
         with copies.in_use():
             program = dataclasses.replace(
                 self._program, operations=copies.operations
             )
             most = Lifetimes(program, self.sizes, self._parts).most_bytes()
-        again = sum(map(self._work_of, copies.originals))
+        again = sum(map(self.sizes.work_of, copies.originals))
         return _Plan(copies, most, again / self._whole_work)
 
-    def _work_of(self, event: Operation | Exchange) -> float:
-        if isinstance(event, Exchange):
-            return 0.0
-        return self.sizes.work_of(event)
+    def _keep(self, division: Division, price: float) -> None:
+        """Choose what of the segments is kept."""
+        used: dict[int, list[int]] = collections.defaultdict(list)
+        for position, event in enumerate(self.events):
+            if not division.is_late(position):
+                continue
+            made = self.made_at(used_by(event))
+            if position not in self.on_towers:
+                division.kept.update(made)
+                continue
+            for other in made:
+                segment = division.segment_of(other)
+                if segment is not None:
+                    used[segment].append(other)
+        for segment in sorted(used, key=lambda s: max(used[s]), reverse=True):
+            while True:
+                users = self._users_in(segment, used[segment], division)
+                found = self._worth_keeping(users, segment, division, price)
+                if not found:
+                    break
+                division.kept.update(found)
+            # What it takes from earlier segments is kept there.
+            division.kept.update(
+                p for p in users if not self.runs_again(p, segment, division)
+            )
 
-    def position_of(self, tensor: Tensor) -> int | None:
-        """Return the position of the operation that makes a tensor."""
-        return self._positions.get(id(tensor.operation))
+    def _users_in(
+        self, segment: int, used: Iterable[int], division: Division
+    ) -> dict[int, set[float]]:
+        """Return what a segment needs to run again, and for what.
+
+        It may be kept. What that needs is not included.
+        """
+        users: dict[int, set[float]] = collections.defaultdict(set)
+        waiting: list[tuple[int, float]] = [(p, ALWAYS) for p in used]
+        while waiting:
+            position, user = waiting.pop()
+            is_new = position not in users
+            users[position].add(user)
+            if is_new and self.runs_again(position, segment, division):
+                inputs = self.made_at(used_by(self.events[position]))
+                waiting += [(other, position) for other in inputs]
+        return users
+
+    def _worth_keeping(
+        self,
+        users: Mapping[int, Collection[float]],
+        segment: int,
+        division: Division,
+        price: float,
+    ) -> set[int]:
+        """Return which results to keep in a segment, for a price."""
+        work: dict[int, float] = {}
+        costs: dict[int, float] = {}
+        for position in users:
+            event = self.events[position]
+            made = sum(map(self._bytes_of, made_by(event)))
+            cost = price * made / self._whole_bytes
+            if self.runs_again(position, segment, division):
+                assert isinstance(event, Operation), event
+                work[position] = self.sizes.work_of(event) / self._whole_work
+                costs[position] = cost
+            else:
+                # It has to be kept for what is computed from it.
+                work[position] = 0 if position in division.kept else cost
+                costs[position] = math.inf
+        return worth_keeping(users, work, costs)
+
+    def runs_again(
+        self, position: int, segment: int, division: Division
+    ) -> bool:
+        """Whether an operation runs again in a segment, if it is needed."""
+        return (
+            position in self.pure
+            and position not in division.kept
+            and division.segment_of(position) == segment
+        )
+
+    def made_at(self, tensors: Iterable[Tensor]) -> list[int]:
+        """Return the positions of the operations that make tensors."""
+        found = (self._positions.get(id(t.operation)) for t in tensors)
+        return [position for position in found if position is not None]
 
     def gathered_near(self, tensor: Tensor, level: int) -> Tensor:
         """Return a tensor, or the same weight if it is gathered again later.
@@ -302,20 +401,6 @@ class _Peak:
         last = max(found, key=lambda e: e.level, default=exchange)
         return last.result
 
-    def may_run_again(self, operation: Operation) -> bool:
-        """Whether an operation gives the same once more, for its memory."""
-        if (
-            "towers" not in operation.axes
-            or operation.phase is not Phase.TOWERS
-            or operation.is_repeated
-            or not operation.inputs
-            or not is_pure(operation)
-        ):
-            return False
-        made = sum(map(self.sizes.bytes_of, operation.outputs))
-        taken = sum(map(self.sizes.bytes_of, operation.inputs))
-        return made * _REDUCES > taken
-
 
 class _Copies:
     """Copies of operations that run again, before those that use them.
@@ -335,6 +420,7 @@ class _Copies:
         self.originals: list[Operation] = []
         self.begins: list[Operation] = []
         self._begun: set[int | None] = set()
+        self._again: set[int] = set()
         self._copied: dict[Tensor, Tensor] = {}
         # The inputs of those that use copies.
         self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
@@ -344,15 +430,16 @@ class _Copies:
         for position, event in enumerate(peak.events):
             if not isinstance(event, Operation):
                 continue
-            if event.phase is Phase.TOWERS and division.is_late(position):
-                own = [
-                    tensor.operation
-                    for tensor in event.inputs
-                    if tensor.operation and self._is_late(tensor)
-                ]
-                entered = own or entered
+            if position in peak.on_towers and division.is_late(position):
+                made = filter(division.is_late, peak.made_at(event.inputs))
+                entered = [self._operation_at(p) for p in made] or entered
                 self._use_copies(event, entered)
             self.operations.append(event)
+
+    def _operation_at(self, position: int) -> Operation:
+        event = self._peak.events[position]
+        assert isinstance(event, Operation), event
+        return event
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -374,14 +461,14 @@ class _Copies:
         self, user: Operation, entered: Sequence[Operation]
     ) -> None:
         """Add the copies that an operation uses."""
-        needed: dict[int, Operation] = {}
-        for tensor in user.inputs:
-            segment = self._segment_of(tensor)
+        needed: set[int] = set()
+        for position in self._peak.made_at(user.inputs):
+            segment = self._division.segment_of(position)
             if segment is not None:
-                needed |= self._needed_for(tensor, segment)
+                needed |= self._needed_at(position, segment)
         first = len(self.operations)
         for position in sorted(needed):
-            self._copy(needed[position], user.level, entered)
+            self._copy(position, user.level, entered)
         segments = {self._division.segment_of(n) for n in needed}
         if not segments <= self._begun:
             self._begun |= segments
@@ -390,40 +477,25 @@ class _Copies:
         if inputs != [*user.inputs]:
             self._inputs.append((user, inputs))
 
-    def _is_late(self, tensor: Tensor) -> bool:
-        position = self._peak.position_of(tensor)
-        return position is not None and self._division.is_late(position)
-
-    def _segment_of(self, tensor: Tensor) -> int | None:
-        position = self._peak.position_of(tensor)
-        return None if position is None else self._division.segment_of(position)
-
-    def _needed_for(self, tensor: Tensor, segment: int) -> dict[int, Operation]:
-        """Return what has to run again in a segment to make a tensor."""
-        found: dict[int, Operation] = {}
-        waiting = [tensor]
+    def _needed_at(self, position: int, segment: int) -> set[int]:
+        """Return what else has to run again in a segment for an operation."""
+        peak, division = self._peak, self._division
+        found: set[int] = set()
+        waiting = [position]
         while waiting:
             needed = waiting.pop()
-            operation = needed.operation
-            position = self._peak.position_of(needed)
-            if (
-                operation is None
-                or position is None
-                or position in found
-                or needed in self._copied
-                or self._division.segment_of(position) != segment
-                or not self._peak.may_run_again(operation)
-                or (self._division.keeps_products and _is_product(operation))
-            ):
-                continue
-            found[position] = operation
-            waiting += operation.inputs
+            is_known = needed in found or needed in self._again
+            if not is_known and peak.runs_again(needed, segment, division):
+                found.add(needed)
+                waiting += peak.made_at(self._operation_at(needed).inputs)
         return found
 
     def _copy(
-        self, original: Operation, level: int, entered: Sequence[Operation]
+        self, position: int, level: int, entered: Sequence[Operation]
     ) -> None:
         """Add a copy of an operation to a level."""
+        original = self._operation_at(position)
+        self._again.add(position)
         inputs = [self._taken(tensor, level) for tensor in original.inputs]
         outputs: list[Tensor] = []
         is_first = not any(t in self._copied for t in original.inputs)
@@ -450,6 +522,7 @@ class _Copies:
         return self._peak.gathered_near(tensor, level)
 
 
-def _is_product(operation: Operation) -> bool:
-    """Whether an operation multiplies matrices, or convolves."""
-    return facts_of(operation.type).work is not None
+def _may_repeat(operation: Operation) -> bool:
+    """Whether an operation of towers gives the same once more."""
+    is_own = "towers" in operation.axes and operation.inputs
+    return bool(is_own) and not operation.is_repeated and is_pure(operation)

@@ -15,12 +15,12 @@ class Division:
     Attributes:
         segment_of: returns the segment of an operation; None: it runs once.
         is_late: whether an operation uses what is computed again.
-        keeps_products: whether the results of products are kept.
+        kept: the positions of operations that run once all the same.
     """
 
     segment_of: Callable[[int], int | None]
     is_late: Callable[[int], bool]
-    keeps_products: bool = False
+    kept: set[int] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -339,7 +339,7 @@ def _concat(node: Node, *values: Value) -> Values:
 # ---- what is known of them ---------------------------------------------------
 
 # fmt: off
-operation("Shape ShapeN Size Rank", _global_shape)
+operation("Shape ShapeN Size Rank", _global_shape, work="picked")
 operation("BroadcastArgs",
     fold=lambda node, *shapes: np.array(broadcast(*shapes), object))
 operation("BroadcastGradientArgs", fold=folding.broadcast_over)
