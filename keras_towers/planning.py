@@ -22,7 +22,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.estimated_times import work_of
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
 from keras_towers.fit.step.dry_run import (
@@ -46,6 +45,7 @@ from keras_towers.fit.weights.model_state import (
 )
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.fit.weights.without_memory import without_memory
+from keras_towers.network_cost import work_of
 from keras_towers.strategies.base import BaseStrategy, strategy_for_dry_run
 from keras_towers.strategies.device_mesh import Mesh
 from keras_towers.user_models import model_and_data, random_examples

@@ -47,7 +47,7 @@ def rank_sum_now() -> RankSum | None:
 def divides_over_ranks() -> bool:
     """Whether each rank will have rows of variables, which it has to write."""
     strategy = components.active_strategy()
-    return strategy is not None and strategy._update.layouts.are_over_ranks
+    return strategy is not None and strategy._update.sharding.are_over_ranks
 
 
 @dataclasses.dataclass

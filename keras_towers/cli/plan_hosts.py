@@ -19,7 +19,7 @@ from keras_towers.cli.bench_plot import check_plot
 from keras_towers.errors import TowerError
 
 if TYPE_CHECKING:
-    from keras_towers.estimated_times import StepTime
+    from keras_towers.network_cost import StepTime
     from keras_towers.partition.axes import Axis
     from keras_towers.planning import Plan
 
@@ -135,7 +135,7 @@ class Hosts:
             plans: the plans.
             memory: the bytes of a device, if given.
         """
-        from keras_towers.estimated_times import Link, Ring, time_step
+        from keras_towers.network_cost import Link, Ring, time_step
 
         between, within = Link(*self.between), Link(*self.within)
         rows = []

@@ -378,13 +378,8 @@ def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
             "give -np N"
         )
     if engine is None:
-        engine = known_engines.HOROVOD
-        if given.ps:
-            engine = known_engines.SERVED
-        elif given.workers:
-            engine = known_engines.RUNTIME
-        elif given.servers and not known:
-            engine = known_engines.BYTEPS
+        servers = None if known else given.servers
+        engine = known_engines.choose(given.ps, given.workers, servers)
     if given.ps and not engine.serves:
         raise TowerError(
             f"the strategy {strategy} does not use parameter servers: leave "

@@ -44,7 +44,7 @@ def fit(
     return run
 
 
-def in_turn(*fits: Fit) -> Fit:
+def one_after_another(*fits: Fit) -> Fit:
     """Several fits of one model; returns what all of them have logged."""
 
     def run(model: keras.Model) -> dict[str, list[float]]:
@@ -92,7 +92,8 @@ def case(
         in_graph: of the case.
         **options: of ``compiled``.
     """
-    run = in_turn(*fits) if fits[1:] else (fits or [_plain(_UNEVEN)])[0]
+    fits = fits or (_plain(_UNEVEN),)
+    run = one_after_another(*fits) if fits[1:] else fits[0]
     make = m.compiled(build, optimizer, **options)
     return Case(make, run, tolerance, in_graph)
 

@@ -71,7 +71,7 @@ from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
-from keras_towers.fit.data import in_turn
+from keras_towers.fit.data import read_ahead
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import adoption, model_binding
@@ -301,7 +301,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
     # Data that read a model's variables are read in turn with its steps.
-    (compat.KerasVariable, "value", in_turn.read_variable),
+    (compat.KerasVariable, "value", read_ahead.read_variable),
     # The schedule of a step computes again what Keras's remat and TensorFlow's
     # recompute_grad say.
     (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
@@ -409,7 +409,7 @@ def _run(
         runner = strategy._runner
         with runner.failing_together(kind):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
-            with in_turn.asking(model.variables), strategy.scope():
+            with read_ahead.asking(model.variables), strategy.scope():
                 return runner.run_call(call)
     trains = kind in components.TRAINING
     block = thread_state.block_of_other_thread()

@@ -15,13 +15,15 @@ The modules, from the runtime up:
 ``server_variables``
   The copies of a model's variables on the parameter servers.
 ``training_session``
-  One model trained by all workers: how they push and apply gradients.
+  A session: the training of one model by all workers of a job.
+``async_updates``
+  Asynchronous updates: each worker applies its gradients on the servers.
 ``worker_fit``
   A ``fit`` of one worker, which resumes after its last batch.
 ``server_tasks``
   Parameter servers beside the workers of a job, on this machine.
-``averaged_session``
-  Training in which servers average the gradients of all workers.
+``averaged_updates``
+  Averaged updates: servers apply the mean of all workers' gradients.
 ``worker_runner``
   How workers of parameter servers run calls, and pass gradients on.
 

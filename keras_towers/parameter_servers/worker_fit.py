@@ -21,7 +21,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.parameter_servers.averaged_session import AveragedSession
+from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.workers import FitEnded
 from keras_towers.rendezvous import rank_checks

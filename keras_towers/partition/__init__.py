@@ -72,10 +72,9 @@ The objects that functions take, each with what only it keeps:
   takes it, and the values of its inputs, and returns those of its outputs.
 
 The modules, in the order in which to read them: each imports only those before
-it. From ``sizes`` to ``nodes`` are the objects; from ``spans`` to ``entry``
-is the pass, and the rules are between its two last modules (each
-operation has a row in one of their files); then follows what is done
-with a program.
+it. From ``sizes`` to ``nodes`` are the objects. From ``spans`` to
+``traced_graph`` is the pass, and ``rules`` come before its last module. Then
+follows what is done with a program.
 
 ``sizes``
   Sizes as exact expressions in the number of examples.
@@ -117,10 +116,10 @@ with a program.
   Lays out the trace of the one-device step over towers, in one pass.
 ``estimated_work``
   How much an operation computes, estimated from the sizes of its tensors.
-``readings``
-  Whether an axis is of examples, if only its size says so.
-``entry``
-  Lays out a traced graph: given layouts of its inputs, whole results.
+``layout_choice``
+  Choice between two layouts of a step by their estimated cost.
+``traced_graph``
+  Reads a traced graph, with the layouts of its inputs, into a program.
 ``kernels``
   The operations that XLA compiles, by the kernels that TensorFlow has.
 ``compiled_draws``
@@ -135,10 +134,12 @@ with a program.
   Divides a step over a mesh of two dimensions: the same pass, applied twice.
 ``tensor_sizes``
   How large the tensors of a program are, for an assumed batch.
-``lifetimes``
-  The memory of a tower at each time of a step.
+``memory_estimate``
+  An estimate of the memory of a tower at each time of a step.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
+``gradient_buckets``
+  Buckets of gradients, which towers exchange during the backward pass.
 ``segments``
   How a step is divided into segments that are computed again.
 ``kept_results``
@@ -150,7 +151,7 @@ with a program.
 """
 
 from keras_towers.partition import rules
-from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.program import Program
+from keras_towers.partition.traced_graph import partition_graph
 
 __all__ = ["Program", "partition_graph", "rules"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Collection, Mapping
 
@@ -38,8 +39,8 @@ def worth_keeping(
                     first, other = other, first
                 first = next_[first]
         next_[place], depth[place] = first, depth[first] + 1
-    needed: dict[float, float] = {**work, ALWAYS: 0.0}
-    gained = dict.fromkeys(needed, 0.0)
+    needed = collections.defaultdict[float, float](float, work.items())
+    gained = collections.defaultdict[float, float](float)
     keeps: set[int] = set()
     for place in order:
         own = needed[place] - prices[place]

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
-from keras_towers.partition.lifetimes import made_by, used_by
+from keras_towers.partition.memory_estimate import made_by, used_by
 from keras_towers.partition.program import (
     Exchange,
     Inputs,

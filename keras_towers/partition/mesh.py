@@ -20,7 +20,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.emission import emit, placeholder_of, value_of
-from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
@@ -38,6 +37,7 @@ from keras_towers.partition.program import (
     Tensor,
 )
 from keras_towers.partition.rules.mesh_columns import as_operation
+from keras_towers.partition.traced_graph import partition_graph
 
 
 def partition_over_mesh(

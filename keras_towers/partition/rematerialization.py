@@ -28,7 +28,11 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from keras_towers.partition.kept_results import ALWAYS, worth_keeping
-from keras_towers.partition.lifetimes import Lifetimes, made_by, used_by
+from keras_towers.partition.memory_estimate import (
+    MemoryEstimate,
+    made_by,
+    used_by,
+)
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -76,7 +80,7 @@ def rematerialize(
         The program, what it computes again and saves, and the operations at
         which it begins to compute a segment again.
     """
-    before = Lifetimes(program, sizes, parts).most_bytes()
+    before = MemoryEstimate(program, sizes, parts).peak_bytes()
     best = Schedule(before)
     begins: list[Operation] = []
 
@@ -96,12 +100,12 @@ def rematerialize(
 
     if segments is not None:
         # Of segments inside of others, as many as need least memory.
-        peak = _Peak(program, sizes, parts)
+        peak = _Peak(program, sizes, parts, before)
         use(min(peak.plans_of(segments), key=lambda plan: plan.bytes))
     for _ in range(_MOST_PEAKS):
         if best.bytes <= limit:
             break
-        peak = _Peak(program, sizes, parts)
+        peak = _Peak(program, sizes, parts, before)
         plans = [*peak.plans(limit, most_work - best.work)]
         plans = [p for p in plans if best.work + p.work <= most_work]
         plan = _chosen(plans, limit, best)
@@ -160,6 +164,7 @@ class _Peak:
         program: the program.
         sizes: the sizes of its tensors.
         parts: as for ``rematerialize``.
+        whole: the bytes that a tower has at a time without a plan.
 
     Attributes:
         sizes: as given.
@@ -170,19 +175,21 @@ class _Peak:
         pure: the positions of those of them that give the same once more.
     """
 
-    def __init__(self, program: Program, sizes: TensorSizes, parts: int):
+    def __init__(
+        self, program: Program, sizes: TensorSizes, parts: int, whole: int
+    ):
         self._program, self._parts = program, parts
         self.sizes = sizes
-        lifetimes = Lifetimes(program, sizes, parts)
-        self.events: Sequence[Operation | Exchange] = lifetimes.events
+        estimate = MemoryEstimate(program, sizes, parts)
+        self.events: Sequence[Operation | Exchange] = estimate.events
         self.repeated: list[Operation] = [
             o for o in program.operations if o.is_repeated
         ]
         self._positions = {id(e): k for k, e in enumerate(self.events)}
-        live = lifetimes.live
+        live = estimate.live
         self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
-        self._bytes_of = lifetimes.bytes_of
-        self._whole_bytes = max(live, default=0) or 1
+        self._bytes_of = estimate.bytes_of
+        self._whole_bytes = whole or 1
         operations = [e for e in self.events if isinstance(e, Operation)]
         self._whole_work = sum(map(sizes.work_of, operations)) or 1.0
         at = self._positions
@@ -199,11 +206,11 @@ class _Peak:
         # How many bytes that the backward pass uses are made up to a position,
         # and how many pass it to be used before the peak.
         held, crossing = ([0] * (self.peak + 2) for _ in range(2))
-        for tensor, users in lifetimes.users.items():
+        for tensor, users in estimate.users.items():
             made = next(iter(self.made_at([tensor])), None)
             if made is None or made > self.peak:
                 continue
-            size = lifetimes.bytes_of(tensor)
+            size = estimate.bytes_of(tensor)
             if users[-1] > self.peak:
                 held[made + 1] += size
             before = users[: bisect.bisect_right(users, self.peak)]
@@ -294,7 +301,7 @@ class _Peak:
             program = dataclasses.replace(
                 self._program, operations=copies.operations
             )
-            most = Lifetimes(program, self.sizes, self._parts).most_bytes()
+            most = MemoryEstimate(program, self.sizes, self._parts).peak_bytes()
         again = sum(map(self.sizes.work_of, copies.originals))
         return _Plan(copies, most, again / self._whole_work)
 

@@ -26,10 +26,8 @@ list per device.
   Exchanges among devices by TensorFlow's collective operations, and NCCL.
 ``collectives``
   Exchanges among the devices of a process: the protocol, and additions.
-``communication_hooks``
-  Sums over processes by communication hooks, which may send less.
-``compression``
-  The values of ``compression=``: hooks by name, and what they change.
+``compression_hooks``
+  Compression of gradients for sums over processes: communication hooks.
 ``gradients``
   Gradients of K towers: their kinds, and what they must have in common.
 ``packing``
@@ -40,6 +38,8 @@ list per device.
   Lossless sums over the processes of one machine, in shared memory.
 ``stateful_hooks``
   Communication hooks that keep a state from one step to the next.
+``hook_names``
+  The names of hooks: the values of ``compression=``, and their effects.
 """
 
 # ``as`` marks a name as re-exported.
@@ -58,13 +58,8 @@ from keras_towers.reduction.collectives import (
     Reduction as Reduction,
     SumsByFunction as SumsByFunction,
 )
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     CommunicationHook as CommunicationHook,
-)
-from keras_towers.reduction.compression import (
-    CompressionName as CompressionName,
-    describe_effect as describe_effect,
-    hook_for as hook_for,
 )
 from keras_towers.reduction.gradients import (
     Gradient as Gradient,
@@ -72,6 +67,11 @@ from keras_towers.reduction.gradients import (
     divide as divide,
     on_values as on_values,
     scaled as scaled,
+)
+from keras_towers.reduction.hook_names import (
+    CompressionName as CompressionName,
+    describe_effect as describe_effect,
+    hook_for as hook_for,
 )
 from keras_towers.reduction.packing import (
     GradientPacker as GradientPacker,

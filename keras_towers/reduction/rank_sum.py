@@ -18,7 +18,7 @@ from keras_towers import compat
 from keras_towers._incomplete import name_of
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     CommunicationHook,
     all_reduce,
 )

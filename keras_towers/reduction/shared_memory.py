@@ -23,10 +23,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.reduction.communication_hooks import sum_separately
+from keras_towers.reduction.compression_hooks import sum_separately
 from keras_towers.transport import Transport
 from keras_towers.transport.memory_turns import Turns
-from keras_towers.transport.messages import buckets
+from keras_towers.transport.messages import group_by_bytes
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -63,9 +63,9 @@ class SharedMemoryAllReduce:
         if size < MIN_BYTES:
             return transport.all_reduce(tensors, key)
 
-        def by_buckets(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        def bucket_by_bucket(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             sums = list(tensors)
-            for n, members in enumerate(buckets(tensors, BUCKET_BYTES)):
+            for n, members in enumerate(group_by_bytes(tensors, BUCKET_BYTES)):
                 sum_bucket = functools.partial(
                     self._sum,
                     transport,
@@ -78,7 +78,7 @@ class SharedMemoryAllReduce:
             return sums
 
         return sum_separately(
-            transport, tensors, key, _can_be_shared, by_buckets
+            transport, tensors, key, _can_be_shared, bucket_by_bucket
         )
 
     def _sum(

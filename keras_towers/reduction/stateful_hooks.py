@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_towers._incomplete import Extensible
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     CommunicationHook,
     is_rounded,
     sum_separately,

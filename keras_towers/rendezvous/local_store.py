@@ -13,7 +13,7 @@ from keras_towers._types import JsonObject
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.reports import Reports
-from keras_towers.rendezvous.store import Missing, Progress, Store
+from keras_towers.rendezvous.store import MissingRanks, Progress, Store
 from keras_towers.rendezvous.store_link import SCOPE
 
 RENDEZVOUS_SCOPE = "global"
@@ -115,7 +115,9 @@ class LocalStore(Store):
             self._wake(scope, key)
             return values[key]
 
-    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+    def give(
+        self, key: str, rank: int, size: int, value: object
+    ) -> MissingRanks:
         with self._lock:
             gathering = self._gatherings.get(key)
             if gathering is None:
@@ -128,7 +130,7 @@ class LocalStore(Store):
                 parts = (gathering.parts[r] for r in range(size))
                 self.put(key, [part for part in parts if part is not None])
             some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
-            return Missing(list(some), len(missing))
+            return MissingRanks(list(some), len(missing))
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         with self._lock:

@@ -47,7 +47,7 @@ from keras_towers.rendezvous.liveness import Heartbeats, TaskState, wait_loop
 from keras_towers.rendezvous.store import (
     HEARTBEAT,
     Endpoint,
-    Missing,
+    MissingRanks,
     StoreClient,
     client_of,
 )
@@ -192,7 +192,7 @@ class Meeting:
         self._file = None if self._given else RendezvousFile(environment)
         self._limit_s = rank_environment.meeting_limit_s()
         # As rank 0's helper has said last.
-        self._missing = Missing([], 0)
+        self._missing = MissingRanks([], 0)
 
     def join_as_rank_0(self) -> dict[str, str]:
         """Open the store, and wait there for all other ranks."""
@@ -309,7 +309,7 @@ class Meeting:
         raise TimeoutError(last)
 
 
-def _not_there(missing: Missing) -> str:
+def _not_there(missing: MissingRanks) -> str:
     """Say which ranks have not arrived."""
     if not missing.number:
         return "all ranks have arrived, and are about to get their placements"

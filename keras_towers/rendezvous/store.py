@@ -43,8 +43,8 @@ HEARTBEAT = "heartbeat-"
 """Followed by a rank, the key of the rank's last sign of life."""
 PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
-PARTS = "parts-"
-"""Followed by a key, the key under which ranks give their parts of it."""
+CONTRIBUTIONS = "contributions-"
+"""Followed by a key, the key under which ranks contribute to its list."""
 ADDED = "added-"
 """Followed by a key, the key under which ranks add items to it."""
 OUTSIDE = "outside of training"
@@ -52,7 +52,7 @@ OUTSIDE = "outside of training"
 
 
 @dataclasses.dataclass(frozen=True)
-class Missing:
+class MissingRanks:
     """The ranks that have not given their parts of a value.
 
     Attributes:
@@ -88,7 +88,9 @@ class Store(ABC):
         """Write bytes, optionally only if there are none; return the result."""
 
     @abstractmethod
-    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+    def give(
+        self, key: str, rank: int, size: int, value: object
+    ) -> MissingRanks:
         """Give a rank's part of a value; return which ranks have yet to do so.
 
         When all have, the value of the key is the list of what they gave, so
@@ -236,10 +238,12 @@ class StoreClient(Store):
         self._link.ask("PUT", f"/{scope}/{key}", value)
         return value
 
-    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+    def give(
+        self, key: str, rank: int, size: int, value: object
+    ) -> MissingRanks:
         part = json.dumps([rank, size, value]).encode()
-        answer = self._post(SCOPE, f"{PARTS}{key}", part)
-        return Missing(*json.loads(answer))
+        answer = self._post(SCOPE, f"{CONTRIBUTIONS}{key}", part)
+        return MissingRanks(*json.loads(answer))
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         added = json.dumps([rank, [*items]]).encode()

@@ -378,8 +378,8 @@ class _Connection(asyncio.Protocol):
             rank = int(key.removeprefix(store.PROGRESS))
             others = server.report(rank, Progress(**json.loads(body)))
             return json.dumps(others).encode()
-        if scope == SCOPE and key.startswith(store.PARTS):
-            whole = key.removeprefix(store.PARTS)
+        if scope == SCOPE and key.startswith(store.CONTRIBUTIONS):
+            whole = key.removeprefix(store.CONTRIBUTIONS)
             missing = server.give(whole, *json.loads(body))
             return json.dumps([missing.some, missing.number]).encode()
         if scope == SCOPE and key.startswith(store.ADDED):

@@ -5,7 +5,9 @@
 ``accumulators``
   Accumulators, which average the gradients of a variable.
 ``replica_counts``
-  Counts of replicas: gradients of an update, and staleness of steps.
+  Counts of gradients: of an update, and of each replica.
+``staleness``
+  The staleness of asynchronous steps: measured, not bounded.
 ``replica_group``
   The state that a model's replicas share, and what is done with it.
 ``averages``

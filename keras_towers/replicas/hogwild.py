@@ -24,7 +24,7 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.update.variable_layouts import VariableLayouts
+from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Collectives, scaled
 from keras_towers.replicas.named_resources import after_writes_of
@@ -53,8 +53,8 @@ class HogwildUpdate(WeightUpdate):
             [Sequence[Variable]], object
         ] = lambda variables: None,
     ):
-        layouts = VariableLayouts(config, mirrors=False)
-        super().__init__(config, layouts, collectives)
+        sharding = ShardingPolicy(config, mirrors=False)
+        super().__init__(config, sharding, collectives)
         self._scale = scale
         self.after_update = after_update
         self._steps: weakref.WeakSet[Forgets] = weakref.WeakSet()

@@ -30,8 +30,9 @@ from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.named_resources import free
-from keras_towers.replicas.replica_counts import Quorum, Staleness
+from keras_towers.replicas.replica_counts import Quorum
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
+from keras_towers.replicas.staleness import Staleness
 
 _numbers = itertools.count()
 

@@ -35,7 +35,7 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
-from keras_towers.strategies.device_mesh import LayoutsOnMesh, Mesh
+from keras_towers.strategies.device_mesh import Mesh, ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
@@ -162,15 +162,15 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Assemble the components; by default gradients are all-reduced."""
         self._follows_options = update is runner is None
         if update is None:
-            config, mesh, layouts = self._config, self._mesh, None
+            config, mesh, sharding = self._config, self._mesh, None
             if mesh is not None:
 
                 def models() -> list[keras.Model]:
                     return self._adoption.models
 
-                layouts = LayoutsOnMesh(config, mesh, models)
+                sharding = ShardedOverMesh(config, mesh, models)
             self._mode = modes.fall_back_unless_tried(self._mode, config)
-            update = modes.create_update(config, self._mode, layouts)
+            update = modes.create_update(config, self._mode, sharding)
         self._update = update
         self._runner = runner or TowerRunner(update)
 
@@ -429,7 +429,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         variables = self._update.variables
         # All ranks have refused a model at the same place.
         ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
-        if self._update.layouts.are_over_ranks:
+        if self._update.sharding.are_over_ranks:
             # A script may end in the block, and other ranks still read.
             left = error[1]
             is_exit = isinstance(left, SystemExit) and not left.code
@@ -439,7 +439,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             if ends_well and not is_alone:
                 self._config.transport.note_wait("the end of the block")
                 self._adoption.end_rounds()
-                if self._update.layouts.are_over_ranks:
+                if self._update.sharding.are_over_ranks:
                     variables.access.serve("is at the end of the block")
             if stack is not None:
                 stack.__exit__(*error)
@@ -450,7 +450,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     # The other ranks may not take part after an error.
                     self._adoption.release(asks_ranks=ends_well or is_alone)
                 finally:
-                    if self._update.layouts.are_over_ranks:
+                    if self._update.sharding.are_over_ranks:
                         variables.access.serve_at_exit()
                     self._config.transport.note_wait("")
 

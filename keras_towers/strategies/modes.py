@@ -14,10 +14,10 @@ from keras_towers._incomplete import name_of
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.local_sgd import LocalSGD
-from keras_towers.fit.update.variable_layouts import (
+from keras_towers.fit.update.sharding_policy import (
     OnEachTower,
-    ShardedLayouts,
-    VariableLayouts,
+    ShardedOverTowers,
+    ShardingPolicy,
 )
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import (
@@ -188,25 +188,25 @@ def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:
 
 
 def create_update(
-    config: TowerConfig, mode: Mode, layouts: VariableLayouts | None = None
+    config: TowerConfig, mode: Mode, sharding: ShardingPolicy | None = None
 ) -> WeightUpdate:
     """Create the update for towers that all-reduce their gradients.
 
     Args:
         config: the towers.
         mode: what exchanges tensors among them.
-        layouts: how they divide weights; None: as the options say.
+        sharding: how they divide weights; None: as the options say.
     """
     return WeightUpdate(
         config,
-        layouts or _choose_layouts(config),
+        sharding or _choose_sharding(config),
         mode.collectives,
         mode.gradients,
         **sums_over_ranks(config),
     )
 
 
-def _choose_layouts(config: TowerConfig) -> VariableLayouts:
+def _choose_sharding(config: TowerConfig) -> ShardingPolicy:
     """Return where towers have weights and slots, as the options say."""
     updates = config.options.updates
     divides_weights = config.options.weights == "sharded"
@@ -214,7 +214,7 @@ def _choose_layouts(config: TowerConfig) -> VariableLayouts:
         option = f'{"weights" if divides_weights else "updates"}="sharded"'
         if config.num_towers * config.shards.size > 1:
             each = updates == "each"
-            return ShardedLayouts(config, option, divides_weights, each)
+            return ShardedOverTowers(config, option, divides_weights, each)
         if config.transport.rank == 0:
             logger.warning(
                 "%s is off: there is only one tower, so there is nothing to "
@@ -225,7 +225,7 @@ def _choose_layouts(config: TowerConfig) -> VariableLayouts:
     on_host = devices_lib.all_on_host(config.devices)
     if updates == "each" or (by_default and not on_host):
         return OnEachTower(config)
-    return VariableLayouts(config)
+    return ShardingPolicy(config)
 
 
 def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:

@@ -217,7 +217,7 @@ def send_packed(
         send: sends M tensors, and returns M tensors of the same shapes.
         limit: the largest size in bytes of a message with several tensors.
     """
-    groups = buckets(tensors, limit)
+    groups = group_by_bytes(tensors, limit)
     if not groups:
         return list(tensors)
     return unpack(send(pack(tensors, groups)), groups, tensors)
@@ -313,7 +313,7 @@ def elements_of_members(
     return list(map(sum, zip(*sizes, strict=True)))
 
 
-def buckets(
+def group_by_bytes(
     tensors: Sequence[tf.Tensor | tf.TensorSpec], limit: int = MESSAGE_BYTES
 ) -> list[list[int]]:
     """Group the non-empty tensors by message.

@@ -68,7 +68,7 @@ def assert_same_state(one, other):
 
 
 @check
-def state_is_in_parts_and_reads_as_a_whole():
+def state_is_in_shards_and_reads_as_a_whole():
     """At every event, on all ranks, and for a callback of rank 0 alone."""
     events = ("on_epoch_begin", "on_train_batch_end", "on_epoch_end")
     held = []
@@ -381,7 +381,7 @@ def full_on(rank, patch):
 
 
 @check
-def a_backup_of_shares_is_in_parts():
+def a_backup_of_shares_is_in_shards():
     """Within an epoch; read by two ranks, by one device, and by a model."""
     patch = pytest.MonkeyPatch()
     options = {"updates": None, "weights": "sharded"}

@@ -40,8 +40,8 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.joint_access import (
     Action,
+    Intent,
     JointAccess,
-    Told,
     refusing,
 )
 from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
@@ -205,7 +205,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
         adoption = self._adoption
-        reads = adoption is not None and adoption.update.layouts.are_over_ranks
+        reads = adoption is not None and adoption.update.sharding.are_over_ranks
         return _acts(callback, event, reads)
 
     @contextlib.contextmanager
@@ -327,10 +327,10 @@ class SyncedCallbacks(keras.callbacks.Callback):
             value: as there.
             needs_all: why not only some ranks can do it; empty: they can.
         """
-        tell = functools.partial(self._share_effects, needs_all)
-        return self._joint.meet(does, action, value, tell=tell)
+        exchange = functools.partial(self._share_effects, needs_all)
+        return self._joint.meet(does, action, value, exchange=exchange)
 
-    def _share_effects(self, needs_all: str, mine: Told) -> list[Told]:
+    def _share_effects(self, needs_all: str, mine: Intent) -> list[Intent]:
         """Share requests to stop, and the values that callbacks have written.
 
         Values wait until all ranks are about to do the same: before, a rank
@@ -340,9 +340,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         model = self.model
         asked = [name for name in _STOPS if getattr(model, name, False)]
         has_written = bool(self._written)
-        told = *mine, needs_all, asked, model._initial_epoch, has_written
+        shared = *mine, needs_all, asked, model._initial_epoch, has_written
         ranks = rank_checks.gather(
-            self._transport, told, "ends an event of callbacks"
+            self._transport, shared, "ends an event of callbacks"
         )
         all_do, actions, reasons, stops, epochs, written = zip(
             *ranks, strict=True

@@ -171,7 +171,7 @@ def _save(
     if call is not None and call.config.transport.size > 1:
         meet = call.meet
         ranks = _RanksThatMeet(ranks.rank, lambda does: meet(does, None))
-    with save_on_every_rank(), thread_state.keeping_parts.holding(True):
+    with save_on_every_rank(), thread_state.keeping_shards.holding(True):
         failure = ranks.turn(path)
         if failure is None:
             return _write(ranks, path, write)

@@ -23,9 +23,9 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import in_turn
+from keras_towers.fit.data import read_ahead
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator, Within
-from keras_towers.fit.data.in_turn import InTurn
+from keras_towers.fit.data.read_ahead import ReadAheadLimit
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
@@ -191,7 +191,7 @@ class TowerCall:
             finally:
                 self.end_threads()
                 for iterator in self._iterators:
-                    iterator.turn.end()
+                    iterator.read_limit.end()
                 if self.epoch_iterator is not None:
                     # The process would hang at its exit if TensorFlow were
                     # still running Python code that reads an unused batch.
@@ -298,7 +298,7 @@ class TowerCall:
             return
         with tf.init_scope():
             agreement.broadcast(transport, [variable._value])
-            if update.layouts.divide_new(variable):
+            if update.sharding.divide_new(variable):
                 update.variables.name(variable)
                 update.place(variable)
 
@@ -331,7 +331,7 @@ class TowerCall:
         places = self.places if is_own else self._places_of(kind)
         order = self._step.order
         counted = order.steps_done if self.config.transport.size > 1 else None
-        turn = InTurn(
+        read_limit = ReadAheadLimit(
             lambda: model_state.collect(self.model).everything(),
             self.model.steps_per_execution,
             None if self.is_alone else counted,
@@ -344,7 +344,7 @@ class TowerCall:
             end_data=lambda batches: self._step.end_data(
                 batches, self.model, places.ranks
             ),
-            turn=turn,
+            read_limit=read_limit,
             within=self.within_data,
             **kwargs,
         )
@@ -354,7 +354,7 @@ class TowerCall:
     def refuse(self, why: str) -> TowerError:
         """Return an error that its data raise, and with which it then ends."""
         error = TowerError(why)
-        if in_turn.reads_data():
+        if read_ahead.reads_data():
             self.refused = error
         return error
 

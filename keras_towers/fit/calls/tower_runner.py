@@ -29,7 +29,7 @@ from keras_towers.fit.components import (
     TowerConfig,
 )
 from keras_towers.fit.context import step_errors, thread_state
-from keras_towers.fit.data import in_turn
+from keras_towers.fit.data import read_ahead
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.ranks import call_agreement
@@ -74,7 +74,11 @@ class TowerRunner(Runner):
         if tower_call.around() is not None:
             return contextlib.nullcontext()
         joint = self._config.transport.size > 1
-        if joint and in_turn.reads_data() and failed_calls.calls.are_elsewhere:
+        if (
+            joint
+            and read_ahead.reads_data()
+            and failed_calls.calls.are_elsewhere
+        ):
             raise TowerError(
                 f"{kind} is called in a thread that reads data, but the call "
                 "that needed them has ended."

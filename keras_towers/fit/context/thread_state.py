@@ -88,7 +88,7 @@ trains_on_one_device: ThreadLocal[bool] = ThreadLocal()
 exporting: ThreadLocal[contextlib.ExitStack] = ThreadLocal()
 
 # Whether what this thread reads stays in parts after the strategy's block, too.
-keeping_parts: ThreadLocal[bool] = ThreadLocal()
+keeping_shards: ThreadLocal[bool] = ThreadLocal()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@
   Checks that all ranks read the same data, by fingerprints of it.
 ``shuffle_order``
   One order of shuffled data on all ranks.
-``in_turn``
-  Python data that ask the model, read in the step that they are for.
+``read_ahead``
+  How far data in Python that use the model may be read ahead of its steps.
 ``tower_datasets``
   Datasets of batches that are divided over towers before a step.
 """

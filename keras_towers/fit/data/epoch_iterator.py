@@ -21,11 +21,11 @@ from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import (
     batches as data_lib,
-    in_turn,
+    read_ahead,
     same_data,
     tower_datasets,
 )
-from keras_towers.fit.data.in_turn import InTurn
+from keras_towers.fit.data.read_ahead import ReadAheadLimit
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.places import Places
 
@@ -64,7 +64,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             unknown.
         end_data: called with the number of batches if data that all ranks share
             ends at a batch that Keras expects.
-        turn: lets threads that read data wait for steps.
+        read_limit: lets threads that read data wait for steps.
         within: returns the block in which code of the data runs in this thread,
             given where: "Mine.on_epoch_end".
         **kwargs: the arguments of Keras's own iterator.
@@ -86,7 +86,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         whole: bool = False,
         epochs: int | None = None,
         end_data: Callable[[int], None] = lambda batches: None,
-        turn: InTurn | None = None,
+        read_limit: ReadAheadLimit | None = None,
         within: Within = lambda where: contextlib.nullcontext(),
         **kwargs: object,
     ):
@@ -97,11 +97,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._on_next_step, self._order = on_next_step, order
         self._end_data, self._within = end_data, within
         self.at_last_step: bool = False
-        self.turn: InTurn = turn or InTurn(list)
+        self.read_limit: ReadAheadLimit = read_limit or ReadAheadLimit(list)
         self._is_skipping = False
         name = type(kwargs.get("x")).__name__
         with order.of_arrays() if order else contextlib.nullcontext():
-            with within(f"{name}'s first batches"), self.turn.first_batches():
+            with (
+                within(f"{name}'s first batches"),
+                self.read_limit.first_batches(),
+            ):
                 super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
             self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
@@ -111,11 +114,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._run_events_within(name)
             # Asynchronous towers take batches whenever they need them.
             if self._owner is not _Owner.TOWER:
-                self.turn.order_reads(adapter)
+                self.read_limit.order_reads(adapter)
             # Why what reads the data must not ask the model.
             self.why_not_asking: str = ""
             if is_global and batch_ranks.size > 1:
-                self.why_not_asking = in_turn.why_not_asking(adapter)
+                self.why_not_asking = read_ahead.why_not_asking(adapter)
             if self._has_arrays and is_global and batch_ranks.size > 1:
                 local_rows = tower_datasets.read_local_rows(adapter, places)
         self._common_steps: int | None = None
@@ -137,7 +140,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             dataset = local_rows or self.source
             self._distributed_dataset = self._prefetch(dataset)
         if self._owner is _Owner.RANK:
-            self.turn.per_step = config.num_towers
+            self.read_limit.per_step = config.num_towers
         self._set_steps()
         if epochs is not None and is_global:
             self._limit_reads(epochs)
@@ -222,8 +225,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         strategy, towers = self._config.strategy, self._config.num_towers
         is_global = self._owner is _Owner.ALL
         shares = is_global and self._places.ranks.batch.size > 1
-        if shares and in_turn.is_countable(self.data_adapter):
-            dataset = self.turn.counted(dataset)
+        if shares and read_ahead.is_countable(self.data_adapter):
+            dataset = self.read_limit.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have
         # only parts with a row for each example.
@@ -344,7 +347,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                     size = self.steps_per_execution
                     _, _, data = compat.execution_of(step, size)
                     for _ in range(size):
-                        self.turn.skip(self.turn.per_step)
+                        self.read_limit.skip(self.read_limit.per_step)
                         next(data)
                         batches -= 1
             if batches == before:
@@ -366,8 +369,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _get_iterator(self) -> Iterable[Structure]:
         skip, self._batches_to_skip = self._batches_to_skip, 0
-        self.turn.begin_iterator()
-        self.turn.skip(skip * self.turn.per_step)
+        self.read_limit.begin_iterator()
+        self.read_limit.skip(skip * self.read_limit.per_step)
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
         if not skip and not self._has_arrays:
@@ -385,7 +388,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._on_next_step()
         step = super().__next__()
         if not self._is_skipping:
-            self.turn.begin_steps()
+            self.read_limit.begin_steps()
         self._fresh_iterator = None
         size = self.steps_per_execution
         first, last, self._read = compat.execution_of(step, size)
@@ -424,11 +427,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             read, tf.data.Iterator | tf.distribute.DistributedIterator
         ):
             return False
-        self.turn.begin_steps()
+        self.read_limit.begin_steps()
         return bool(read.get_next_as_optional().has_value())
 
     def reset(self) -> None:
-        self.turn.begin_iterator()
+        self.read_limit.begin_iterator()
         super().reset()
         self._set_steps()
 

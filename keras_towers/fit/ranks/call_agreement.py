@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.ranks import plain_settings
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.joint_access import JointAccess, Told
+from keras_towers.fit.weights.joint_access import Intent, JointAccess
 from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.transport.engine_transport import refusing_ended
 
@@ -147,10 +147,10 @@ def serve(
         where: what this rank does, as ``beginning_of`` says it.
     """
 
-    def tell(mine: Told) -> list[Told]:
+    def exchange(mine: Intent) -> list[Intent]:
         return _begin(config, kind, lambda: access.compare(mine, where))
 
-    access.serve(where, tell)
+    access.serve(where, exchange)
 
 
 def _begin(

@@ -110,7 +110,7 @@ class StepOrder:
         return batch
 
     @contextlib.contextmanager
-    def in_turn(self) -> Iterator[None]:
+    def in_order(self) -> Iterator[None]:
         """Order all operations of a step, even operations without a batch."""
         self._same_step, self._exchanged = None, []
         try:

@@ -37,7 +37,7 @@ from keras_towers.fit.weights.without_memory import (
     variable_like,
 )
 from keras_towers.partition import Program
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.memory_estimate import MemoryEstimate
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.transport import SingleProcess
@@ -61,7 +61,7 @@ class Needs:
         weights: the bytes of the model's weights on each of K devices.
         optimizer: the bytes of the optimizer's variables on each of them.
         step: the bytes that a device has at a time while a step runs, besides
-            these variables: an estimate, as ``Lifetimes`` says; None: unknown.
+            these variables, by ``MemoryEstimate``; None: unknown.
         gradients: the bytes of the gradients that a device updates with.
         over_time: the bytes that it has besides these variables during each of
             N operations and exchanges, in order.
@@ -183,12 +183,12 @@ class LaidOutStep(PlacedModel):
         """
         program, sizes = self.program, self.sizes(examples, ranks)
         gradients = _gradients_in(self.traced, program)
-        lifetimes = Lifetimes(program, sizes)
+        estimate = MemoryEstimate(program, sizes)
         return dataclasses.replace(
             self.held(ranks),
             gradients=sum(map(sizes.bytes_of, gradients)),
-            step=lifetimes.most_bytes(),
-            over_time=lifetimes.live,
+            step=estimate.peak_bytes(),
+            over_time=estimate.live,
         )
 
 

@@ -416,7 +416,7 @@ def _messages(
     ]
     # Of their own rows, ranks would have groups of other sizes.
     wholes = [tf.TensorSpec(rows.shape, rows.dtype) for _, rows in pairs]
-    for indices in messages.buckets(wholes):
+    for indices in messages.group_by_bytes(wholes):
         yield dict(pairs[i] for i in indices)
 
 

@@ -141,7 +141,7 @@ class GlobalStep:
         pieces = divided.batch.pieces
         with (
             activity.preparing(),
-            self.order.in_turn(),
+            self.order.in_order(),
             step_clock.marked(recorded, self.config.devices, pieces),
         ):
             yield

@@ -17,7 +17,7 @@ from keras_towers.partition.axes import OF_MESSAGES, Axis
 from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
-from keras_towers.partition.lifetimes import held_tensors
+from keras_towers.partition.memory_estimate import held_tensors
 from keras_towers.partition.program import (
     Exchange,
     Program,

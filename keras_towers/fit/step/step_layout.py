@@ -290,7 +290,7 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
     places, ranks = settings.places, settings.places.ranks
     on_host = devices.all_on_host(config.devices)
     is_local = not ranks.share_step and update.local_sgd is None
-    if is_local or places.parts > 1 or update.layouts.divide_any:
+    if is_local or places.parts > 1 or update.sharding.divide_any:
         return None
     if callable(config.options.mode):
         # A function of the user's gets each gradient.

@@ -33,7 +33,7 @@ from keras_towers.fit.step.tower_functions import (
 from keras_towers.partition.axes import COLUMNS, ONCE, PARTS, TOWERS, Axes
 from keras_towers.partition.emission import emit, value_of
 from keras_towers.partition.gathers import gathers_variables
-from keras_towers.partition.lifetimes import summed_tensors
+from keras_towers.partition.memory_estimate import summed_tensors
 from keras_towers.partition.program import (
     Exchange,
     Operation,

@@ -299,7 +299,7 @@ def trace(
                 return
             update.apply_in_trace(call)
             for operation in graph.get_operations()[before:]:
-                kept = operation.device if update.layouts.keeps_devices else ""
+                kept = operation.device if update.sharding.keeps_devices else ""
                 in_updates[operation.name] = kept
 
         tracing = dataclasses.replace(

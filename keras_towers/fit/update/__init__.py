@@ -4,8 +4,8 @@
   Local SGD: ranks update their own weights and average them every k updates.
 ``optimizers``
   Optimizers on towers.
-``variable_layouts``
-  Where towers have weights and slots, and how they divide them.
+``sharding_policy``
+  Which weights and slots are copied, placed or sharded (ZeRO) over towers.
 ``weight_update``
   Where weights and slots live, and how optimizers update them.
 """

@@ -31,7 +31,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.ranks.step_agreement import ComparedStep
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.update.variable_layouts import VariableLayouts
+from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.weights.copies import (
     copy_on_tower,
     copy_to_towers,
@@ -75,7 +75,7 @@ class WeightUpdate:
 
     Args:
         config: the towers.
-        layouts: where towers have weights and slots; None: the default.
+        sharding: where towers have weights and slots; None: the default.
         collectives: what exchanges tensors among towers; None: as without
             NCCL.
         gradients: sums gradients; None: ``collectives`` does.
@@ -86,7 +86,7 @@ class WeightUpdate:
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
-        layouts: as above.
+        sharding: as above.
         pushes: whether gradients are results of a step, which ``push`` gets.
     """
 
@@ -97,18 +97,18 @@ class WeightUpdate:
     def __init__(
         self,
         config: TowerConfig,
-        layouts: VariableLayouts | None = None,
+        sharding: ShardingPolicy | None = None,
         collectives: Collectives | None = None,
         gradients: Collectives | None = None,
         local_sgd: LocalSGD | None = None,
         rank_sum: RankSum | None = None,
     ):
         self.config = config
-        self.layouts: VariableLayouts = layouts or VariableLayouts(config)
-        self.name = self.name or self.layouts.name
-        self.description = self.description or self.layouts.description
+        self.sharding: ShardingPolicy = sharding or ShardingPolicy(config)
+        self.name = self.name or self.sharding.name
+        self.description = self.description or self.sharding.description
         self.variables: TowerVariables = TowerVariables(
-            config, self.layouts.mirrors
+            config, self.sharding.mirrors
         )
         self.order: StepOrder = StepOrder(config.transport)
         self.local_sgd = local_sgd
@@ -125,11 +125,11 @@ class WeightUpdate:
         # A placement may count what it is asked for.
         if variables.home_of(variable).is_final:
             return False
-        if self.layouts.keeps_devices and variable.trainable:
-            device = self.layouts.device_of(variable)
+        if self.sharding.keeps_devices and variable.trainable:
+            device = self.sharding.device_of(variable)
             return variables.place(variable, device=device)
         layout = self._layout_of(variable)
-        divides = self.layouts.divides_weights and layout.divides
+        divides = self.sharding.divides_weights and layout.divides
         if not divides or not variables.may_divide(variable):
             layout = ON_EACH if variables.mirrors else ONCE
         return variables.place(variable, layout)
@@ -140,8 +140,8 @@ class WeightUpdate:
         And the weight, if they divide weights, too.
         """
         now = self.variables.home_of(variable).layout
-        layout = now if now.divides else self.layouts.of(variable)
-        if layout.rows is not None or not self.layouts.updates_each:
+        layout = now if now.divides else self.sharding.of(variable)
+        if layout.rows is not None or not self.sharding.updates_each:
             return layout
         return dataclasses.replace(layout, towers=MIRRORED)
 
@@ -152,7 +152,7 @@ class WeightUpdate:
         agreed on its value.
         """
         alone = self.config.transport.size == 1
-        if self.layouts.keeps_devices:
+        if self.sharding.keeps_devices:
             self.variables.hold_once(variable)
         elif alone or not self._layout_of(variable).divides:
             self.place(variable)
@@ -163,8 +163,8 @@ class WeightUpdate:
             for slot, weight in slots_of(part) if part.built else ():
                 self._place_slot(slot, weight)
         # Weights that a step creates are not placed yet.
-        weights = trained_by(optimizer) if self.layouts.each else []
-        layout = ON_EACH if self.layouts.updates_each else ONCE
+        weights = trained_by(optimizer) if self.sharding.each else []
+        layout = ON_EACH if self.sharding.updates_each else ONCE
         for variable in (*weights, *optimizer.variables):
             self.variables.place(variable, layout)
 
@@ -197,8 +197,8 @@ class WeightUpdate:
 
     def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum the gradients over all replicas, then update once."""
-        if self.layouts.are_over_ranks:
-            option = self.layouts.option
+        if self.sharding.are_over_ranks:
+            option = self.sharding.option
             raise TowerError(
                 f"{option} over all processes works only with fit() and "
                 'train_on_batch(): add shard_over="process" in a custom '
@@ -260,7 +260,7 @@ class WeightUpdate:
             [[g for g in grads if g is not None] for grads in tower_grads],
             reduce,
         )
-        each = self.layouts.updates_each
+        each = self.sharding.updates_each
         for tower, row in enumerate(rows if each else rows[:1]):
             left = iter(row)
             sums = [next(left) if is_there else None for is_there in present]
@@ -281,15 +281,15 @@ class WeightUpdate:
                 with self._dividing_slots(optimizer):
                     self.build_whole(optimizer, variables)
             self.place_optimizer(optimizer)
-        if self.layouts.divide_any:
+        if self.sharding.divide_any:
             divides = any(self._layout_of(v).divides for v in variables)
-            self.layouts.announce(optimizer, variables, divides)
+            self.sharding.announce(optimizer, variables, divides)
 
     @contextlib.contextmanager
     def _dividing_slots(self, optimizer: Any) -> Iterator[None]:
         """Divide slots that are created in this block, one after another."""
         methods: patches.Shadows = {}
-        if self.layouts.divide_any:
+        if self.sharding.divide_any:
             methods = {"add_variable_from_reference": self._add_slot}
         with contextlib.ExitStack() as stack:
             for part in optimizers_in(optimizer):
@@ -326,13 +326,13 @@ class WeightUpdate:
     ) -> None:
         """Apply sums on a tower, as on one device."""
         variables = [copy_on_tower(v, tower) for v in call.variables]
-        fuses = not self.layouts.divide_any
+        fuses = not self.sharding.divide_any
         with as_one_device(call.optimizer, call.variables, tower, fuses):
             call.original(sums, variables)
 
     def collectives_for(self, weight: Any) -> Collectives:
         """Return what sums the gradients of a weight over towers."""
-        if not self.layouts.keeps_devices:
+        if not self.sharding.keeps_devices:
             return self._gradients
         return OnDevice(copy_on_tower(native(weight)).device)
 
@@ -341,7 +341,7 @@ class WeightUpdate:
     ) -> list[list[Any]]:
         """Return K lists of N sums, given K lists of N gradients."""
         names = self.config.devices
-        if not self.layouts.keeps_devices:
+        if not self.sharding.keeps_devices:
             return self._gradients.all_reduce(tower_grads, names)
         sums = [
             self.collectives_for(weight).all_reduce(

@@ -115,7 +115,7 @@ class Adoption:
         once = self.in_block and (variable.trainable or adds)
         once = once and tf.distribute.in_cross_replica_context()
         creates = compat.parts_of_sums(variable)
-        is_divided = once and self.update.layouts.divide_new(variable)
+        is_divided = once and self.update.sharding.divide_new(variable)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 compat.single_device_mode() if once else creates
@@ -166,10 +166,10 @@ class Adoption:
         """
         defers = (
             self.in_block
-            and self.update.layouts.are_over_ranks
+            and self.update.sharding.are_over_ranks
             and tf.distribute.in_cross_replica_context()
             and is_repeatable(initializer)
-            and self.update.layouts.divide_new(variable)
+            and self.update.sharding.divide_new(variable)
         )
         return DeferredVariable(variable, initializer) if defers else None
 
@@ -309,8 +309,8 @@ class Adoption:
         Returns:
             The weights that are divided already.
         """
-        layouts = self.update.layouts
-        if peers.size == 1 or not layouts.are_over_ranks:
+        sharding = self.update.sharding
+        if peers.size == 1 or not sharding.are_over_ranks:
             return []
         state = state_lib.collect(model)
         optimizers = state.optimizers if trains else []

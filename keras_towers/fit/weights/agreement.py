@@ -152,7 +152,7 @@ def broadcast(
     """
     known = [i for i, v in enumerate(variables) if v.dtype != tf.string]
     specs = [tf.TensorSpec(variables[i].shape, tf.int8) for i in known]
-    for group in messages.buckets(specs, _SENT_ENTRIES):
+    for group in messages.group_by_bytes(specs, _SENT_ENTRIES):
         indices = [known[k] for k in group]
         own = [variables[i] for i in indices]
         if transport.rank != root:

@@ -58,9 +58,9 @@ class Action(NamedTuple):
 
 
 Access = Callable[[Action, Any], tf.Tensor | None]
-# What a rank is about to do; and the action with a variable, if it is one.
-Told = tuple[str, Sequence[str] | None]
-Tell = Callable[[Told], list[Told]]
+# What a rank is about to do, in words, and its action on a variable, if any.
+Intent = tuple[str, Sequence[str] | None]
+ExchangeIntents = Callable[[Intent], list[Intent]]
 
 
 class KnownVariables:
@@ -159,7 +159,7 @@ class JointAccess:
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Return the whole of a variable, on the host. Collective."""
-        kind = "saves" if thread_state.keeping_parts.get() else "reads"
+        kind = "saves" if thread_state.keeping_shards.get() else "reads"
         access = Action(kind, variable.place, _name_of(variable))
         whole = self._access(access, None)
         assert whole is not None
@@ -181,14 +181,16 @@ class JointAccess:
             return access(action, value)
         return self.meet(str(action), action, value)[1]
 
-    def serve(self, where: str, tell: Tell | None = None) -> None:
+    def serve(
+        self, where: str, exchange: ExchangeIntents | None = None
+    ) -> None:
         """Serve other ranks until all come here. Collective.
 
         Args:
             where: where this rank is, equally on all ranks.
-            tell: as of ``meet``.
+            exchange: as for ``meet``.
         """
-        while any(self.meet(where=where, tell=tell)[0]):
+        while any(self.meet(where=where, exchange=exchange)[0]):
             pass
 
     def meet(
@@ -197,7 +199,7 @@ class JointAccess:
         action: Action | None = None,
         value: object = None,
         where: str = "",
-        tell: Tell | None = None,
+        exchange: ExchangeIntents | None = None,
     ) -> tuple[list[str], tf.Tensor | None]:
         """Meet ranks that may be about to do something else. Collective.
 
@@ -210,22 +212,25 @@ class JointAccess:
             action: what that is, if it is something with a variable.
             value: what it writes.
             where: where it serves others.
-            tell: tells the others, and returns what each of them tells; None:
-                as between two calls.
+            exchange: exchanges intents with the other ranks; None: as between
+                two calls.
 
         Returns:
             What each rank is about to do, and what this one has read.
         """
         mine = does, action and tuple(action)
         while True:
-            ranks = tell(mine) if tell else self._tell(mine, does or where)
+            if exchange is not None:
+                ranks = exchange(mine)
+            else:
+                ranks = self._exchange(mine, does or where)
             actions = [Action(*acts) if acts else None for _, acts in ranks]
             read = self.take_part(actions, value) if any(actions) else None
             if action is not None or not any(actions):
                 return [does for does, _ in ranks], read
 
-    def _tell(self, mine: Told, doing: str) -> list[Told]:
-        """Tell the others between two calls what this rank is about to do.
+    def _exchange(self, mine: Intent, doing: str) -> list[Intent]:
+        """Exchange intents with the other ranks, between two calls.
 
         Raises:
             NoValueError: they are not there.
@@ -255,10 +260,10 @@ class JointAccess:
         except tf.errors.OpError:
             if not calls.has_failed():
                 raise
-        return self._tell(mine, doing)
+        return self._exchange(mine, doing)
 
-    def compare(self, mine: Told, doing: str) -> list[Told]:
-        """Tell the others what this rank is about to do, and compare that.
+    def compare(self, mine: Intent, doing: str) -> list[Intent]:
+        """Exchange intents with the other ranks, and compare them.
 
         Args:
             mine: what this rank is about to do.
@@ -384,7 +389,7 @@ def access_of(*saved: object) -> JointAccess | None:
             variables = [*state.weights, *state.optimizer_variables]
         for variable in variables:
             value = getattr(variable, "_value", variable)
-            if is_over_ranks(value) and value.is_in_parts:
+            if is_over_ranks(value) and value.is_in_shards:
                 return value.access
     return None
 

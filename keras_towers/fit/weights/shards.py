@@ -290,7 +290,7 @@ class ShardedVariable(compat.UninitializedVariable):
         self._restore = restore
 
     @property
-    def is_in_parts(self) -> bool:
+    def is_in_shards(self) -> bool:
         """Whether ranks need one another to read it."""
         return self.is_remote and self._restored is None and not self.is_lost
 
@@ -299,14 +299,14 @@ class ShardedVariable(compat.UninitializedVariable):
 
         Collective, if it is the first use.
         """
-        keeps_parts = thread_state.keeping_parts.get() and self.is_in_parts
-        if keeps_parts and (
+        keeps_shards = thread_state.keeping_shards.get() and self.is_in_shards
+        if keeps_shards and (
             tf.executing_eagerly() or thread_state.exporting.get()
         ):
             return None
         if self._restored is None and self._restore is not None:
             # On all ranks: none has its part then.
-            with tf.init_scope(), thread_state.keeping_parts.holding(False):
+            with tf.init_scope(), thread_state.keeping_shards.holding(False):
                 self.settle(self._whole())
         return self._restored
 

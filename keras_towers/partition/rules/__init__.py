@@ -10,7 +10,7 @@ once, as on one device.
   Operations on each item of a batch: images, matrices, distributions.
 ``control_flow``
   Calls of functions, branches, and what all loops are laid out with.
-``draws``
+``random_ops``
   Random numbers from a seed: each tower draws the numbers of its rows.
 ``elementwise``
   Elementwise operations: arithmetic, choices and functions.

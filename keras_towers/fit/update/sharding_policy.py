@@ -1,4 +1,4 @@
-"""Where towers have weights and slots, and how they divide them.
+"""Which weights and slots are copied, placed or sharded (ZeRO) over towers.
 
 Ports the first stage of ZeRO, and the third, which is also FSDP (Rajbhandari et
 al., "ZeRO: memory optimizations toward training trillion parameter models", SC
@@ -26,8 +26,8 @@ from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.partition.layouts import MeshLayout
 
 
-class VariableLayouts:
-    """Where towers have weights and slots: whole, or as a subclass says.
+class ShardingPolicy:
+    """Decides where towers have weights and slots: here, whole on tower 0.
 
     Tower 0 has the slot variables, updates the weights, and copies them to the
     other towers.
@@ -131,7 +131,7 @@ class VariableLayouts:
         """
 
 
-class OnEachTower(VariableLayouts):
+class OnEachTower(ShardingPolicy):
     """Every tower has a copy of weights and slots, and updates it."""
 
     name = "each"
@@ -145,7 +145,7 @@ class OnEachTower(VariableLayouts):
         return "every tower updates its own weights"
 
 
-class OnDevices(VariableLayouts):
+class OnDevices(ShardingPolicy):
     """Each weight, with its slots, is on one device, which updates it.
 
     Args:
@@ -177,7 +177,7 @@ class OnDevices(VariableLayouts):
         return chosen
 
 
-class ShardedLayouts(VariableLayouts):
+class ShardedOverTowers(ShardingPolicy):
     """Large weights, or their slots, are divided over the towers.
 
     Args:

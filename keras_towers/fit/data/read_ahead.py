@@ -1,9 +1,14 @@
-"""Python data that ask the model, read in the step that they are for.
+"""How far data in Python that use the model may be read ahead of its steps.
 
-Threads of TensorFlow read what Python makes some batches ahead of the steps.
-What such data learn from a model that trains meanwhile would depend on time,
-and ranks would get different batches. So once data have asked the model, they
-are read as far as the step that has begun.
+TensorFlow's threads read the batches of a generator or a ``PyDataset`` some
+batches ahead of the steps. If such data use the model that trains meanwhile,
+their batches would depend on time, and ranks would get different ones. So once
+data have used a variable that steps write, each batch is read only when its
+step has begun.
+
+``epoch_iterator.py`` makes the limit of an epoch's data. ``keras_patches.py``
+calls ``read_variable`` and ``asking`` whenever Python code reads a variable or
+calls a model.
 """
 
 from __future__ import annotations
@@ -27,8 +32,10 @@ from keras_towers.fit.data.same_data import parts_of
 from keras_towers.fit.data.tower_datasets import mapped
 
 
-class InTurn:
-    """Lets the threads that read an epoch iterator's data wait for its steps.
+class ReadAheadLimit:
+    """Limits how far an epoch iterator's data are read ahead of its steps.
+
+    The threads that read the data wait for the steps, in ``wait_for``.
 
     Args:
         state: returns the variables that steps write.
@@ -53,10 +60,10 @@ class InTurn:
         self._changed = threading.Condition()
         self._has_asked = False
         self._asking = 0
-        # Of a dataset: how many batches were read, and what is read now.
+        # For a dataset: the number of batches read, and the current read.
         self._read: Any = None
         self._reading: _Reading | None = None
-        # Of the data's current iterator: its number, the batches read without
+        # For the data's current iterator: its number, the batches read without
         # a step, the steps that have begun, and those done before the last.
         self._iterator = self._skipped = self._begun = self._done_before = 0
 
@@ -101,7 +108,7 @@ class InTurn:
             yield
 
     def order_reads(self, adapter: Any) -> None:
-        """Let the batches that an adapter of Keras reads be read in turn."""
+        """Make an adapter of Keras read each batch within the limit."""
         names: tuple[str, ...] = ()
         if isinstance(adapter, compat.GeneratorDataAdapter):
             names = ("generator",)
@@ -113,7 +120,7 @@ class InTurn:
     def wrap(
         self, read: Callable[[], Iterable[object]]
     ) -> Callable[[], Iterator[object]]:
-        """Return what reads the same batches, each in its turn."""
+        """Return a function that reads the same batches within the limit."""
 
         def batches() -> Iterator[object]:
             iterator, source = self._iterator, iter(read())
@@ -194,8 +201,10 @@ class InTurn:
 class _Reading:
     """A thread's read: of a batch of an iterator, or of the first batches."""
 
-    def __init__(self, turn: InTurn, iterator: int = 0, number: int = 0):
-        self.turn = turn
+    def __init__(
+        self, limit: ReadAheadLimit, iterator: int = 0, number: int = 0
+    ):
+        self.limit = limit
         self.position = iterator, number
         self._is_due = False
         self._written: set[int] | None = None
@@ -205,19 +214,19 @@ class _Reading:
         if self._is_due:
             return
         if self._written is None:
-            self._written = self.turn.written()
+            self._written = self.limit.written()
         if any(id(variable) in self._written for variable in variables):
             self.wait()
 
     def wait(self) -> None:
         """Wait for its step."""
-        self.turn.wait_for(*self.position)
+        self.limit.wait_for(*self.position)
         self._is_due = True
 
 
 _reading: ThreadLocal[_Reading] = ThreadLocal()
-# Those that count what is read; the last one has begun a step last.
-_counted: list[InTurn] = []
+# The limits of datasets; the last one has begun a step last.
+_counted: list[ReadAheadLimit] = []
 
 
 def _current() -> _Reading | None:
@@ -229,28 +238,28 @@ def _current() -> _Reading | None:
 
 @contextlib.contextmanager
 def asking(variables: Iterable[object]) -> Iterator[None]:
-    """Use variables in a block, in turn if this thread reads data."""
+    """Use variables in a block; a thread that reads data first waits."""
     reading = _current()
     if reading is None:
         yield
         return
     reading.ask(variables)
-    with reading.turn.asking():
+    with reading.limit.asking():
         yield
 
 
 def read_variable(
     original: Callable[[keras.Variable], Any], variable: keras.Variable
 ) -> Any:
-    """Read a variable, in turn if this thread reads data."""
+    """Read a variable; a thread that reads data first waits."""
     reading = _current()
     if reading is not None:
         reading.ask((variable,))
     return original(variable)
 
 
-def is_in_turn() -> bool:
-    """Whether this thread reads data in turn."""
+def waits_for_steps() -> bool:
+    """Whether this thread reads data within a limit."""
     return _current() is not None
 
 
@@ -274,10 +283,10 @@ _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 
 
 def why_not_asking(adapter: Any) -> str:
-    """Return why what reads the data of an adapter must not ask a model.
+    """Return why the data of an adapter must not use a model; empty: they may.
 
-    Ranks would read at different times, and get different batches. Empty: it
-    may.
+    If they are read ahead, ranks read them at different times, and would get
+    different batches.
     """
     if isinstance(adapter, compat.PyDatasetAdapter):
         has_pool = getattr(adapter, "enqueuer", None) is not None

@@ -1,4 +1,9 @@
-"""Lays out a traced graph: given layouts of its inputs, whole results."""
+"""Reads a traced graph, with the layouts of its inputs, into a program.
+
+``partition_graph`` is where the package begins: ``fit/step/global_step.py``
+calls it with the trace of a step. ``layout_pass.py`` then lays out operation
+after operation.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ from keras_towers.partition.conversions import (
     LayoutOptions,
 )
 from keras_towers.partition.effects import is_variable
+from keras_towers.partition.layout_choice import cheaper, has_other_layout
 from keras_towers.partition.layout_pass import Mistake, lay_out_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -49,7 +55,6 @@ from keras_towers.partition.program import (
     Tensor,
     prune,
 )
-from keras_towers.partition.readings import cost_of, may_have_rows
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
 from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.rules.row_splits import splits_value
@@ -122,10 +127,9 @@ def partition_graph(
         return again(replace(undivided=undivided))
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     program = _program(scope, inputs, results, by_name)
-    if options.by_number or not may_have_rows(program, given.units):
+    if options.by_number or not has_other_layout(program, given.units):
         return program
-    other = again(replace(by_number=True))
-    return min(program, other, key=cost_of)
+    return cheaper(program, again(replace(by_number=True)))
 
 
 class _GraphInputs:

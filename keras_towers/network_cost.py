@@ -139,7 +139,7 @@ def _size_and_messages(
         size += own
         entries = math.ceil(own / part.tensor.dtype.size)
         specs.append(tf.TensorSpec([entries], part.tensor.dtype))
-    return size, len(messages.buckets(specs))
+    return size, len(messages.group_by_bytes(specs))
 
 
 def bytes_for(size: Size | int | None, examples: int) -> int | None:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import RankSum
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     all_reduce,
     bf16_shards,
     fp16,

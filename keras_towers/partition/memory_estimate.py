@@ -1,4 +1,4 @@
-"""The memory of a tower at each time of a step.
+"""An estimate of the memory of a tower at each time of a step.
 
 Operations run in the order of the program, each result has memory until its
 last use, elementwise ones that of an input that ends there, and an operation
@@ -48,7 +48,7 @@ def events_of(program: Program) -> list[Operation | Exchange]:
     return events
 
 
-class Lifetimes:
+class MemoryEstimate:
     """When the tensors of a program have memory, and how much.
 
     Args:
@@ -179,7 +179,7 @@ class Lifetimes:
         size = self._bytes.get(tensor)
         return number * (self._sizes.bytes_of(tensor) if size is None else size)
 
-    def most_bytes(self) -> int:
+    def peak_bytes(self) -> int:
         """Return the bytes that a tower has at a time, without variables.
 
         Of the batch, gathered variables, what is kept for the backward pass,
