@@ -321,7 +321,7 @@ class _Peak:
                     used[segment].append(other)
         for segment in sorted(used, key=lambda s: max(used[s]), reverse=True):
             while True:
-                users = self._users_in(segment, used[segment], division)
+                users = self.users_in(segment, used[segment], division)
                 found = self._worth_keeping(users, segment, division, price)
                 if not found:
                     break
@@ -331,7 +331,7 @@ class _Peak:
                 p for p in users if not self.runs_again(p, segment, division)
             )
 
-    def _users_in(
+    def users_in(
         self, segment: int, used: Iterable[int], division: Division
     ) -> dict[int, set[float]]:
         """Return what a segment needs to run again, and for what.
@@ -427,7 +427,6 @@ class _Copies:
         self.originals: list[Operation] = []
         self.begins: list[Operation] = []
         self._begun: set[int | None] = set()
-        self._again: set[int] = set()
         self._copied: dict[Tensor, Tensor] = {}
         # The inputs of those that use copies.
         self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
@@ -468,15 +467,20 @@ class _Copies:
         self, user: Operation, entered: Sequence[Operation]
     ) -> None:
         """Add the copies that an operation uses."""
+        peak, division = self._peak, self._division
         needed: set[int] = set()
-        for position in self._peak.made_at(user.inputs):
-            segment = self._division.segment_of(position)
+        for position in peak.made_at(user.inputs):
+            segment = division.segment_of(position)
             if segment is not None:
-                needed |= self._needed_at(position, segment)
+                users = peak.users_in(segment, [position], division)
+                runs = (peak.runs_again(p, segment, division) for p in users)
+                needed.update(itertools.compress(users, runs))
         first = len(self.operations)
         for position in sorted(needed):
             self._copy(position, user.level, entered)
-        segments = {self._division.segment_of(n) for n in needed}
+        # Its copy is kept from then on.
+        division.kept.update(needed)
+        segments = {division.segment_of(n) for n in needed}
         if not segments <= self._begun:
             self._begun |= segments
             self.begins.append(self.operations[first])
@@ -484,25 +488,11 @@ class _Copies:
         if inputs != [*user.inputs]:
             self._inputs.append((user, inputs))
 
-    def _needed_at(self, position: int, segment: int) -> set[int]:
-        """Return what else has to run again in a segment for an operation."""
-        peak, division = self._peak, self._division
-        found: set[int] = set()
-        waiting = [position]
-        while waiting:
-            needed = waiting.pop()
-            is_known = needed in found or needed in self._again
-            if not is_known and peak.runs_again(needed, segment, division):
-                found.add(needed)
-                waiting += peak.made_at(self._operation_at(needed).inputs)
-        return found
-
     def _copy(
         self, position: int, level: int, entered: Sequence[Operation]
     ) -> None:
         """Add a copy of an operation to a level."""
         original = self._operation_at(position)
-        self._again.add(position)
         inputs = [self._taken(tensor, level) for tensor in original.inputs]
         outputs: list[Tensor] = []
         is_first = not any(t in self._copied for t in original.inputs)
