@@ -138,7 +138,7 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
 
 
 def _home_of(name: str) -> str | None:
-    """The module of a public name, which need not be imported."""
+    """Return the module of a public name, without importing it."""
     homes = (home for home, names in _NAMES_IN.items() if name in names.split())
     return next(homes, None)
 

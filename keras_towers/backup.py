@@ -38,13 +38,13 @@ END_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def _adoption() -> Adoption | None:
-    """The adoption of the current strategy's models, if there is one."""
+    """Return the adoption of the current strategy's models, or None."""
     strategy = components.active_strategy()
     return None if strategy is None else strategy._adoption
 
 
 def _describe_data(steps: int | None) -> dict[str, str]:
-    """Describe the data of the running ``fit``, as far as that is known.
+    """Describe the data of the running ``fit``, as far as they are known.
 
     Args:
         steps: how many batches an epoch has; None: unknown.

@@ -37,7 +37,7 @@ def nccl_state() -> str:
 
 
 def _nccl_version() -> str:
-    """The version of the NCCL that TensorFlow loads; empty: it finds none."""
+    """Return the version of the NCCL that TensorFlow loads, or ""."""
     number = ctypes.c_int()
     try:
         ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
@@ -97,7 +97,7 @@ def describe_machine(facts: JsonObject) -> str:
 
 
 def _collect_facts() -> JsonObject:
-    """Import TensorFlow, Keras and this package; say what works, or why not."""
+    """Import TensorFlow, Keras and this package; report versions and errors."""
     facts: JsonObject = {
         "packages": {
             "TensorFlow": _imports.packages("tensorflow"),

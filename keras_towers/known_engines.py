@@ -26,7 +26,8 @@ class Engine:
     """An engine, as the rest of the package knows it.
 
     A reference is ``module:name``, with a module of the engine's folder that is
-    imported when it is needed. An empty one means that the engine has none.
+    imported when it is needed. An empty reference means that the engine has no
+    such part.
 
     Attributes:
         name: the name of its folder, and of its package if it has to be built.

@@ -35,7 +35,7 @@ _TIMES = (
     "Times are lower bounds: they assume that each exchange overlaps with the "
     "computation before it."
 )
-# What a function of layouts gets.
+# The argument of a function of layouts, in messages.
 _DEVICES = "of the list of the devices' names"
 # The columns of a table of hosts, with all that it may have.
 _WIDTH = 100
@@ -227,7 +227,7 @@ def _table(
         "  gathered weights",
         lambda p: size(p.costs.gathered) if p.costs.gathered else "-",
     )
-    if any(plan.costs.again_summary for plan in plans):
+    if any(plan.costs.remat_summary for plan in plans):
         row("  computed again", _again)
     row("in all", lambda p: size(p.total))
     if memory is not None:
@@ -244,7 +244,7 @@ def _table(
 def _again(plan: Plan) -> str:
     """Return the part of the step's work that is computed again."""
     schedule = plan.costs.schedule
-    is_any = schedule is not None and schedule.again
+    is_any = schedule is not None and schedule.recomputed
     return f"{schedule.work:.0%}" if schedule and is_any else "-"
 
 

@@ -86,11 +86,11 @@ def case(
 
     Args:
         *fits: one after the other.
-        build: as of ``compiled``.
-        optimizer: likewise.
+        build: makes the model, as for ``compiled``.
+        optimizer: makes the optimizer.
         tolerance: of the case.
         in_graph: of the case.
-        **options: of ``compiled``.
+        **options: for ``compiled``.
     """
     fits = fits or (_plain(_UNEVEN),)
     run = one_after_another(*fits) if fits[1:] else fits[0]

@@ -188,7 +188,7 @@ def _create_by_initializer(
     variable: Variable,
     initializer: object,
 ) -> None:
-    """Create a variable; of a large one, ranks may make only their rows."""
+    """Create a variable; ranks may create only their rows of a large one."""
     strategy, deferred = components.active_strategy(), None
     if strategy is not None and thread_state.current_step() is None:
         deferred = strategy._adoption.defer(variable, initializer)
@@ -204,7 +204,7 @@ def _call_recomputed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function with a gradient of its own, in a graph.
+    """Call a function that recomputes in its gradient, in a graph.
 
     Args:
         original: TensorFlow's way to call it.
@@ -218,7 +218,7 @@ def _call_recomputed(
     if given is None or not (is_noted or compat.in_symbolic_scope()):
         return original(function, args, kwargs)
     with contextlib.ExitStack() as stack:
-        # What a branch, a loop or a function computes is one operation.
+        # A branch, a loop or a function is one operation.
         if step and step.remat and step.graph is compat.get_default_graph():
             stack.enter_context(step.remat.segment())
         return given(*args, **kwargs)
@@ -256,7 +256,7 @@ def _share_rendezvous(original: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _devices(graph: tf.Graph) -> set[str]:
-    """The devices named in a function and in the functions it calls."""
+    """Return the devices named in a function and in the functions it calls."""
     inputs = {tensor.op.name for tensor in graph.inputs}
     operations = graph.get_operations()
     devices = {op.device for op in operations if op.name not in inputs}
@@ -365,7 +365,7 @@ def patch_until_closed(
         ),
         (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
-        # What is exported knows no towers.
+        # An exported model knows no towers.
         (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.
         (compat.global_state, "set_global_attribute", store),

@@ -1,4 +1,4 @@
-"""The options that strategies share: declared, documented and checked once."""
+"""Options that several strategies share: declared, documented and checked."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Weights: TypeAlias = Literal["sharded"]
 Where: TypeAlias = Literal["host", "towers"]
 """Whether weights are in CPU memory, or spread over the towers."""
 
-# What tensorpack calls them; its towers are GPUs.
+# Tensorpack's names of modes; its towers are GPUs.
 _OF_TENSORPACK = {"cpu": "host", "gpu": "towers"}
 _MAY_BE_OF_TENSORPACK = ("caching_device", "mode", "ps_device")
 
@@ -222,7 +222,7 @@ class StrategyOptions:
 
     @property
     def gathered_bytes(self) -> int | None:
-        """``gather_bytes`` as a number; None: the model decides."""
+        """``gather_bytes`` as a number; None: it depends on the model."""
         number = self.gather_bytes
         if isinstance(number, str):
             return parse_bytes(f"gather_bytes={number!r}", number)
@@ -230,7 +230,7 @@ class StrategyOptions:
 
     @property
     def in_shards(self) -> list[str]:
-        """The options that divide variables into shards, in words."""
+        """The options that divide variables into shards, as text."""
         return [
             "a layout map" if name == "layouts" else f'{name}="sharded"'
             for name in ("layouts", "weights", "updates")
@@ -413,20 +413,20 @@ def check_values(options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
         if name not in hints:
             shared[name] = value
             continue
-        # Some name what needs TensorFlow.
+        # Some annotations need TensorFlow.
         with contextlib.suppress(NameError):
             check_value(name, value, eval(hints[name], globals()))
     StrategyOptions(**shared)
 
 
 def current_name(name: Any) -> Any:
-    """Return the name here of what tensorpack calls ``"cpu"`` or ``"gpu"``."""
+    """Return the name here for tensorpack's ``"cpu"`` or ``"gpu"``."""
     is_text = isinstance(name, str)
     return _OF_TENSORPACK.get(name, name) if is_text else name
 
 
 def _hints() -> dict[str, Any]:
-    """The types of the options; those without objects yet are stand-ins."""
+    """Return the types of the options; missing objects have stand-ins."""
     loaded = [m for m in _OF_TENSORFLOW.values() if m in sys.modules]
     return _resolved_hints(tuple(loaded))
 

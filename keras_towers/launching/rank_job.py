@@ -1,4 +1,4 @@
-"""A job whose processes are ranks, on the hosts that it has in each round."""
+"""Runs a job's ranks, on the hosts that it has in each round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of a job, started here or by ssh, and its environment."""
+"""Starts one process of a job, here or by ssh, with its environment."""
 
 from __future__ import annotations
 

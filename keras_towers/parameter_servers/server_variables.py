@@ -1,4 +1,7 @@
-"""The copies of a model's variables on the parameter servers."""
+"""The variables on parameter servers: copies of a model's variables.
+
+``async_updates.py`` and ``averaged_updates.py`` update them.
+"""
 
 from __future__ import annotations
 

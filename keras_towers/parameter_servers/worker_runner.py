@@ -1,4 +1,4 @@
-"""How workers of parameter servers run calls, and pass gradients on."""
+"""Runs calls on workers of parameter servers, and passes on gradients."""
 
 from __future__ import annotations
 

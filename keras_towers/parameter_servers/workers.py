@@ -1,4 +1,4 @@
-"""Workers of a ``fit`` that leave, fail or die."""
+"""The workers of a ``fit``: which ones have left, failed or died."""
 
 from __future__ import annotations
 

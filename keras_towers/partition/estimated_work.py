@@ -1,4 +1,4 @@
-"""How much an operation computes, estimated from the sizes of its tensors."""
+"""Estimates the work of an operation from the sizes of its tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_towers import compat
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.registry import facts_of
 
-# Of an axis, or of a loop, whose length the trace does not know.
+# For an axis, or a loop, whose length the trace does not know.
 ASSUMED_LENGTH = 64
 # The multiplications in the time of which memory moves a byte.
 _PER_BYTE = 4
@@ -20,11 +20,11 @@ _NO_NUMBERS = (tf.resource, tf.string, tf.variant)
 
 
 def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
-    """Return how much an operation computes, as a number of multiplications.
+    """Estimate how long an operation takes, as a number of multiplications.
 
     Most operations wait for memory: while a CPU or a GPU moves a byte, it can
-    multiply a few numbers. So a sum of two tensors takes as long as it takes to
-    move their entries, and a product of matrices as long as to multiply.
+    multiply a few numbers. So the bytes of all inputs and outputs count, and the
+    multiplications of products, such as of matrices.
 
     Args:
         operation: one of a graph or of a program; it calls no function.
@@ -62,10 +62,9 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
 
 
 def work_of(operation: tf.Operation) -> float:
-    """Return how much a traced operation computes; at least 1.
+    """Estimate the work of a traced operation; at least 1.
 
-    It includes what the functions that it calls compute: all branches, and all
-    rounds of a loop.
+    It includes called functions: all branches, and all rounds of a loop.
     """
     graphs = [graph for graph in called_graphs(operation) if graph is not None]
     if graphs:
@@ -77,7 +76,7 @@ def work_of(operation: tf.Operation) -> float:
 
 
 def _entries(tensor: tf.Tensor) -> int:
-    """Return how many entries a tensor has, if it has an assumed length."""
+    """Return the number of entries of a tensor, for an assumed length."""
     if tensor.shape.rank is None:
         return 1
     return math.prod(
@@ -86,7 +85,7 @@ def _entries(tensor: tf.Tensor) -> int:
 
 
 def rounds_of(operation: tf.Operation) -> int:
-    """Return how many rounds a loop has, as far as a limit is known; or 1."""
+    """Return the number of rounds of a loop if a limit is known, else 1."""
     if operation.type not in LOOPS:
         return 1
     name = operation.get_attr("cond").name

@@ -66,7 +66,7 @@ def bucket_gradients(program: Program, sizes: TensorSizes) -> list[Operation]:
 
 
 def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
-    """Let levels begin at operations of the forward or the backward pass.
+    """Begin new levels at operations of the forward or the backward pass.
 
     Args:
         program: the program; the levels of its operations are changed.
@@ -79,7 +79,7 @@ def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
     least = reached = 0
     for event in events_of(program):
         if isinstance(event, Exchange):
-            # What towers compute with is gathered late; all else is free.
+            # Inputs of towers are gathered late; other exchanges are free.
             later = (
                 reached if event.least and "towers" in event.result.axes else 0
             )
@@ -96,13 +96,16 @@ def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
 
 
 def _is_of_pass(operation: Operation) -> bool:
-    """Whether towers compute rows, or what follows from them."""
+    """Whether an operation belongs to the forward or the backward pass.
+
+    Towers compute it from rows of the batch.
+    """
     is_of_towers = operation.phase is Phase.TOWERS
     return is_of_towers and depends_on_batch(operation.outputs)
 
 
 def _is_check(operation: Operation) -> bool:
-    """Whether an operation has an effect, but writes no variable."""
+    """Whether an operation may fail, and writes no variable."""
     uses = any(tensor.dtype == tf.resource for tensor in operation.inputs)
     return operation.has_effect and not uses
 

@@ -1,4 +1,4 @@
-"""Which results are worth keeping, rather than computing them again."""
+"""Chooses the results to keep, rather than recompute."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _cost_of(program: Program) -> float:
 
 
 def _undivided(program: Program) -> Iterable[tf.Operation]:
-    """Return the traced operations that are computed as one device does."""
+    """Return the traced operations that are computed once, as on one device."""
     found = {
         id(operation.source): operation.source
         for operation in program.operations
@@ -67,7 +67,7 @@ def _undivided(program: Program) -> Iterable[tf.Operation]:
 
 
 def _bytes(exchange: Exchange) -> int:
-    """Return about how many bytes an exchange moves."""
+    """Estimate how many bytes an exchange moves."""
     sizes = exchange.sizes
     if sizes is None:
         sizes = exchange.given.shape if exchange.given.shape.rank else ()

@@ -1,20 +1,20 @@
-"""Rematerialization: a step computes values again instead of keeping them.
+"""Rematerialization: recomputes activations instead of keeping them.
 
-The backward pass uses what the forward pass has computed. Of that, a plan keeps
-some, and computes the rest again, just before it is used, from what it keeps:
+The backward pass uses results of the forward pass. A plan keeps some of them,
+and recomputes the others right before their use:
 
 * **segments** are parts of the forward pass between places where little is
-  alive, as in Chen et al. (arXiv 1604.06174). Each is computed again on its
-  own, from what is kept. Users may say what is a segment;
-* in a segment, **a price** decides, in work per byte. What takes more work to
-  compute again than its bytes are worth is kept, such as products of matrices.
-  At a low price, only the cheap is computed again: activations,
-  normalizations, dropout, casts. At a high one, nearly all is.
+  alive, as in Chen et al. (arXiv 1604.06174). Each is recomputed on its own,
+  from what is kept. Users may mark segments;
+* **a price** of memory decides what a segment keeps: results that take more
+  work than their bytes are worth, such as products of matrices. At a low price,
+  only cheap operations run again: activations, normalizations, dropout, casts.
+  At a high one, nearly all do.
 
-Nothing is exchanged again: the results of exchanges are kept, such as the
-statistics of a batch, or gathered again anyway, such as weights in shards. What
-has an effect or a state runs once. Draws are functions of a seed, so they give
-the same numbers.
+Exchanges are not repeated: their results are kept, such as the statistics of a
+batch, except for weights in shards, which are gathered again in any case.
+Operations with an effect or a state run once. Random draws are functions of a
+seed, so they give the same numbers again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def rematerialize(
     parts: int = 1,
     segments: Segments | None = None,
 ) -> tuple[Program, Schedule, list[Operation]]:
-    """Compute as little again as is needed to stay below a limit.
+    """Recompute as little as possible, so that memory stays below a limit.
 
     Args:
         program: the program; its operations are changed.
@@ -93,13 +93,13 @@ def rematerialize(
         )
         best = Schedule(
             plan.bytes,
-            again=best.again + len(plan.copies.originals),
+            recomputed=best.recomputed + len(plan.copies.originals),
             work=best.work + plan.work,
             saved=before - plan.bytes,
         )
 
     if segments is not None:
-        # Of segments inside of others, as many as need least memory.
+        # For nested segments, the depth that needs the least memory.
         peak = _Peak(program, sizes, parts, before)
         use(min(peak.plans_of(segments), key=lambda plan: plan.bytes))
     for _ in range(_MOST_PEAKS):
@@ -117,7 +117,7 @@ def rematerialize(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """A plan of what to compute again.
+    """A plan of what to recompute.
 
     Attributes:
         copies: what is computed again.
@@ -133,7 +133,9 @@ class _Plan:
 def _chosen(
     plans: Sequence[_Plan], limit: float, now: Schedule
 ) -> _Plan | None:
-    """Return the plan with least work, or else the best one.
+    """Return the plan with the least work among those that suffice.
+
+    If none suffices, the plan with the least memory.
 
     Args:
         plans: the plans.
@@ -158,7 +160,7 @@ def _chosen(
 
 
 class _Peak:
-    """The tensors that are alive when a step needs most memory.
+    """The tensors that are alive when a step needs the most memory.
 
     Args:
         program: the program.
@@ -221,7 +223,7 @@ class _Peak:
         self._crossing = [*itertools.accumulate(crossing)]
 
     def plans(self, limit: float, most_work: float) -> Iterator[_Plan]:
-        """Yield the plans that are tried.
+        """Yield the plans to try.
 
         Args:
             limit: the bytes to stay below.
@@ -246,15 +248,15 @@ class _Peak:
                     middle = (low + high) // 2
 
     def plans_of(self, segments: Segments) -> Iterator[_Plan]:
-        """Yield plans with given segments."""
+        """Yield the plans with the given segments."""
         for division in segments.divisions(self.events):
             yield self._plan(division, _PRICES[-1])
 
     def _bounds(self, size: float) -> list[int]:
-        """Return the ends of segments of which the backward pass uses so much.
+        """Return the ends of segments, each of which holds about so many bytes.
 
-        Each ends where least passes its end, and there as early as it can, such
-        as before a normalization.
+        Each ends where the fewest bytes pass its end: at the first such place,
+        such as before a normalization.
         """
         end, start = self.peak + 1, 0
         bounds: list[int] = []
@@ -389,7 +391,7 @@ class _Peak:
         return [position for position in found if position is not None]
 
     def gathered_near(self, tensor: Tensor, level: int) -> Tensor:
-        """Return a tensor, or the same weight if it is gathered again later.
+        """Return a tensor, or the same weight where it is gathered again later.
 
         Args:
             tensor: the tensor.
@@ -410,7 +412,7 @@ class _Peak:
 
 
 class _Copies:
-    """Copies of operations that run again, before those that use them.
+    """The copies of operations that run again, before those that use them.
 
     Args:
         peak: the peak that they lower.
@@ -431,7 +433,7 @@ class _Copies:
         # The inputs of those that use copies.
         self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
         self.operations: list[Operation] = [*peak.repeated]
-        # What the backward pass has computed last.
+        # The last operations of the backward pass so far.
         entered: Sequence[Operation] = ()
         for position, event in enumerate(peak.events):
             if not isinstance(event, Operation):
@@ -449,7 +451,7 @@ class _Copies:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let operations use the copies in this block."""
+        """Make operations use the copies in this block."""
         before = [(o, o.inputs) for o, _ in self._inputs]
         self.use()
         try:
@@ -459,7 +461,7 @@ class _Copies:
                 operation.inputs = inputs
 
     def use(self) -> None:
-        """Let operations use the copies."""
+        """Make operations use the copies."""
         for operation, inputs in self._inputs:
             operation.inputs = inputs
 
@@ -513,7 +515,7 @@ class _Copies:
         self.operations.append(copy)
 
     def _taken(self, tensor: Tensor, level: int) -> Tensor:
-        """Return what a copy takes in place of a tensor."""
+        """Return the tensor that a copy takes in place of another."""
         if tensor in self._copied:
             return self._copied[tensor]
         return self._peak.gathered_near(tensor, level)

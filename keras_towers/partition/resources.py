@@ -1,4 +1,4 @@
-"""When resources may be read and written, and what variables hold."""
+"""The order of reads and writes of resources, and the values of variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_towers.partition.reasons import asserted, require
 
 
 class Resources:
-    """The resources of a step, at a point of the trace.
+    """The order of reads and writes of resources, at a point of the trace.
 
     A time is a level and a phase of it, as one number.
 
@@ -47,7 +47,7 @@ class Resources:
     def add_copies(
         self, common: Tensor, local: Tensor, rows: Sharded | None = None
     ) -> None:
-        """Add the handles of a variable that every tower has, or rows of it."""
+        """Register the towers' handles of a variable: copies, or shards."""
         self.copies[common] = local
         self._common[local] = common
         if rows is not None:
@@ -79,7 +79,7 @@ class Resources:
     ) -> int:
         """Order later users of the same resources after an operation.
 
-        What it writes is not known any more.
+        The values that it writes are no longer known.
 
         Returns:
             The earliest level of the operation.
@@ -95,7 +95,7 @@ class Resources:
         return least
 
     def read_again(self) -> None:
-        """Forget what was read so far."""
+        """Forget the values that were read so far."""
         for common, content in [*self.contents.items()]:
             tensor = content.local or content.whole
             source = None if tensor is None else tensor.operation
@@ -103,13 +103,16 @@ class Resources:
                 del self.contents[common]
 
     def _keys(self, operands: Sequence[Tensor]) -> list[Any]:
-        """The resources of an operation; None: the one without a handle."""
+        """Return the resources of an operation.
+
+        None stands for a resource without a handle.
+        """
         handles = [t for t in operands if t.dtype == tf.resource]
         return [self.common_handle(t) for t in handles] or [None]
 
 
 class VariableContents:
-    """The values of variables at a point of the trace.
+    """The values of variables, at a point of the trace.
 
     Args:
         converter: converts values of the graph, or of the function.
@@ -133,7 +136,7 @@ class VariableContents:
         self._around = around
 
     def content_of(self, variable: Value) -> Value:
-        """Return what a variable holds at this point of the trace.
+        """Return a variable's value at this point of the trace.
 
         A function gets it from its caller, unless it has written it.
 
@@ -171,7 +174,7 @@ class VariableContents:
         return content
 
     def read(self, handle: Tensor) -> Tensor:
-        """Read a variable, or the towers' copies of it, or their shards."""
+        """Read a shared variable, the towers' copies of it, or their shards."""
         dtype, shape = type_of_content(handle)
         (value,) = self.add_in_order(
             "ReadVariableOp", [handle], {"dtype": dtype}, [(dtype, shape)]
@@ -204,7 +207,7 @@ class VariableContents:
     def assign(self, variable: Value, content: Value) -> None:
         """Assign a value to a variable, and to all of its copies.
 
-        A function leaves it to its caller.
+        A function leaves this to its caller.
 
         Raises:
             NotDivided: the variable is not an input of the step.
@@ -227,7 +230,7 @@ class VariableContents:
         self.resources.contents[common] = content
 
     def add_in_place(self, type_: str, variable: Value, term: Value) -> bool:
-        """Add a term to a variable, and to all of its copies, in their memory.
+        """Add a term to a variable and all of its copies, in their memory.
 
         Args:
             type_: the type of the operation that adds or subtracts it.
@@ -255,9 +258,9 @@ class VariableContents:
     def _operands(
         self, handle: Tensor, content: Value
     ) -> tuple[Tensor, Tensor]:
-        """Return a handle and a value as an operation that writes takes them.
+        """Return a handle and a value for an operation that writes.
 
-        Those of rows, of copies, or of what towers share.
+        The handle is of shards, of copies, or of a shared variable.
         """
         common = self.resources.common_handle(handle)
         rows = self.resources.rows.get(common)
@@ -273,12 +276,12 @@ class VariableContents:
         return handle, self._converter.assemble(content)
 
     def rows_of(self, variable: Value) -> Sharded | None:
-        """Return the layout of a variable in shards; None: it is not."""
+        """Return the layout of a variable in shards; None if it is whole."""
         whole = variable.whole
         return None if whole is None else self.resources.rows.get(whole)
 
 
 def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:
-    """Return the dtype and the shape of what a variable holds."""
+    """Return the dtype and the shape of a variable's value."""
     (spec,) = handle.handle.shape_and_type
     return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)

@@ -1,20 +1,20 @@
-"""When a step computes what: the order of its operations.
+"""The schedule: in which order a program's operations run.
 
-TensorFlow's executor runs what became ready last first. In a backward pass the
-gradients of weights, which nothing waits for, then run at its very end, and
-each keeps the gradient and the input of its layer. So an operation that takes
-memory waits for those that, in the order of the program, have freed memory
-before it. Whatever runs at a time then needs no more memory than the order
-does, and what may be in flight beside it::
+TensorFlow's executor first runs what became ready last. In a backward pass, the
+gradients of weights, which nothing waits for, would run at the very end, and
+each would keep the gradient and the input of its layer until then. So an
+operation that takes memory waits for the operations before it, in the order of
+the program, that free memory. A step then needs no more memory than this order
+does, plus what may be in flight::
 
     gradient of layer 2's input     takes memory
     gradient of layer 2's weights   frees the gradient of layer 3's input
     gradient of layer 1's input     takes memory: waits for the line above
 
-XLA orders what it compiles itself.
+XLA orders the operations that it compiles itself.
 
-In the order of the program, what takes as much memory as it frees comes right
-before what uses it, on any level: the gradient that is computed once for all
+An operation that takes as much memory as it frees comes right before its first
+use, on any level. An example is a gradient that is computed once for all
 towers, before the update of its variable.
 """
 
@@ -56,7 +56,7 @@ _SMALL_BYTES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class RematLimits:
-    """The limits of what may be computed again.
+    """The limits of what may be recomputed.
 
     Attributes:
         limit: the bytes of a tower for which as little as possible is computed
@@ -81,7 +81,7 @@ def schedule(
     segments: Segments | None = None,
     sharing: int = 1,
 ) -> Program:
-    """Decide when a program computes what.
+    """Order the operations of a program, and recompute some.
 
     Args:
         program: the program, whose operations are changed.
@@ -100,26 +100,27 @@ def schedule(
     begins = bucket_gradients(program, sizes) if parts == 1 else []
     if begins:
         program = divide_levels(program, begins)
-    program, found, again = rematerialize(
+    program, summary, segment_begins = rematerialize(
         program, sizes, remat.limit, remat.most_work, parts, segments
     )
     if not xla:
         keep_order(program, sizes, parts)
-    elif again and parts == 1:
+    elif segment_begins and parts == 1:
         # XLA merges equal operations of a function.
-        program = divide_levels(program, again)
+        program = divide_levels(program, segment_begins)
     shared = MemoryEstimate(program, sizes, parts, sharing).peak_bytes()
-    found = dataclasses.replace(found, shared=shared, is_paced=bool(begins))
-    return dataclasses.replace(program, schedule=found)
+    summary = dataclasses.replace(summary, shared=shared, is_paced=bool(begins))
+    return dataclasses.replace(program, schedule=summary)
 
 
 def compute_late(program: Program, sizes: TensorSizes) -> Program:
-    """Let operations wait for the first one that uses them, on any level.
+    """Move operations towards the first one that uses them, on any level.
 
-    Only where that keeps no more than is not there yet. So the first operations
-    of the backward pass, which depend on the forward pass only, wait for the
-    others, and those of an optimizer follow on the computation of its gradient,
-    where in the order of the trace those of all gradients come first.
+    Only where this keeps no more memory: the inputs that it keeps alive are no
+    larger than its results. So the first operations of the backward pass, which
+    depend on the forward pass only, wait for the others. And the operations of
+    an optimizer follow the computation of their gradient; in the trace they
+    follow all gradients.
 
     Args:
         program: the program; the levels of its operations are changed.
@@ -199,12 +200,12 @@ class _Place(NamedTuple):
 
 
 def _group_of(operation: Operation) -> Hashable:
-    """Return what the operations that are added to a graph together share."""
+    """Return a key of the operations that are added to a graph together."""
     return operation.level, operation.phase, operation.axes & COLUMNS
 
 
 def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
-    """Let operations wait for those that free memory before them.
+    """Make operations wait for those that free memory before them.
 
     Args:
         program: the program; its operations get others that they run after.
@@ -234,7 +235,7 @@ def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
 
 
 def _bytes_of_variables(program: Program, sizes: TensorSizes) -> int:
-    """Return what a tower has of the variables that a program reads."""
+    """Return the bytes of the variables that a tower reads."""
     read = {
         operation.inputs[0]: operation.outputs[0]
         for operation in program.operations
@@ -249,7 +250,7 @@ def _users(estimate: MemoryEstimate, tensor: Tensor) -> list[Operation]:
 
 
 class _Queue:
-    """The operations of a level that free memory, and those that wait for it.
+    """The operations of a level that free memory, and those that wait for them.
 
     Args:
         in_flight: the bytes of freed memory that nothing waits for.
@@ -286,7 +287,7 @@ class _Queue:
             self._last = operation
 
     def wait(self, operation: Operation, others: list[Operation]) -> None:
-        """Let an operation run after others, none of which follows it."""
+        """Make an operation run after others, none of which depends on it."""
         known = {id(tensor.operation) for tensor in operation.inputs}
         known |= {id(other) for other in operation.after} | {id(operation)}
         found = [o for o in others if id(o) not in known]

@@ -15,7 +15,7 @@ list per device.
 ``Packed(collectives, packer)``  the same in a few large buffers
 ``GradientPacker(...)``        decides how tensors go into buffers
 ``sum_over_ranks``             sums over processes, by a hook
-``RankSum``                    likewise, with the state of a hook that has one
+``RankSum``                    sums by a hook, and keeps the state of the hook
 ``StatefulHook``               the base class of hooks with a state
 ``PowerSGD(rank)``             a hook that sends low-rank factors of matrices
 ``hook_for``                   other hooks, by name
@@ -23,17 +23,17 @@ list per device.
 =============================  ==============================================
 
 ``collective_ops``
-  Exchanges among devices by TensorFlow's collective operations, and NCCL.
+  Exchanges among devices by TensorFlow's collective ops, and by NCCL.
 ``collectives``
   Exchanges among the devices of a process: the protocol, and additions.
 ``compression_hooks``
   Compression of gradients for sums over processes: communication hooks.
 ``gradients``
-  Gradients of K towers: their kinds, and what they must have in common.
+  The gradients of K towers: dense or sparse, and checks that they match.
 ``packing``
-  Packing of what towers exchange into a few buffers.
+  Packs the tensors that towers exchange into a few buffers.
 ``rank_sum``
-  Sums of gradients over ranks, also sparse; keeps and saves hooks' states.
+  Sums gradients over ranks, dense or sparse; keeps the states of hooks.
 ``shared_memory``
   Lossless sums over the processes of one machine, in shared memory.
 ``stateful_hooks``

@@ -1,4 +1,4 @@
-"""Exchanges among devices by TensorFlow's collective operations, and NCCL."""
+"""Exchanges among devices by TensorFlow's collective ops, and by NCCL."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class CollectiveOps(OnTowers):
         sent: Column,
         **arguments: object,
     ) -> Column:
-        """Add an operation on each device; return what they get."""
+        """Add an operation on each device; return its results."""
         group, first_key = self._group_of(sent.devices), next(self._keys)
         with tf.device(compat.HOST):
             instance_key = first_key + self._slot()
@@ -218,7 +218,7 @@ class CollectiveOps(OnTowers):
         return self._orders[device]
 
     def _slot(self) -> tf.Tensor:
-        """Count the runs of this graph; return what that adds to its keys.
+        """Return a number to add to keys, which counts the runs of this graph.
 
         With a single key, two threads that run the same graph would mix up
         their buffers. With a new key for every step, TensorFlow would leak
@@ -266,9 +266,9 @@ def _can_send(
 def _summable(
     column: Column, dtypes: Collection[tf.DType] | None = None
 ) -> Column | None:
-    """Return tensors as an operation can sum them; None: it cannot.
+    """Return tensors in a dtype that an operation can sum; None: there is none.
 
-    Other dtypes are sent as one that has all of their values.
+    The dtype has all values of the original one.
     """
 
     def can_send(sent: Column) -> bool:
@@ -281,7 +281,7 @@ def _summable(
 
 
 def _summed(sums: Column, column: Column) -> list[tf.Tensor]:
-    """Return sums in the dtype of the tensors that were added up."""
+    """Return sums in the dtype of the original tensors."""
     dtype = column.tensors[0].dtype
     return sums.on_each(lambda total: messages.summed(total, dtype))
 
@@ -321,7 +321,7 @@ class NcclAllReduce(OnTowers):
 
 
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
-    """Whether NCCL can sum over these devices, and why (not), as a clause."""
+    """Return whether NCCL can sum over devices, and why (not), as a clause."""
     if len(devices) < 2:
         return False, "it needs at least two GPUs"
     # The physical GPU of each logical one.
@@ -348,7 +348,7 @@ def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
 def failure_of(
     collectives: Collectives, devices: Sequence[str], all_kinds: bool = True
 ) -> str:
-    """Exchange small tensors of the devices; return why that fails, or nothing.
+    """Try an exchange of small tensors; return why it fails, or "".
 
     Args:
         collectives: exchange them.

@@ -43,7 +43,7 @@ class Collectives(Protocol):
     def all_reduce(
         self, grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
-        """Sum each of N tensors over the devices; they get the same bits.
+        """Sum each of N tensors over the devices, with the same bits on all.
 
         Args:
             grads: K lists of N tensors, or slices of rows.
@@ -87,7 +87,7 @@ class Collectives(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One of N tensors: what each of K devices has of it.
+    """One of N tensors: K values, one on each device.
 
     Attributes:
         index: its number.
@@ -104,7 +104,7 @@ class Column:
     def on_each(
         self, function: Callable[..., tf.Tensor], *more: Sequence[Any]
     ) -> list[tf.Tensor]:
-        """Call a function of each device's tensor, and of more, there."""
+        """Call a function of each device's tensor, on that device."""
         return on_each(self.devices, function, self.tensors, *more)
 
     def with_tensors(self, tensors: Sequence[tf.Tensor]) -> Column:
@@ -112,20 +112,20 @@ class Column:
         return dataclasses.replace(self, tensors=tensors)
 
     def terms(self) -> list[Sequence[tf.Tensor]]:
-        """Return for each device that gets rows what all have of them."""
+        """Return all terms of the rows that each device gets."""
         parts = on_each(self.devices, self.rows.split, self.tensors)
         return list(zip(*parts, strict=True))
 
 
 class OnTowers(Collectives):
-    """Adds up on the towers in turn, which copy from one another.
+    """Sums each tensor on one tower, and copies it to the others.
 
-    Tower i mod K adds tensor i up, which spreads the work and the traffic. Rows
-    are added up, and put together, by the tower that gets them. Ports mode
-    "gpu" of tensorpack's ``SyncMultiGPUTrainerReplicated``, which divides the
-    variables among the GPUs in the same way.
+    Tower i mod K sums tensor i, which spreads the work and the traffic. A tower
+    that gets rows sums or concatenates them itself. Ports mode "gpu" of
+    tensorpack's ``SyncMultiGPUTrainerReplicated``, which divides the variables
+    among the GPUs in the same way.
 
-    Other modes inherit from this one, and replace what they do differently.
+    Other modes inherit from this one, and override some methods.
     """
 
     def all_reduce(
@@ -155,7 +155,7 @@ class OnTowers(Collectives):
         ]
 
     def _place(self, number: int, devices: Sequence[str]) -> str:
-        """Return where a tensor, or what a tower gets, is put together."""
+        """Return the device that computes a tensor, or a tower's rows."""
         return devices[number % len(devices)]
 
     def _reduce(self, column: Column) -> Sequence[Gradient]:
@@ -223,14 +223,14 @@ class OnDevice(OnTowers):
 
 
 class Hierarchical(OnTowers):
-    """Adds up within two groups, then across them.
+    """Sums within two groups of devices, then across them.
 
     Only the main devices of the groups communicate across groups: on a DGX-1, a
     group is four GPUs with direct links to each other. The main devices rotate
-    from tensor to tensor, so that all links between the groups are used. What
-    one device alone gets crosses between it and one device of the other group.
-    Ports mode "hierarchical" of tensorpack's ``SyncMultiGPUTrainerReplicated``,
-    which supports only eight GPUs.
+    from tensor to tensor, so that all links between the groups are used. A
+    result for one device alone crosses between it and one device of the other
+    group. Ports mode "hierarchical" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``, which supports only eight GPUs.
     """
 
     def _sum(self, column: Column) -> Sequence[tf.Tensor]:
@@ -267,7 +267,7 @@ class Hierarchical(OnTowers):
 
 
 class SumsByFunction(OnTowers):
-    """Sums by a function; what is not a sum is exchanged among the towers.
+    """Sums by a function; other exchanges are among the towers.
 
     Args:
         reduction: the function.
@@ -311,7 +311,7 @@ def on_each(
     function: Callable[..., _T],
     *values: Sequence[Any],
 ) -> list[_T]:
-    """Call a function of what each device has in some lists, there."""
+    """Call a function of each device's values in some lists, on that device."""
     results = []
     for device, *own in zip(devices, *values, strict=True):
         with tf.device(device):
@@ -359,7 +359,7 @@ def _concat_slices(
 
 
 def _in_two(values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]]:
-    """Divide what K devices have into two groups."""
+    """Divide the values of K devices into two groups."""
     half = len(values) // 2
     return values[:half], values[half:]
 
@@ -391,9 +391,9 @@ def _for_each(
 ) -> list[list[Any]]:
     """Exchange N tensors of K devices, from the last to the first.
 
-    The backward pass computes gradients in this order: where ops keep their
-    order, exchanges can then start before the backward pass ends. One device
-    exchanges nothing.
+    The backward pass computes gradients in this order: if ops keep their order,
+    exchanges can start before the backward pass ends. A single device exchanges
+    nothing.
     """
     if len(tensors) == 1:
         return [list(tensors[0])]

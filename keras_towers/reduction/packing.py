@@ -1,4 +1,4 @@
-"""Packing of what towers exchange into a few buffers."""
+"""Packs the tensors that towers exchange into a few buffers."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class Packed(Collectives):
     """Exchanges packed tensors, with the same results.
 
     Each device packs and unpacks its own tensors, with the shapes of the first
-    device. IndexedSlices, and rows of which the numbers are not known before a
-    step, are passed on unchanged.
+    device. IndexedSlices, and rows whose numbers are unknown before a step,
+    pass unchanged.
 
     Args:
         collectives: exchange K lists of buffers.
@@ -176,7 +176,7 @@ class Packed(Collectives):
         pack: Callable[[Sequence[Any], Sequence[int]], tf.Tensor],
         unpack: Callable[[Any, Sequence[int], int], list[tf.Tensor]],
     ) -> list[list[Any]]:
-        """Exchange the buffers of groups; a tensor alone is not copied.
+        """Exchange the buffers of groups; a single tensor is not copied.
 
         Args:
             exchange: exchanges buffers.
@@ -211,7 +211,7 @@ class Packed(Collectives):
     def _groups(
         self, specs: Mapping[int, tf.Tensor | tf.TensorSpec], number: int
     ) -> list[list[int]]:
-        """Return the indices of the tensors of each buffer, or of one alone.
+        """Return the indices of the tensors of each buffer.
 
         Args:
             specs: the tensors that may be packed, by their indices.
@@ -229,7 +229,7 @@ class Packed(Collectives):
         shapes: Sequence[tf.TensorShape],
         rows: Sequence[Rows],
     ) -> list[list[int]]:
-        """Return groups of tensors, of which devices get or have rows."""
+        """Return groups of tensors whose rows devices have, or get."""
         specs = {
             i: tf.TensorSpec(shapes[i], tensors[i].dtype)
             for i, own in enumerate(rows)
@@ -245,14 +245,14 @@ def _joined(own: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
 def _divided_as(
     like: Mapping[int, tf.Tensor],
 ) -> Callable[..., list[tf.Tensor]]:
-    """Return what undoes ``_joined``, given tensors with the same shapes."""
+    """Return a function that undoes ``_joined``, for tensors like these."""
     return lambda whole, group, _: messages.divided(
         whole, [like[i].shape for i in group]
     )
 
 
 def _all_of(group: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:
-    """Return the members of a group in each of some lists."""
+    """Return the members of a group from each of some lists."""
     return [[values[i] for i in group] for values in lists]
 
 
@@ -261,7 +261,7 @@ def _rows_of_buffers(
     shapes: Sequence[tf.TensorShape],
     rows: Sequence[Rows],
 ) -> list[Rows]:
-    """Return the rows that the devices have of buffers, or of one tensor."""
+    """Return the devices' rows of buffers, or of a single tensor."""
     found = []
     for group in groups:
         own_shapes, own_rows = _all_of(group, shapes, rows)

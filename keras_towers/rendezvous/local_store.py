@@ -1,4 +1,4 @@
-"""A job's store, in the process that has its values."""
+"""A job's store in the process that holds its values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEPT = (store.FACTS, store.COMMITTED)
 
 
 class _Gathering:
-    """A value of which ranks give parts.
+    """A list to which ranks contribute.
 
     Attributes:
         parts: those that have been given, by rank.
@@ -35,7 +35,7 @@ class _Gathering:
 
 
 class LocalStore(Store):
-    """The values of a job, and those who wait for some; for all threads.
+    """The values of a job, and the requests that wait for some; thread-safe.
 
     Attributes:
         gone: the name and state of each rank that is gone.
@@ -47,7 +47,7 @@ class LocalStore(Store):
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self._reports = Reports()
         self._gatherings: dict[str, _Gathering] = {}
-        # Those that wait for a key: what to call when it is written.
+        # The functions to call when a key is written.
         self._awaited: dict[tuple[str, str], set[Callable[[], None]]] = {}
         self._given_up: collections.Counter[str] = collections.Counter()
         self._scope_size: dict[str, int] = {}
@@ -93,13 +93,13 @@ class LocalStore(Store):
                 self._wake(scope, key)
 
     def _wake(self, scope: str, key: str) -> None:
-        """Have those called that wait for a key."""
+        """Call the functions that wait for a key."""
         waiting = self._awaited.pop((scope, key), None)
         if waiting:
             self._call_each(waiting)
 
     def forget(self, scope: str, key: str, wake: Callable[[], None]) -> None:
-        """Do not call ``wake`` any more."""
+        """Remove ``wake`` from the waiting functions."""
         with self._lock:
             waiting = self._awaited.get((scope, key), set())
             waiting.discard(wake)
@@ -142,7 +142,7 @@ class LocalStore(Store):
             self.put(key, added)
 
     def delete(self, scope: str, key: str) -> None:
-        """Delete a value; a shared scope, once all its ranks have asked."""
+        """Delete a value; a shared scope only once all its ranks have asked."""
         with self._lock:
             if scope not in self._scope_size:
                 self.values[scope].pop(key, None)

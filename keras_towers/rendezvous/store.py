@@ -1,6 +1,6 @@
-"""The key-value store through which a job's processes meet.
+"""The key-value store through which the processes of a job meet.
 
-One process serves it.
+One process serves it (``store_server.py``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OUTSIDE = "outside of training"
 
 @dataclasses.dataclass(frozen=True)
 class MissingRanks:
-    """The ranks that have not given their parts of a value.
+    """The ranks that have not contributed to a list.
 
     Attributes:
         some: the first ones.
@@ -64,7 +64,7 @@ class MissingRanks:
     number: int
 
     def named(self, some: Sequence[object]) -> str:
-        """List them by the names of the first ones."""
+        """List them, given the names of the first ones."""
         return listed(some, number=self.number)
 
 
@@ -91,9 +91,9 @@ class Store(ABC):
     def give(
         self, key: str, rank: int, size: int, value: object
     ) -> MissingRanks:
-        """Give a rank's part of a value; return which ranks have yet to do so.
+        """Contribute to a list; return the ranks that have yet to contribute.
 
-        When all have, the value of the key is the list of what they gave, so
+        When all have, the value of the key is the list of contributions, so
         that no rank reads a key of each other one.
 
         Args:
@@ -107,11 +107,11 @@ class Store(ABC):
 
     @abstractmethod
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
-        """Add items of a rank to a value, which says who has added each.
+        """Add items of a rank to a value, which records who has added each.
 
-        The value is a dictionary with the first two ranks of each item: so that
-        each rank reads in one key, which does not grow with the number of
-        ranks, whether another one has added it.
+        The value is a dictionary with the first two ranks of each item. So a
+        rank reads in one key, which does not grow with the number of ranks,
+        whether another rank has added an item.
         """
 
     def wait(
@@ -158,7 +158,7 @@ class Store(ABC):
 
 @dataclasses.dataclass
 class Progress:
-    """How far a rank is, as it reports at every beat.
+    """The progress of a rank, as it reports it at every beat.
 
     Attributes:
         size: the number of ranks.
@@ -188,7 +188,7 @@ class Progress:
 
     @property
     def where(self) -> str:
-        """Where the rank is, or was last seen, to follow its name."""
+        """The words for where the rank was last seen, to follow its name."""
         if not self.action:
             return f"is {OUTSIDE}"
         if self.waits:
@@ -198,11 +198,11 @@ class Progress:
         )
 
     def stands_against(self, other: Progress) -> bool:
-        """Whether the two ranks wait for each other in different exchanges.
+        """Whether two ranks wait for each other in different exchanges.
 
-        Both have begun as many exchanges, so that each has begun one which the
-        other has not. Graphs alone may begin exchanges in another order. What
-        a rank waits for at a save is no exchange, and has no place among them.
+        Both have begun equally many exchanges, and each has begun one that the
+        other has not. If only graphs exchange, they may begin in another order.
+        A wait at a save is no exchange, and does not count.
         """
         saves = activity.SAVE in other.exchanges
         return (

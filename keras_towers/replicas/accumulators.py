@@ -1,4 +1,4 @@
-"""Accumulators, which average the gradients of a variable."""
+"""Accumulators average the gradients of a variable, and drop stale ones."""
 
 from __future__ import annotations
 

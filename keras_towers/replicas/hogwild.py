@@ -33,13 +33,13 @@ _numbers = itertools.count()
 
 
 class Forgets(Protocol):
-    """Drops its traces when the strategy is exited."""
+    """Steps whose traces are dropped when the strategy is exited."""
 
     def forget(self) -> None: ...
 
 
 class HogwildUpdate(WeightUpdate):
-    """Every tower applies its own gradients to shared weights."""
+    """An update in which every tower applies its own gradients."""
 
     name = "concurrent"
     description = "every tower updates the shared weights independently"
@@ -68,7 +68,7 @@ class HogwildUpdate(WeightUpdate):
         self._steps.add(steps)
 
     def release(self, asks_ranks: bool = True) -> None:
-        """Undo every placement, and free what averages gradients."""
+        """Undo every placement, and free the accumulators."""
         try:
             super().release(asks_ranks)
         finally:
@@ -109,7 +109,7 @@ class HogwildUpdate(WeightUpdate):
         self.after_update(variables)
 
     def _turn(self, optimizer: keras.Optimizer) -> tf.CriticalSection:
-        """The lock of an optimizer, shared by all towers."""
+        """Return the lock of an optimizer, shared by all towers."""
         if optimizer not in self._turns:
             with tf.init_scope(), tf.device(compat.HOST):
                 # TensorFlow's default name is shared by all sections: a step
@@ -137,7 +137,7 @@ def takes_turns(
 
 
 def _scale_of_loss(optimizer: keras.Optimizer) -> tf.Tensor | None:
-    """Return the scale that the traced step has read for its loss, if any."""
+    """Return the loss scale that the traced step has read, if any."""
     variable = getattr(optimizer, "dynamic_scale", None)
     native = getattr(variable, "_value", None)
     if not isinstance(native, tf.Variable):

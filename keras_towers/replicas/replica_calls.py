@@ -1,4 +1,4 @@
-"""Calls of Keras's methods on replicas, here or on workers."""
+"""Runs calls of Keras's methods on replicas, here or on workers."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Quorum:
 
     @property
     def quotas(self) -> list[int]:
-        """How many gradients of an update each of T replicas computes."""
+        """For each of T replicas, its number of gradients in an update."""
         # 1 each if there are replicas to spare, else R in total.
         if self.replicas >= self.aggregate:
             return [1] * self.replicas
@@ -47,7 +47,7 @@ class Quorum:
 
     @property
     def max_per_replica(self) -> int:
-        """How many gradients of an update one replica computes, at most."""
+        """The largest number of gradients of an update from one replica."""
         if self.shared:
             return max(self.aggregate, self.replicas)
         return max(self.quotas)

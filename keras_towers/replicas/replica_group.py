@@ -1,4 +1,4 @@
-"""The state that a model's replicas share, and what is done with it."""
+"""The state that the replicas of a model share, and operations on it."""
 
 from __future__ import annotations
 

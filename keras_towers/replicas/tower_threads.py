@@ -1,4 +1,4 @@
-"""Training steps of asynchronous towers, and the threads that run them.
+"""Threads of asynchronous towers, and the training steps they run.
 
 Keras cannot trace in several threads: steps are traced one by one in the thread
 of ``fit``; the towers' threads call the traced functions only.

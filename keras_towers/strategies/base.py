@@ -55,7 +55,7 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 
 
 class _StrategyClass(type):
-    """The type of strategies' classes: says what is wrong with their use."""
+    """The type of strategies' classes, which explains wrong use."""
 
     if not TYPE_CHECKING:  # Checkers know the constructors themselves.
 

@@ -1,4 +1,4 @@
-"""A strategy of parts that other packages write."""
+"""A strategy composed of parts that other packages write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes of exchanges among towers: who makes them, updates, and reasons."""
+"""Modes of exchanges among towers, and the update that a mode needs."""
 
 from __future__ import annotations
 

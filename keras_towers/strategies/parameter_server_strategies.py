@@ -263,7 +263,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
     Attributes:
         sync: as given.
-        caching_device: where a worker keeps its copy, as above.
+        caching_device: where a worker keeps its copy.
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.

@@ -112,7 +112,7 @@ class AsyncTowerStrategy(BaseStrategy):
 
     @property
     def staleness(self) -> Staleness:
-        """How many updates by other towers the last epoch's steps missed."""
+        """The updates by other towers that the last epoch's steps missed."""
         return self._runner.staleness
 
     def _description_lines(self) -> list[str]:

@@ -57,10 +57,11 @@ class TowerExtended(compat.MirroredExtended):
         self._transport = transport
 
     def _devices_like(self, destinations: object) -> object:
-        """Return what TensorFlow takes for destinations.
+        """Return devices, given any destinations that TensorFlow takes.
 
-        It asks whether they are true; a variable says if its value is. It also
-        asks a tensor for its device, which it may not have in a function.
+        It asks whether they are true, and a variable then answers with its
+        value. It also asks a tensor for its device, which it may not have in a
+        function.
         """
         if isinstance(destinations, TowerMirroredVariable):
             return compat.Mirrored(destinations.values)

@@ -1,4 +1,4 @@
-"""Memory that the exchanges of a graph use one after another."""
+"""Lets the exchanges of a graph share memory, one after another."""
 
 from __future__ import annotations
 

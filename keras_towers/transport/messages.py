@@ -1,4 +1,4 @@
-"""Encoding of tensors for ranks to send, in few messages.
+"""Encodes tensors for ranks to send, in few messages.
 
 Engines support few dtypes, and each message has a cost. So tensors are sent as
 words of their bits, or summed in a dtype that engines can sum, and small
@@ -113,7 +113,7 @@ def _is_of_words(dtype: tf.DType) -> bool:
 
 
 def with_rows(tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """Return a tensor with a number of rows: its own, and then zeros."""
+    """Return a tensor padded with zeros to a number of rows."""
     if tensor.shape[0] == number:
         return tensor
     missing = number - tf.shape(tensor)[0]

@@ -146,7 +146,7 @@ def test_what_may_be_computed_again_saves_memory():
     assert before.bytes - after.bytes == after.saved > 0.5 * before.bytes
     assert 0 < after.work < 0.5
     names = [o.name for o in again.operations if o.suffix.endswith("_again")]
-    assert len(names) == after.again
+    assert len(names) == after.recomputed
 
 
 def test_as_little_is_computed_again_as_a_limit_needs():
@@ -156,7 +156,7 @@ def test_as_little_is_computed_again_as_a_limit_needs():
     assert found.bytes <= limit
     assert 0 < found.work < least.work
     # What fits as it is, is left as it is.
-    assert deep(remat=RematLimits(kept.bytes)).schedule.again == 0
+    assert deep(remat=RematLimits(kept.bytes)).schedule.recomputed == 0
 
 
 def types_again(program):

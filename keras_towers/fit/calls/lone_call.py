@@ -1,11 +1,11 @@
 """Calls of Keras's methods that a rank makes alone, within a call of all ranks.
 
-All ranks have the same weights, so what evaluates or predicts needs no other
-rank. But for weights in shards over the ranks: these ranks then hold the whole
-of them while the call runs. In callbacks, and in code of data that runs in the
-same thread, ``SyncedCallbacks`` finds out which ranks make a call: if all do,
-they make it together. Where ranks cannot meet, as in a thread that reads data,
-each makes it alone.
+If all ranks have the same weights, a rank can evaluate or predict by itself. If
+weights are in shards over the ranks, these ranks hold the whole weights while
+the call runs. In callbacks, and in code of data that runs in the same thread,
+``SyncedCallbacks`` finds out which ranks make a call: if all do, they make it
+together. Where ranks cannot meet, as in a thread that reads data, each makes it
+alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LoneCall(TowerCall):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.places = self.places.alone()
-        # What its own callbacks do, they do alone, too.
+        # The callbacks of the call act alone, too.
         transport = self.config.transport
         self.meet = lambda what, call: [
             what if rank == transport.rank else ""
@@ -62,7 +62,7 @@ class LoneCall(TowerCall):
 
 
 def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
-    """Refuse a call in another thread that a rank cannot make alone there.
+    """Refuse a call in another thread that a rank cannot make by itself.
 
     Args:
         call: the call.
@@ -92,7 +92,7 @@ def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
 def why_not_alone(
     call: KerasCall, outer: keras.Model, adoption: Adoption
 ) -> str:
-    """Return why ranks cannot make a call alone; empty if they can.
+    """Return why a rank cannot make a call by itself; empty if it can.
 
     Args:
         call: the call.

@@ -1,4 +1,8 @@
-"""One call of a Keras method, and its interface to Keras's own loop."""
+"""A call of a Keras method on towers, and its interface to Keras's own loop.
+
+``tower_runner.py`` makes a ``TowerCall`` for each call;
+``fit/step/global_step.py`` runs its steps.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
 
 
 _calls: ThreadLocal[TowerCall] = ThreadLocal()
-# Those of all ranks, in the one thread that makes such calls.
+# The calls of all ranks, in the one thread that makes such calls.
 _joint: list[TowerCall] = []
 
 
@@ -55,23 +59,23 @@ def current() -> TowerCall | None:
 
 
 def around() -> TowerCall | None:
-    """Return the call around what this thread is about to do, or None.
+    """Return the call that this thread works for, or None.
 
-    A thread that runs no call may do something for the call that all ranks run
-    in another thread, such as read its data.
+    A thread that runs no call itself may work for a call of all ranks in
+    another thread, such as read its data.
     """
     return current() or (_joint[-1] if _joint else None)
 
 
 def outside() -> contextlib.AbstractContextManager[None]:
-    """Return a block in which this thread runs no call."""
+    """Return a block in which this thread counts as running no call."""
     return _calls.holding(None)
 
 
 def step_of(fn: Callable[..., object]) -> Callable[..., Structure] | None:
-    """Return what runs a function as a step of this thread's call.
+    """Return a runner for a function that is a step of this thread's call.
 
-    None: it is no step of Keras, and runs on each tower.
+    None: it is not a step of Keras, and runs on each tower.
 
     Args:
         fn: what ``Strategy.run`` gets.
@@ -199,7 +203,7 @@ class TowerCall:
 
     @contextlib.contextmanager
     def _among_calls(self) -> Iterator[None]:
-        """Take part in the order of steps, and of calls of all ranks."""
+        """Order the steps and the calls of this rank as on all other ranks."""
         order = self._step.order
         with contextlib.ExitStack() as stack:
             if self.config.transport.size > 1:
@@ -227,7 +231,7 @@ class TowerCall:
         }
 
     def _original_method(self, name: str) -> Callable[..., Any]:
-        """Return the model's own method, even inside another of its calls."""
+        """Return the model's own method, also inside another of its calls."""
         return getattr(type(self.model), name).__get__(self.model)
 
     def _make_step_function(self, kind: str, force: bool = False) -> None:
@@ -269,7 +273,7 @@ class TowerCall:
 
     @property
     def settings(self) -> StepSettings:
-        """The settings of its steps, without what functions learn."""
+        """The settings of the call's steps, before functions adapt them."""
         examples = self.examples.get(self.kind)
         return StepSettings(
             self.model, self.kind, self.places, self._undivided, examples
@@ -286,7 +290,7 @@ class TowerCall:
         return result
 
     def place_created(self, variable: keras.Variable) -> None:
-        """Give a variable that a step creates the value of rank 0, and a place.
+        """Give a variable that a step creates rank 0's value, and place it.
 
         Copies of it are made together with those of an optimizer's slots.
         """
@@ -317,7 +321,7 @@ class TowerCall:
         return iterator
 
     def _epochs(self, kind: str) -> int | None:
-        """Return how many epochs use one iterator over data; None: unknown."""
+        """Return how many epochs use one iterator over data, if it is known."""
         if kind != "fit":
             return 1
         if self.start is not None:
@@ -352,14 +356,14 @@ class TowerCall:
         return iterator
 
     def refuse(self, why: str) -> TowerError:
-        """Return an error that its data raise, and with which it then ends."""
+        """Return an error for data to raise, which ends the call."""
         error = TowerError(why)
         if read_ahead.reads_data():
             self.refused = error
         return error
 
     def why_not_asking(self) -> str:
-        """Return why threads that read its data must not ask the model."""
+        """Return why threads that read the data must not use the model."""
         reasons = [iterator.why_not_asking for iterator in self._iterators]
         return next(filter(None, reasons), "")
 
@@ -370,8 +374,8 @@ class TowerCall:
     ) -> None:
         """Replacement for ``_maybe_symbolic_build``.
 
-        What is not built yet is built when the first step is called, as on one
-        device: metrics are reset, epochs begin and callbacks run before.
+        An unbuilt model is built when the first step is called, as on one
+        device: after metrics are reset, epochs begin and callbacks run.
         """
         if iterator is not None:
             data_batch = model_building.batch_spec(iterator)
@@ -380,7 +384,7 @@ class TowerCall:
             self.prepare()
 
     def _builds_in_step(self) -> bool:
-        """Whether the first step is to build the model, on all ranks."""
+        """Whether the first step builds the model, on all ranks."""
         needs = model_building.needs_build(self.model, self.kind)
         ranks = self.places.ranks
         if ranks.job.size == 1:
@@ -432,7 +436,7 @@ class TowerCall:
         self._prepared = True
 
     def place_variables(self) -> bool:
-        """Place the model's variables on the towers; return if any were new."""
+        """Place the model's variables; return whether any were new."""
         placed = self.adoption.agree_on_wholes(
             self.model,
             self.places.ranks.job,
@@ -478,7 +482,7 @@ def tower_function(
     settings: StepSettings,
     force: bool = False,
 ) -> TowerFunction:
-    """Return a function of a model for towers, made again if needed."""
+    """Return a model's function for towers; make it again if needed."""
     before = getattr(model, name)
     uses_towers = before is None or isinstance(before, TowerFunction)
     function = make_by_keras(model, name, force or not uses_towers)

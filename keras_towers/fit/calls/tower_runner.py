@@ -64,9 +64,9 @@ class TowerRunner(Runner):
     def failing_together(
         self, kind: str
     ) -> contextlib.AbstractContextManager[None]:
-        """Return the block of a call that fails on all ranks or on none.
+        """Return a block in which a call fails on all ranks or on none.
 
-        Of a call within another one, that one's block is the one that counts.
+        A call within another one uses the block of the outer call.
 
         Args:
             kind: the method of Keras.
@@ -87,11 +87,11 @@ class TowerRunner(Runner):
 
     @property
     def runs_plain_keras(self) -> bool:
-        """Whether all calls run as plain Keras does, without towers."""
+        """Whether calls run as in plain Keras, without towers."""
         return not self._config.divides
 
     def _must_compute_again(self, keras_call: KerasCall) -> bool:
-        """Whether a step of plain Keras, of one device, would not fit."""
+        """Whether a step of plain Keras fits only if it recomputes."""
         model, kind = keras_call.model, keras_call.kind
         may_again = kind == "fit" and self._config.options.remat is None
         if not may_again or not self.step.memory.is_limited:
@@ -176,7 +176,7 @@ class TowerRunner(Runner):
                 self._config.transport.note_wait("")
 
     def _start_alone(self, keras_call: KerasCall) -> Structure:
-        """Run a call in a callback that not all ranks make."""
+        """Run a call in a callback that only some ranks make."""
         model = keras_call.model
         doing = f"{keras_call.kind} of model {model.name!r} on this rank alone"
         with self._config.strategy.scope(), activity.within(doing):
@@ -198,7 +198,7 @@ class TowerRunner(Runner):
         examples: int | None,
         kind: str = "fit",
     ) -> tuple[Trace, Program]:
-        """Trace and lay out a step, which never runs.
+        """Trace and lay out a step without running it.
 
         Args:
             model: a compiled model.
@@ -276,7 +276,7 @@ def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
 
 
 def _step_of(model: keras.Model, kind: str) -> Step:
-    """Return the step of a method of Keras."""
+    """Return the step of a method of Keras, such as ``train_step``."""
     if kind in TRAINING:
         return model.train_step
     return model.predict_step if "predict" in kind else model.test_step
@@ -285,7 +285,7 @@ def _step_of(model: keras.Model, kind: str) -> Step:
 def _batch_of(keras_call: KerasCall) -> tuple[Structure, int | None]:
     """Return the specs and the number of examples of a batch of ``fit``.
 
-    They are None where only the data's own code knows them.
+    They are None if only the code of the data knows them.
     """
     names = ("x", "y", "sample_weight", "batch_size")
     data = {name: keras_call.arguments.get(name) for name in names}
@@ -319,8 +319,8 @@ def run_on_one_device(keras_call: KerasCall) -> Structure:
 def noting_causes(call: TowerCall) -> Iterator[None]:
     """Add possible causes to any error that a call raises.
 
-    If a model cannot be built beforehand, its step builds it, and may fail with
-    a different error.
+    If a model cannot be built beforehand, its first step builds it, and may
+    fail with another error.
     """
     model = call.model
     try:
@@ -352,7 +352,7 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
 def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     """Make a call that fails on one rank fail on all.
 
-    Its error says which tower or rank has failed. A script may survive any
+    The error names the tower or rank that failed. A script may survive any
     exception, such as the KeyboardInterrupt of a Ctrl-C.
 
     Args:

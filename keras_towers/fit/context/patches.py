@@ -91,7 +91,7 @@ def _calling(ours: Callable, original: Callable) -> Callable:
 
 
 def _cell_of_wrapped(function: object) -> CellType | None:
-    """The closure cell in which a decorated function keeps the original."""
+    """Return the closure cell where a decorated function keeps the original."""
     wrapped = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():
         if wrapped is not None and cell.cell_contents is wrapped:

@@ -1,4 +1,8 @@
-"""Keras's epoch iterator over per-tower batches."""
+"""Keras's epoch iterator over the batches of towers.
+
+``fit/calls/keras_loop.py`` gives it to Keras's loop; ``batches.py`` splits the
+batches.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ Within: TypeAlias = "Callable[[str], contextlib.AbstractContextManager[None]]"
 
 
 class _Owner(enum.Enum):
-    """Whose data a dataset is."""
+    """The owner of a dataset: who has made or distributed it."""
 
     ALL = "of all ranks: every tower takes its rows of each batch"
     RANK = "of this rank: every tower takes batches of its own"
@@ -128,7 +132,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Iterator[Structure] | None = None
-        # What the step reads that Keras runs.
+        # The batch that Keras's next step reads.
         self._read: Any = None
         if self._owner is not _Owner.USER:
             if kind == "fit":
@@ -157,7 +161,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return _Owner.RANK if own else _Owner.ALL
 
     def _run_events_within(self, name: str) -> None:
-        """Let the events of the data run in the block of their code."""
+        """Run the events of the data within the block for their code."""
         adapter = self.data_adapter
 
         def run(event: str, original: Callable[[], None]) -> None:
@@ -169,11 +173,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             setattr(adapter, event, functools.partial(run, event, original))
 
     def _limit_reads(self, epochs: int) -> None:
-        """Read only as many batches of a generator as there are steps.
+        """Read no more batches of a generator than there are steps.
 
-        What is prefetched without a step is lost, since a generator cannot go
-        back. How much that is depends on time: ranks would go on with different
-        batches when they read from the same generator again.
+        A batch that is prefetched without a step is lost, since a generator
+        cannot go back. How many these are depends on time: ranks that read from
+        the same generator again would go on with different batches.
         """
         adapter, steps = self.data_adapter, self.steps_per_epoch
         if not steps or not isinstance(adapter, compat.GeneratorDataAdapter):
@@ -217,8 +221,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _prefetch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Prefetch batches for the towers.
 
-        But not those of Python objects, which see how far ahead they are read:
-        a callback may change what they return next. Keras does this already.
+        Batches of Python objects are not prefetched here: callbacks may change
+        what these return next. Keras prefetches them already.
         """
         adapters = compat.GeneratorDataAdapter, compat.PyDatasetAdapter
         is_python = isinstance(self.data_adapter, adapters)
@@ -320,7 +324,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def _redraw(self, epochs: int) -> None:
-        """Let a dataset draw the orders of earlier epochs, without reading."""
+        """Make a dataset draw the orders of earlier epochs, without reading."""
         if self.steps_per_epoch or self._owner is _Owner.USER:
             return
         # Keras creates another one behind an epoch whose length it knows.

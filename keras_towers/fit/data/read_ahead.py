@@ -68,7 +68,7 @@ class ReadAheadLimit:
         self._iterator = self._skipped = self._begun = self._done_before = 0
 
     def begin_iterator(self) -> None:
-        """Begin to read anew: what still reads the last iterator ends."""
+        """Begin to read anew; reads of the last iterator end."""
         with self._changed:
             self._iterator += 1
             self._skipped = self._begun = 0
@@ -77,7 +77,7 @@ class ReadAheadLimit:
             self._read.assign(0)
 
     def skip(self, batches: int) -> None:
-        """Let batches be read without a step."""
+        """Let batches be read that no step uses."""
         with self._changed:
             self._skipped += batches
             self._changed.notify_all()
@@ -94,7 +94,7 @@ class ReadAheadLimit:
             _counted[:] = [*(t for t in _counted if t is not self), self]
 
     def end(self) -> None:
-        """End what still reads, once it uses the model no more."""
+        """End all reads, once they no longer use the model."""
         if self in _counted:
             _counted.remove(self)
         self.begin_iterator()
@@ -138,7 +138,7 @@ class ReadAheadLimit:
         return batches
 
     def counted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Return a dataset that counts its batches, by which threads wait.
+        """Return a dataset that counts its batches, so that threads can wait.
 
         Args:
             dataset: runs Python functions, and reads no batch ahead.
@@ -153,7 +153,7 @@ class ReadAheadLimit:
         return mapped(dataset, count)
 
     def reading(self) -> _Reading:
-        """Return what a thread reads that reads the counted dataset."""
+        """Return the read of a thread that reads the counted dataset."""
         with tf.init_scope():
             position = self._iterator, int(self._read)
         if self._reading is None or self._reading.position != position:
@@ -161,12 +161,12 @@ class ReadAheadLimit:
         return self._reading
 
     def written(self) -> set[int]:
-        """The ids of the variables that steps write."""
+        """Return the ids of the variables that steps write."""
         return {id(variable) for variable in self._state()}
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
-        """Let ``end`` wait for this block, which uses the model."""
+        """Make ``end`` wait for this block, which uses the model."""
         with self._changed:
             self._asking += 1
         try:
@@ -177,7 +177,7 @@ class ReadAheadLimit:
                 self._changed.notify_all()
 
     def wait_for(self, iterator: int, number: int) -> None:
-        """Wait until the step of a batch begins, since data ask the model."""
+        """Wait until the step of a batch begins, because data use the model."""
         # Steps within an execution notify nobody.
         pause_s = None if self._done is None else settings.POLL_S
         with self._changed:
@@ -199,7 +199,7 @@ class ReadAheadLimit:
 
 
 class _Reading:
-    """A thread's read: of a batch of an iterator, or of the first batches."""
+    """One read by a thread: of a batch, or of the first batches."""
 
     def __init__(
         self, limit: ReadAheadLimit, iterator: int = 0, number: int = 0
@@ -210,7 +210,7 @@ class _Reading:
         self._written: set[int] | None = None
 
     def ask(self, variables: Iterable[object]) -> None:
-        """Wait for its step, if steps write any of the variables."""
+        """Wait for the step of this read if steps write a variable of these."""
         if self._is_due:
             return
         if self._written is None:
@@ -219,7 +219,7 @@ class _Reading:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for its step."""
+        """Wait for the step of this read."""
         self.limit.wait_for(*self.position)
         self._is_due = True
 
@@ -266,8 +266,8 @@ def waits_for_steps() -> bool:
 def reads_data() -> bool:
     """Whether this thread may be one that reads data.
 
-    They are threads of TensorFlow, which Python has not started, and those of
-    the pools of Keras.
+    Such threads are TensorFlow's, which Python has not started, and those of
+    Keras's pools.
     """
     thread = threading.current_thread()
     return isinstance(
@@ -295,7 +295,7 @@ def why_not_asking(adapter: Any) -> str:
 
 
 def is_countable(adapter: Any) -> bool:
-    """Whether an adapter has a dataset that reads as far as it is asked."""
+    """Whether an adapter has a dataset that reads only what it is asked for."""
     return _has_python(adapter) and not reads_ahead(adapter.get_tf_dataset())
 
 
@@ -315,7 +315,7 @@ def _runs_python(part: tf.data.Dataset) -> bool:
 
 
 def _operations(graph: tf.Graph) -> set[str]:
-    """The types of the operations of a graph and of what it calls."""
+    """Return the operation types of a graph and of the functions it calls."""
     called = (f.cached_definition.node_def for f in graph._functions.values())
     types = {node.op for node in itertools.chain(*called)}
     return types.union(op.type for op in graph.get_operations())

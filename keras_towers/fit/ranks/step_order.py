@@ -62,7 +62,7 @@ class StepOrder:
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
-        """Leave an epoch as it is, whatever steps this block makes."""
+        """Run steps in this block that do not count for the epoch."""
         if self._transport.size == 1:
             yield
             return
@@ -82,7 +82,10 @@ class StepOrder:
         return bool(self._is_first)
 
     def in_first_step(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Act in the first step of an epoch only; return the int64 result."""
+        """Run a function in the first step of an epoch only.
+
+        It returns an int64 tensor.
+        """
         return tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
 
     def begin_step(
@@ -111,7 +114,7 @@ class StepOrder:
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
-        """Order all operations of a step, even operations without a batch."""
+        """Order all operations of a step, also of one without a batch."""
         self._same_step, self._exchanged = None, []
         try:
             with tf.control_dependencies(self.gate):
@@ -120,7 +123,7 @@ class StepOrder:
             self._same_step, self._batch = None, []
 
     def check_first_results(self, values: Callable[[], Structure]) -> None:
-        """Check that the first eager step of an epoch does the same on all.
+        """Check that ranks get the same from the first eager step of an epoch.
 
         Args:
             values: returns what it has computed.
@@ -130,7 +133,7 @@ class StepOrder:
             check_results(self._transport, values())
 
     def end_eager_step(self) -> None:
-        """Count a step of all ranks that is not traced."""
+        """Count an untraced step of all ranks."""
         self._turn.assign_add(1)
 
     def compare(
@@ -141,7 +144,7 @@ class StepOrder:
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
 
-        In the first step of an epoch all ranks then get rank 0's values of the
+        In the first step of an epoch, all ranks then get rank 0's values of the
         variables outside of the model.
 
         Args:
@@ -163,8 +166,8 @@ class StepOrder:
     def compare_in_rounds(self, step: ComparedStep) -> None:
         """Compare the first step of an epoch, before it updates anything.
 
-        For ranks that exchange nothing in a step. When they average, they
-        compare what they exchange.
+        This is for ranks that exchange nothing in a step. When they average
+        weights, they compare what they exchange.
         """
 
         def compare() -> tf.Tensor:
@@ -176,7 +179,7 @@ class StepOrder:
             self.gate = [self.in_first_step(compare)]
 
     def assert_first(self, checks: Sequence[object]) -> None:
-        """Let later operations with effects wait for assertions."""
+        """Make later operations with effects wait for assertions."""
         if checks:
             with tf.control_dependencies(checks):
                 self.gate = [*self.gate, tf.identity(0)]
@@ -263,8 +266,8 @@ def row_of_rank(value: tf.Tensor, transport: Transport) -> tf.Tensor:
 def done_by_all(tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
     """Return a tensor that depends on all exchanges of a rank.
 
-    The rank may not use their results, and TensorFlow would prune exchanges
-    that have no side effects and feed only a control dependency.
+    The rank may not use their results. TensorFlow would then prune exchanges
+    without side effects that feed only a control dependency.
     """
     if not tensors:
         return []

@@ -86,7 +86,7 @@ class Trace:
     def gradients_in(
         self, results: Sequence[ResultT]
     ) -> dict[str, list[ResultT]]:
-        """Return the gradients among what is wanted, by the call's name."""
+        """Return the gradients among some results, by the name of a call."""
         left = iter(results[len(self.results) :])
         return {
             name: list(itertools.islice(left, len(self.layouts[name])))
@@ -114,7 +114,7 @@ class Trace:
 
     @property
     def needed_captures(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """The captures among what is needed: inside, and of the outer graph."""
+        """Return the captures that some tensors need: inside, and outside."""
         by_name = self.needed_by_graph[self.graph]
         captures = zip(self._captured, self.captures, strict=True)
         return [pair for pair in captures if pair[0].op.name in by_name]
@@ -270,7 +270,7 @@ def trace(
     updates: dict[str, ApplyCall] = {}
     layouts: dict[str, Sequence[MeshLayout]] = {}
     in_updates: dict[str, str] = {}
-    # Of gradients that are results: how many operations come before.
+    # The number of operations before each gradient that is a result.
     begun: dict[str, int] = {}
     is_whole = update is not None and not update.pushes
     remat = RematScopes()

@@ -1,10 +1,11 @@
 """Which weights and slots are copied, placed or sharded (ZeRO) over towers.
 
-Ports the first stage of ZeRO, and the third, which is also FSDP (Rajbhandari et
-al., "ZeRO: memory optimizations toward training trillion parameter models", SC
-2020). Keras's ``apply`` is traced with the step, and the layout divides it. A
-slot has the rows of its weight, and a gradient is added up where they are.
-``weight_update.py`` places what is not divided.
+Sharding follows stages 1 and 3 of ZeRO; the latter is also known as FSDP
+(Rajbhandari et al., "ZeRO: memory optimizations toward training trillion
+parameter models", SC 2020). A slot has the rows of its weight, and gradients
+are summed where these rows are. Keras's ``apply`` is traced with the step, and
+the layout divides it. ``weight_update.py`` asks a policy, and places variables;
+``strategies/modes.py`` chooses the policy.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class ShardingPolicy:
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
-        option: what the user has set, which divides them; empty: nothing is
-            divided.
+        option: the user's option that divides variables, as text; empty:
+            nothing is divided.
         divides_weights: whether weights are in shards. Otherwise only slots
             are, as in stage 1 of ZeRO: each tower computes its rows of a new
             weight, and all towers gather them.
         keeps_devices: whether each weight has a device of its own.
         each: whether every tower has, and updates, weights and slots.
-        mirrors: as above.
+        mirrors: whether each tower has a copy of the weights.
     """
 
     name = "once"
@@ -73,7 +74,7 @@ class ShardingPolicy:
 
     @property
     def divide_any(self) -> bool:
-        """Whether they may divide a variable."""
+        """Whether any variable may be divided."""
         return bool(self.option)
 
     @property
@@ -83,7 +84,7 @@ class ShardingPolicy:
 
     @property
     def updates_each(self) -> bool:
-        """Whether every tower updates its own copies of what is not divided."""
+        """Whether every tower updates its own copy of undivided variables."""
         return (self.each or self.divide_any) and self.mirrors
 
     @property
@@ -122,7 +123,7 @@ class ShardingPolicy:
     def announce(
         self, optimizer: Any, weights: Sequence[Any], divides: bool
     ) -> None:
-        """Announce what is not divided, though the user may expect it.
+        """Announce that nothing is divided, if the user may expect it.
 
         Args:
             optimizer: an optimizer that is ready.
@@ -132,7 +133,7 @@ class ShardingPolicy:
 
 
 class OnEachTower(ShardingPolicy):
-    """Every tower has a copy of weights and slots, and updates it."""
+    """Policy: every tower has copies of weights and slots, and updates them."""
 
     name = "each"
     each = True
@@ -146,7 +147,7 @@ class OnEachTower(ShardingPolicy):
 
 
 class OnDevices(ShardingPolicy):
-    """Each weight, with its slots, is on one device, which updates it.
+    """Policy: each weight, with its slots, is on one device that updates it.
 
     Args:
         config: the towers.
@@ -178,13 +179,13 @@ class OnDevices(ShardingPolicy):
 
 
 class ShardedOverTowers(ShardingPolicy):
-    """Large weights, or their slots, are divided over the towers.
+    """Policy: large weights, or only their slots, are divided (ZeRO).
 
     Args:
         config: the towers.
-        option: as above.
-        divides_weights: as above.
-        each: whether every tower has, and updates, what is not divided.
+        option: the user's option that divides variables, as text.
+        divides_weights: whether weights are divided, or only their slots.
+        each: whether every tower has, and updates, undivided variables.
     """
 
     name = "sharded"

@@ -1,11 +1,11 @@
-"""Where weights and slots live, and how optimizers update them.
+"""Updates of weights: places weights and slots, and applies gradients.
 
 Keras's own ``apply`` runs on sums of the towers' gradients, exactly as on one
-device. It is traced with a step of ``fit``, whose exchanges add gradients up.
+device. It is traced with a step of ``fit``, whose exchanges sum the gradients.
 In a custom loop, ``Optimizer.apply`` inside ``strategy.run`` passes them to
-``reduce_and_apply``. Clipping, accumulation, loss scaling, weight decay, moving
-averages and constraints thus see the gradient of the global batch without
-special handling.
+``reduce_and_apply``. So clipping by the global norm, accumulation, loss
+scaling, weight decay, moving averages and constraints get the gradient of the
+global batch, and need no code here.
 """
 
 from __future__ import annotations
@@ -75,18 +75,17 @@ class WeightUpdate:
 
     Args:
         config: the towers.
-        sharding: where towers have weights and slots; None: the default.
-        collectives: what exchanges tensors among towers; None: as without
-            NCCL.
+        sharding: decides where weights and slots are; None: on tower 0.
+        collectives: exchange tensors among towers; None: those without NCCL.
         gradients: sums gradients; None: ``collectives`` does.
-        local_sgd: lets ranks update their weights independently, and adds
-            changes up at the end of a round.
-        rank_sum: adds this rank's sums up over the ranks.
+        local_sgd: lets ranks update their weights independently, and averages
+            their changes at the end of a round.
+        rank_sum: sums gradients over ranks.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
-        sharding: as above.
+        sharding: decides where weights and slots are.
         pushes: whether gradients are results of a step, which ``push`` gets.
     """
 
@@ -135,9 +134,9 @@ class WeightUpdate:
         return variables.place(variable, layout)
 
     def _layout_of(self, variable: Any) -> MeshLayout:
-        """Return how towers have a weight's slots and its gradient.
+        """Return the layout of a weight's slots and of its gradient.
 
-        And the weight, if they divide weights, too.
+        If weights are divided, it is the layout of the weight, too.
         """
         now = self.variables.home_of(variable).layout
         layout = now if now.divides else self.sharding.of(variable)
@@ -169,7 +168,7 @@ class WeightUpdate:
             self.variables.place(variable, layout)
 
     def _place_slot(self, slot: keras.Variable, weight: Any) -> None:
-        """Move a slot to its weight, or divide it if each entry has one."""
+        """Move a slot to its weight; divide one of the weight's shape alike."""
         variables, layout = self.variables, self._layout_of(weight)
         device = variables.home_of(weight).device
         has_entries = tuple(slot.shape) == tuple(weight.shape)
@@ -182,7 +181,7 @@ class WeightUpdate:
             variables.place(slot, layout, back_to=back_to)
 
     def note_own_step(self, step: ComparedStep) -> None:
-        """Note a step of training that this rank takes by itself."""
+        """Record a step of training that this rank takes by itself."""
 
     def end_rounds(self) -> None:
         """Average the weights that ranks updated independently. Collective."""
@@ -190,7 +189,7 @@ class WeightUpdate:
             self.local_sgd.end_rounds(self.order)
 
     def release(self, asks_ranks: bool = True) -> None:
-        """Put all variables back; see ``TowerVariables.restore``."""
+        """Put all variables back where they were."""
         if self.local_sgd is not None:
             self.local_sgd.discard_rounds()
         self.variables.restore_all(asks_ranks)
@@ -218,9 +217,9 @@ class WeightUpdate:
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
 
     def gradient_layout(self, gradient: Any, weight: Any) -> MeshLayout | None:
-        """Return how an optimizer gets a gradient in a step.
+        """Return the layout in which an optimizer gets a gradient in a step.
 
-        None: as it is computed, since rules know how to divide its use.
+        None: as it is computed, since rules can divide its use.
         """
         layout = self._layout_of(weight)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
@@ -231,11 +230,11 @@ class WeightUpdate:
         self._apply_on_tower(call, call.grads)
 
     def push(self, call: ApplyCall) -> None:
-        """Pass gradients on that are results of a step."""
+        """Pass on gradients that are results of a step."""
         raise NotImplementedError
 
     def apply_outside(self, call: ApplyCall) -> None:
-        """Update outside of steps and replicas, as one device does."""
+        """Apply gradients outside of steps and replicas, as on one device."""
         self._apply_on_tower(call, call.grads)
         optimizer = call.optimizer
         copy_to_towers([*trained_by(optimizer), *optimizer.variables])
@@ -305,7 +304,7 @@ class WeightUpdate:
         *args: Any,
         **kwargs: Any,
     ) -> keras.Variable:
-        """Create a slot; one that is the same everywhere is made in parts."""
+        """Create a slot; divide a constant one before it takes memory."""
         weight = reference_variable
         with contextlib.ExitStack() as stack:
             divides = self._layout_of(weight).divides
@@ -317,7 +316,7 @@ class WeightUpdate:
         return slot
 
     def build_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build an optimizer as one device does."""
+        """Build an optimizer with whole slots, as one device does."""
         with as_one_device(optimizer, variables):
             build_optimizer(optimizer, variables)
 
@@ -331,7 +330,7 @@ class WeightUpdate:
             call.original(sums, variables)
 
     def collectives_for(self, weight: Any) -> Collectives:
-        """Return what sums the gradients of a weight over towers."""
+        """Return the collectives that sum a weight's gradients over towers."""
         if not self.sharding.keeps_devices:
             return self._gradients
         return OnDevice(copy_on_tower(native(weight)).device)

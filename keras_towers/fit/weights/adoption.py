@@ -1,4 +1,4 @@
-"""Placing models on towers and releasing them again."""
+"""Adoption: places models on towers, and releases them again."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 class Adoption:
-    """The models placed on a strategy's towers.
+    """The models that are placed on a strategy's towers.
 
     The update places weights and optimizers; other variables get a single copy.
-    Models created in a block train on its towers after it, too, if it ``keeps``
-    them.
+    Models created in a block also train on its towers after it, if ``keeps`` is
+    set for them.
 
     Attributes:
         stages: where each model is on its way through the strategy.
@@ -66,7 +66,7 @@ class Adoption:
         self.update = update
         self.stages: ModelStages = ModelStages()
         self.prepared: PreparedMethods = PreparedMethods()
-        # Those that loops of the user's own may train; ranks have not compared
+        # Variables that the user's own loops may train; ranks have not compared
         # them yet.
         self._new: list[weakref.ref[Variable]] = []
         # In the block, or in the previous one.
@@ -142,7 +142,7 @@ class Adoption:
     def share_created(self) -> None:
         """Give all ranks rank 0's values of new variables. Collective."""
         if self._new:
-            # What ranks use no more they need not have collected equally.
+            # Ranks may have collected unused variables at different times.
             gc.collect()
         new = [v for v in (named() for named in self._new) if v is not None]
         self._new.clear()
@@ -154,8 +154,8 @@ class Adoption:
     ) -> DeferredVariable | None:
         """Return the first value of a weight that ranks will divide.
 
-        They divide it once they have agreed on it. Until then no rank keeps
-        the whole.
+        They divide it once they have agreed on it. Until then no rank holds the
+        whole.
 
         Args:
             variable: the weight, which has no value yet.
@@ -277,7 +277,7 @@ class Adoption:
         variables: Sequence[Variable],
         build_error: Exception | None = None,
     ) -> list[Any]:
-        """Return the variables whose values are not rank 0's. Collective.
+        """Return the variables whose values differ from rank 0's. Collective.
 
         Args:
             peers: the ranks.
@@ -295,10 +295,10 @@ class Adoption:
         trains: bool,
         build_error: Exception | None = None,
     ) -> list[keras.Variable]:
-        """Give all ranks rank 0's values of what they will divide. Collective.
+        """Give all ranks rank 0's values before they divide them. Collective.
 
-        Each rank then takes its rows of what it has, and no rank has to keep a
-        whole until it gets that of rank 0.
+        Each rank then keeps its rows only, and no rank has to hold a whole
+        until it gets rank 0's.
 
         Args:
             model: the model.
@@ -326,7 +326,7 @@ class Adoption:
         weights = [*state.seeds, *state.weights]
         differing = self.compare(peers, weights, build_error)
         self.update.variables.name_weights(weights)
-        # What no rank has kept is not to become whole here.
+        # A weight that no rank holds must not become whole here.
         deferred = [
             weight
             for weight in differing
@@ -395,7 +395,8 @@ class Adoption:
     def broadcast(self, model: keras.Model) -> None:
         """Give all ranks the weights, optimizer state and seeds of rank 0.
 
-        But for what is in shards over the ranks: they have it together.
+        Variables in shards over the ranks are left out: ranks have them
+        together.
         """
         if self._config.transport.size > 1:
             self.end_rounds()
@@ -414,7 +415,7 @@ class Adoption:
     def held_bytes(self) -> dict[str, Mapping[str, int]]:
         """Return the bytes of all models' variables on each device, by kind.
 
-        In this block or, after it, in the previous one.
+        They are those in this block or, after it, in the last one.
         """
         states = [state_lib.collect(model) for model in self.stages.bound]
         kinds = {

@@ -1,8 +1,8 @@
-"""Reads and writes of variables of which each rank has rows, between steps.
+"""Reads and writes of variables in shards over ranks, between steps.
 
-A read needs the rows of all ranks, and a write changes those of all. So all
-ranks take part in each, and compare in the same round what they do: a variable
-goes by its place in the model, never by the order in which a rank met it. If
+A read needs the rows of all ranks, and a write changes the rows of all. So all
+ranks take part in each, and compare in the same round what they do. A variable
+is known by its place in the model, not by the order in which a rank used it. If
 only some ranks read or write, the others serve them where they wait: at the
 beginning of a call, at the end of an event of callbacks (``SyncedCallbacks``),
 at a save, at the end of the strategy's block, and of the script.
@@ -64,7 +64,7 @@ ExchangeIntents = Callable[[Intent], list[Intent]]
 
 
 class KnownVariables:
-    """The variables of this process of which each rank has rows, by place.
+    """The variables of this process in shards over the ranks, by place.
 
     Attributes:
         agreements: how often ranks have agreed on what they divide; places of
@@ -76,8 +76,8 @@ class KnownVariables:
         self._by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
             weakref.WeakValueDictionary()
         )
-        # Those in shards after their block, and Keras's variables that had
-        # them: another rank may read what nothing here refers to any more.
+        # Variables in shards after their block, and the Keras variables they
+        # belong to. Another rank may read one that nothing here refers to.
         self._kept: dict[str, tuple[ShardedVariable, Callable[[], Any]]] = {}
 
     def register(self, variable: ShardedVariable) -> None:
@@ -89,7 +89,7 @@ class KnownVariables:
         return self._by_place.get(place)
 
     def any(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any variables."""
         return bool(self._by_place)
 
     def keep(self, variable: ShardedVariable, owner: Callable[[], Any]) -> None:
@@ -107,7 +107,7 @@ class KnownVariables:
             self._kept.pop(place, None)
 
     def unused(self) -> list[str]:
-        """The places of what is kept only for other ranks."""
+        """Return the places of variables that only other ranks may use."""
         kept = self._kept.items()
         return [place for place, (_, owner) in kept if owner() is None]
 
@@ -203,8 +203,8 @@ class JointAccess:
     ) -> tuple[list[str], tf.Tensor | None]:
         """Meet ranks that may be about to do something else. Collective.
 
-        They do together what some do with variables. A rank that is about to
-        do something else serves them until none needs that.
+        All ranks take part in what some do with variables. A rank that is about
+        to do something else serves them until none needs that.
 
         Args:
             does: what this rank is about to do, the same text on all ranks that
@@ -342,7 +342,7 @@ class JointAccess:
 
     @contextlib.contextmanager
     def accessing_by(self, access: Access) -> Iterator[None]:
-        """Read and write in another way in this block.
+        """Read and write in the given way in this block.
 
         Args:
             access: does what this rank is about to do together with the other
@@ -354,7 +354,7 @@ class JointAccess:
 
 @contextlib.contextmanager
 def holding_weights(model: keras.Model) -> Iterator[None]:
-    """Hold the wholes of a model's weights in this block, on this rank."""
+    """Hold a model's whole weights on this rank in this block."""
     with contextlib.ExitStack() as stack:
         for variable in model_state.collect(model).weights:
             if is_over_ranks(variable):
@@ -374,7 +374,7 @@ def _serve_at_exit(access: JointAccess) -> None:
 
 
 def access_of(*saved: object) -> JointAccess | None:
-    """Return what reads and writes what each rank has rows of.
+    """Return the access to variables in shards over the ranks, or None.
 
     Args:
         *saved: models, variables, and what has none.
@@ -395,7 +395,7 @@ def access_of(*saved: object) -> JointAccess | None:
 
 
 def refusing(where: str) -> Access:
-    """Return how to read and write where ranks cannot meet: not at all.
+    """Return an access that refuses, for places where ranks cannot meet.
 
     Args:
         where: where this rank is: "in Mine.on_predict_batch_end".

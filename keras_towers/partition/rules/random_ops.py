@@ -1,4 +1,4 @@
-"""Random numbers from a seed: each tower draws the numbers of its rows.
+"""Random numbers from a seed, such as dropout: a tower draws those of its rows.
 
 Philox (J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)
 computes each group of numbers from a key and a counter. The numbers of later
@@ -102,7 +102,7 @@ def _draw_rows(
 
 
 def _advance(converter: Converter, counter: Value, steps: Tensor) -> Tensor:
-    """Advance a counter, whose words are in little-endian order."""
+    """Advance a counter by a number; its words are little-endian."""
     builder = converter.builder
     start = converter.replicate(counter)
     more = builder.size_vector([steps, 0], start.dtype)

@@ -176,7 +176,7 @@ class TensorFlowKerasState(VariablesState):
             model_state.build_optimizer(optimizer, model.trainable_variables)
         self.model = model
         self.optimizer = optimizer
-        # Of all ranks, as the last commit has them.
+        # The seeds of all ranks in the last commit.
         self._seeds: list[list[list[int]]] = []
         super().__init__(**kwargs)
 
