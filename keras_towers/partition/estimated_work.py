@@ -23,8 +23,8 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
     """Estimate how long an operation takes, as a number of multiplications.
 
     Most operations wait for memory: while a CPU or a GPU moves a byte, it can
-    multiply a few numbers. So the bytes of all inputs and outputs count, and the
-    multiplications of products, such as of matrices.
+    multiply a few numbers. So the bytes of all inputs and outputs count, and
+    the multiplications of products, such as of matrices.
 
     Args:
         operation: one of a graph or of a program; it calls no function.

@@ -42,7 +42,12 @@ from keras_towers.partition.program import (
     Tensor,
     is_pure,
 )
-from keras_towers.partition.segments import Division, Segments
+from keras_towers.partition.segments import (
+    ALIKE,
+    Division,
+    Segments,
+    ends_of_segments,
+)
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part before the peak is one segment, or so many.
@@ -52,8 +57,6 @@ _PRICES = [2.0**power for power in range(-6, 7)]
 _FAIR_PRICE = 1.0
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
-ALIKE = 1.02
-"""Plans whose memory differs by less are chosen by their work."""
 
 
 def rematerialize(
@@ -231,7 +234,8 @@ class _Peak:
         """
         prices = [p for p in _PRICES if limit or p <= _FAIR_PRICE]
         for number in _SEGMENTS:
-            bounds = self._bounds(self._held[self.peak + 1] / number)
+            size = self._held[self.peak + 1] / number
+            bounds = ends_of_segments(self._held, self._crossing, size)
             # What is used next may be kept.
             for count in {len(bounds), max(1, len(bounds) - 1)}:
                 division = self._divided(bounds, count)
@@ -251,33 +255,6 @@ class _Peak:
         """Yield the plans with the given segments."""
         for division in segments.divisions(self.events):
             yield self._plan(division, _PRICES[-1])
-
-    def _bounds(self, size: float) -> list[int]:
-        """Return the ends of segments, each of which holds about so many bytes.
-
-        Each ends where the fewest bytes pass its end: at the first such place,
-        such as before a normalization.
-        """
-        end, start = self.peak + 1, 0
-        bounds: list[int] = []
-        while start < end:
-            most = self._held[start] + size
-            last = bisect.bisect_right(self._held, most, start + 1, end) - 1
-            last = max(last, start + 1)
-            # Not so early that there would be many more segments.
-            first = bisect.bisect_left(
-                self._held, self._held[start] + size / 2, start + 1, last + 1
-            )
-            first = min(first, last)
-            if last >= end - 1:
-                bounds.append(end)
-                break
-            limit = ALIKE * min(self._crossing[first : last + 1])
-            while self._crossing[first] > limit:
-                first += 1
-            start = first
-            bounds.append(start)
-        return bounds
 
     def _divided(self, bounds: Sequence[int], count: int) -> Division:
         """Return the first of the segments with given ends."""
