@@ -176,6 +176,7 @@ class _Peak:
         events: what happens in the step, in order.
         peak: the position of the event that needs most memory.
         repeated: the operations that are repeated where they are used.
+        operations: the operations among them, by their positions.
         on_towers: the positions of the operations that towers run.
         pure: the positions of those of them that give the same once more.
     """
@@ -195,12 +196,17 @@ class _Peak:
         self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
         self._bytes_of = estimate.bytes_of
         self._whole_bytes = whole or 1
-        operations = [e for e in self.events if isinstance(e, Operation)]
-        self._whole_work = sum(map(sizes.work_of, operations)) or 1.0
-        at = self._positions
-        of_towers = [o for o in operations if o.phase is Phase.TOWERS]
-        self.on_towers: set[int] = {at[id(o)] for o in of_towers}
-        self.pure: set[int] = {at[id(o)] for o in of_towers if _may_repeat(o)}
+        self.operations: dict[int, Operation] = {
+            k: e for k, e in enumerate(self.events) if isinstance(e, Operation)
+        }
+        whole_work = sum(map(sizes.work_of, self.operations.values()))
+        self._whole_work = whole_work or 1
+        self.on_towers: set[int] = {
+            k for k, o in self.operations.items() if o.phase is Phase.TOWERS
+        }
+        self.pure: set[int] = {
+            k for k in self.on_towers if is_pure(self.operations[k])
+        }
         # By what they gather: the gathers of weights in shards.
         self._gathers: dict[Tensor, list[Exchange]] = {}
         for exchange in program.exchanges:
@@ -343,8 +349,8 @@ class _Peak:
             made = sum(map(self._bytes_of, made_by(event)))
             cost = price * made / self._whole_bytes
             if self.runs_again(position, segment, division):
-                assert isinstance(event, Operation), event
-                work[position] = self.sizes.work_of(event) / self._whole_work
+                own = self.sizes.work_of(self.operations[position])
+                work[position] = own / self._whole_work
                 costs[position] = cost
             else:
                 # It has to be kept for what is computed from it.
@@ -412,19 +418,12 @@ class _Copies:
         self.operations: list[Operation] = [*peak.repeated]
         # The last operations of the backward pass so far.
         entered: Sequence[Operation] = ()
-        for position, event in enumerate(peak.events):
-            if not isinstance(event, Operation):
-                continue
+        for position, event in peak.operations.items():
             if position in peak.on_towers and division.is_late(position):
                 made = filter(division.is_late, peak.made_at(event.inputs))
-                entered = [self._operation_at(p) for p in made] or entered
+                entered = [peak.operations[p] for p in made] or entered
                 self._use_copies(event, entered)
             self.operations.append(event)
-
-    def _operation_at(self, position: int) -> Operation:
-        event = self._peak.events[position]
-        assert isinstance(event, Operation), event
-        return event
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -471,7 +470,7 @@ class _Copies:
         self, position: int, level: int, entered: Sequence[Operation]
     ) -> None:
         """Add a copy of an operation to a level."""
-        original = self._operation_at(position)
+        original = self._peak.operations[position]
         inputs = [self._taken(tensor, level) for tensor in original.inputs]
         outputs: list[Tensor] = []
         is_first = not any(t in self._copied for t in original.inputs)
@@ -496,9 +495,3 @@ class _Copies:
         if tensor in self._copied:
             return self._copied[tensor]
         return self._peak.gathered_near(tensor, level)
-
-
-def _may_repeat(operation: Operation) -> bool:
-    """Whether an operation of towers gives the same once more."""
-    is_own = "towers" in operation.axes and operation.inputs
-    return bool(is_own) and not operation.is_repeated and is_pure(operation)
