@@ -24,7 +24,7 @@ from keras_towers.fit.components import FitStart
 from keras_towers.fit.given_values import check_arguments
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import shapes_of, transport_to_ranks

@@ -23,14 +23,19 @@ def nccl_state() -> str:
     """Try NCCL; return as JSON why it cannot be tried, or fails."""
     import tensorflow as tf
 
-    from keras_towers import reduction
+    from keras_towers.reduction.collective_ops import (
+        CollectiveOps,
+        NcclAllReduce,
+        failure_of,
+        nccl_available,
+    )
 
     names = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
-    possible, obstacle = reduction.nccl_available(names)
+    possible, obstacle = nccl_available(names)
     state = {"obstacle": "" if possible else obstacle, "failure": ""}
     if possible:
-        for mode in (reduction.NcclAllReduce(), reduction.CollectiveOps()):
-            state["failure"] = reduction.failure_of(mode, names)
+        for mode in (NcclAllReduce(), CollectiveOps()):
+            state["failure"] = failure_of(mode, names)
             if state["failure"]:
                 break
     return json.dumps(state | {"version": _nccl_version()})

@@ -23,8 +23,7 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.weights import agreement, checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
-from keras_towers.reduction import RankSum
-from keras_towers.reduction.rank_sum import StateLayout
+from keras_towers.reduction.rank_sum import RankSum, StateLayout
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess, Transport
 

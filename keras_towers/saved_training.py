@@ -33,7 +33,7 @@ from keras_towers.fit.ranks.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
 from keras_towers.fit.weights.shards import is_over_ranks
-from keras_towers.reduction import SavedStates
+from keras_towers.reduction.rank_sum import SavedStates
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import (

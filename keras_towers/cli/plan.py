@@ -16,7 +16,7 @@ from rich.table import Table
 from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers._types import JsonObject
 from keras_towers.cli import plan_hosts
-from keras_towers.cli.memory_plot import draw_memory
+from keras_towers.cli.plots import draw_memory
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import without_noise
 from keras_towers.user_models import check_named, find_named, naming

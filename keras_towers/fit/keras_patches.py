@@ -6,8 +6,9 @@ strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
 the six methods of a model, the one that resolves its ``jit_compile="auto"``,
 the two that give a variable its first value, the function by which Keras
-stores a distribution, the functions that write models and checkpoints, also
-those of TensorFlow (``calls/saving.py``), and the filter of tracebacks.
+stores a distribution and those that its backend has for one, the functions that
+write models and checkpoints, also those of TensorFlow (``calls/saving.py``),
+``export``, and the filter of tracebacks.
 ``compat.py`` exempts this package from AutoGraph for good.
 ``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
 are patched while ``fit`` creates its data on several ranks with different seeds
@@ -36,17 +37,18 @@ waits for TensorFlow's start, and for who asks for the current strategy
 shuts down (``engines/dropin/distributed_models.py``).
 
 All other patches are attributes of a single object, not of a class: of a model
-during a call (``calls/tower_call.py``, ``strategies/noop.py``,
-``parameter_servers/worker_fit.py``), while Keras makes functions
-(``fit/step/adaptive_function.py``) and while a step is planned
+during a call (``calls/tower_call.py``, ``calls/lone_call.py``,
+``strategies/noop.py``, ``parameter_servers/worker_fit.py``), while Keras makes
+functions (``fit/step/adaptive_function.py``) and while a step is planned
 (``fit/step/dry_run.py``); methods of an optimizer during an update
 (``fit/update/optimizers.py``), while it makes slots
 (``fit/update/weight_update.py``) and while a worker trains
 (``parameter_servers/worker_fit.py``); methods of callbacks
 (``calls/callback_effects.py``, ``calls/callback_roles.py``); what Keras asks a
-distribution during a call (``strategies/keras_distribution.py``); what a
-dataset of Python does at the ends of an epoch (``data/epoch_iterator.py``); and
-what a strategy announces while it explains a step (``explanation.py``).
+distribution during a call (``strategies/keras_distribution.py``); how Keras
+reads data of Python (``data/read_ahead.py``), and what they do at the ends of
+an epoch (``data/epoch_iterator.py``); and what a strategy announces while it
+explains a step (``explanation.py``).
 """
 
 from __future__ import annotations
@@ -300,8 +302,9 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
-    # Data that read a model's variables are read in turn with its steps.
-    (compat.KerasVariable, "value", read_ahead.read_variable),
+    # Data that use a model's variables are read in turn with its steps.
+    (compat.KerasVariable, "value", read_ahead.use_variable),
+    (compat.KerasVariable, "assign", read_ahead.use_variable),
     # The schedule of a step computes again what Keras's remat and TensorFlow's
     # recompute_grad say.
     (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),

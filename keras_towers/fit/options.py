@@ -1,4 +1,8 @@
-"""Options that several strategies share: declared, documented and checked."""
+"""Options that several strategies share: declared, documented and checked.
+
+A strategy takes some of them as keyword arguments, and passes the
+``StrategyOptions`` to its ``TowerConfig`` (``components.py``).
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,10 @@ from keras_towers.fit.given_values import check_value
 if TYPE_CHECKING:
     from keras.distribution import LayoutMap
 
-    from keras_towers.reduction import (
-        CommunicationHook,
-        GradientPacker,
-        Reduction,
-        StatefulHook,
-    )
+    from keras_towers.reduction.collectives import Reduction
+    from keras_towers.reduction.compression_hooks import CommunicationHook
+    from keras_towers.reduction.packing import GradientPacker
+    from keras_towers.reduction.stateful_hooks import StatefulHook
 
 Batches: TypeAlias = Literal["split", "each"]
 """Whether towers split the global batch, or each takes a whole batch."""
@@ -59,9 +61,9 @@ _MAY_BE_OF_TENSORPACK = ("caching_device", "mode", "ps_device")
 
 # Types that only exist where TensorFlow has been imported, by their modules.
 _OF_TENSORFLOW = {
-    "GradientPacker": "keras_towers.reduction",
+    "GradientPacker": "keras_towers.reduction.packing",
     "LayoutMap": "keras.distribution",
-    "StatefulHook": "keras_towers.reduction",
+    "StatefulHook": "keras_towers.reduction.stateful_hooks",
 }
 
 
@@ -148,9 +150,9 @@ class StrategyOptions:
             strategy's engine. All other values change results: ``"fp16"``,
             ``"fp16-shards"``, ``"bf16"``, ``"fp16-feedback"``,
             ``"bf16-feedback"``, ``"power-sgd"``
-            (``keras_towers.reduction.PowerSGD(rank)`` for a rank other than 4),
+            (``keras_towers.extending.PowerSGD(rank)`` for a rank other than 4),
             a function of a transport, tensors and a key, or a
-            ``keras_towers.reduction.StatefulHook``. Processes never compress
+            ``keras_towers.extending.StatefulHook``. Processes never compress
             sparse gradients, metrics and statistics.
         sync_every: None: ranks exchange gradients in every step. A number k:
             each rank updates its own weights from its part of each batch. Ranks

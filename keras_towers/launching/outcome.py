@@ -1,4 +1,7 @@
-"""The outcome of a job: who failed first and why, and the exit code."""
+"""The outcome of a job: who failed first and why, and the exit code.
+
+``supervision.py`` asks for it when the ranks have ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Starts one process of a job, here or by ssh, with its environment."""
+"""Starts one process of a job, here or by ssh, with its environment.
+
+The process is a child of an agent (``agent.py``), which ends it.
+"""
 
 from __future__ import annotations
 

@@ -15,18 +15,11 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
 from keras_towers.parameter_servers.key_value_store import value_of
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
-from keras_towers.parameter_servers.server_connection import (
-    ServerPeers,
-)
+from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import Session
-from keras_towers.replicas.averages import (
-    Averages,
-    refuse_new_step,
-)
+from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
-from keras_towers.replicas.named_resources import (
-    Queue,
-)
+from keras_towers.replicas.named_resources import Queue
 from keras_towers.replicas.replica_counts import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 

@@ -25,7 +25,7 @@ from keras_towers.fit.weights.least_loaded import (
 )
 from keras_towers.fit.weights.tower_variables import with_values
 from keras_towers.parameter_servers.server_connection import Connection
-from keras_towers.reduction import Gradient
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.replicas.named_resources import (
     RunFunction,
     TracedFunctions,

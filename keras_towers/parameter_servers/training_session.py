@@ -30,9 +30,7 @@ from keras_towers.parameter_servers.server_variables import ServerVariables
 from keras_towers.parameter_servers.workers import Workers
 from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas import named_resources
-from keras_towers.replicas.named_resources import (
-    TracedFunctions,
-)
+from keras_towers.replicas.named_resources import TracedFunctions
 
 
 class Session:

@@ -14,9 +14,7 @@ from keras_towers import compat
 from keras_towers._types import Logs, Step, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
-from keras_towers.fit.components import (
-    TowerFunction,
-)
+from keras_towers.fit.components import TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator

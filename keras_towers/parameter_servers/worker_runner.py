@@ -25,12 +25,9 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import Session
-from keras_towers.parameter_servers.worker_fit import (
-    WorkerFit,
-    current_session,
-)
+from keras_towers.parameter_servers.worker_fit import WorkerFit, current_session
 from keras_towers.parameter_servers.workers import Workers
-from keras_towers.reduction import Gradients
+from keras_towers.reduction.gradients import Gradients
 from keras_towers.replicas.replica_calls import (
     OneFitPerModel,
     RunsReplicas,

@@ -1,4 +1,7 @@
-"""The workers of a ``fit``: which ones have left, failed or died."""
+"""The workers of a ``fit``: which ones have left, failed or died.
+
+Each session has one such object (``training_session.py``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Builds a program: adds operations, exchanges and computations of sizes."""
+"""Builds a program: adds operations, exchanges and computations of sizes.
+
+Rules and ``conversions.py`` call a ``Builder``. ``program.py`` has the records
+that it makes.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.axes import (
-    AT_ROOT,
-    COLUMNS,
-    ONCE,
-    Axes,
-)
+from keras_towers.partition.axes import AT_ROOT, COLUMNS, ONCE, Axes
 from keras_towers.partition.program import (
     Attributes,
     Exchange,

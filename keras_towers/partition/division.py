@@ -26,12 +26,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import require, unless_none
-from keras_towers.partition.registry import (
-    Factors,
-    Labels,
-    NewAxis,
-    facts_of,
-)
+from keras_towers.partition.registry import Factors, Labels, NewAxis, facts_of
 from keras_towers.partition.sizes import (
     UNKNOWN,
     Dimension,

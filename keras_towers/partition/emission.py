@@ -1,4 +1,8 @@
-"""Adds the operations of a program to a TensorFlow graph."""
+"""Adds the operations of a program to a TensorFlow graph.
+
+``fit/step/tower_functions.py`` and ``tower_program.py`` call ``emit``;
+``mesh.py`` does so for the graph of a column.
+"""
 
 from __future__ import annotations
 

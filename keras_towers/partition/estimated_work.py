@@ -1,4 +1,8 @@
-"""Estimates the work of an operation from the sizes of its tensors."""
+"""Estimates the work of an operation from the sizes of its tensors.
+
+The choice of a layout, the schedule and reports on costs compare operations by
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Constant folding, of numbers, sizes and axes that are known before a step."""
+"""Constant folding, of numbers, sizes and axes that are known before a step.
+
+``layout_pass.py`` folds the outputs of each operation; rules read
+``Value.known``.
+"""
 
 from __future__ import annotations
 

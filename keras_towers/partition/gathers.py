@@ -97,12 +97,7 @@ class Gathers:
         return level
 
     def add(
-        self,
-        value: Value,
-        to: Axes,
-        size: int,
-        level: int,
-        tensor: Tensor,
+        self, value: Value, to: Axes, size: int, level: int, tensor: Tensor
     ) -> None:
         """Record that a variable is gathered at the end of a level."""
         whole = _Whole(size, level, level + 1, tensor)

@@ -1,4 +1,7 @@
-"""The operations that XLA compiles, by the kernels registered in TensorFlow."""
+"""The operations that XLA compiles, by the kernels registered in TensorFlow.
+
+``xla_pieces.py`` leaves the others out of compiled functions.
+"""
 
 from __future__ import annotations
 

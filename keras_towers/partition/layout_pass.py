@@ -163,7 +163,7 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
     of_update = name in marks.updates
     node.builder.of_update = of_update and not node.options.xla
     reads_from = node.scope.updates_from if of_update else 0
-    node.variables.resources.reads_from = reads_from
+    node.variables.reads_from = reads_from
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
     is_known = node.type not in node.options.undivided
@@ -377,7 +377,7 @@ def _gradients(
         facts = Value(REPLICATED, shape=value.shape)
         outputs.append(replicated(tensor, facts))
     # Where weights are written, nothing else should have their memory.
-    node.variables.resources.read_again()
+    node.variables.read_again()
     # Rows are updated as their gradients arrive, one weight at a time. What
     # updates need, such as the learning rate, may not wait for the last one.
     in_shards = any(isinstance(layout, InShards) for layout in layouts)
@@ -405,11 +405,7 @@ def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
     converter, rows = node.converter, value.sharded
     if value.is_partial and not value.gathers:
         total = node.builder.exchange(
-            "sum",
-            value.own,
-            sizes=value.shape,
-            to=to,
-            least=least,
+            "sum", value.own, sizes=value.shape, to=to, least=least
         )
         if not to:
             value.whole = total
@@ -422,10 +418,7 @@ def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
 
 
 def _complete(
-    node: Node,
-    inputs: Values,
-    outputs: Values,
-    known: Sequence[Any] | None,
+    node: Node, inputs: Values, outputs: Values, known: Sequence[Any] | None
 ) -> None:
     """Add the shapes of outputs, and their known entries."""
     shapes = _symbolic_shapes(node, inputs)

@@ -244,8 +244,4 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
         else e
         for e in program.exchanges
     ]
-    return dataclasses.replace(
-        program,
-        exchanges=exchanges,
-        computed_once=once,
-    )
+    return dataclasses.replace(program, exchanges=exchanges, computed_once=once)

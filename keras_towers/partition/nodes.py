@@ -1,4 +1,8 @@
-"""Nodes: the traced operations as rules see them, and their scope."""
+"""Nodes: the traced operations as rules see them, and their scope.
+
+``layout_pass.py`` makes a ``Node`` of each operation, and passes it to the
+rules.
+"""
 
 from __future__ import annotations
 

@@ -18,11 +18,7 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.axes import (
-    BATCH,
-    ONCE,
-    Axes,
-)
+from keras_towers.partition.axes import BATCH, ONCE, Axes
 from keras_towers.partition.sizes import Dimension
 
 

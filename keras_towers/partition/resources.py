@@ -1,4 +1,8 @@
-"""The order of reads and writes of resources, and the values of variables."""
+"""The order of reads and writes of resources, and the values of variables.
+
+``rules/variables.py`` and ``undivided.py`` read and write variables through
+this.
+"""
 
 from __future__ import annotations
 
@@ -111,16 +115,14 @@ class Resources:
         return [self.common_handle(t) for t in handles] or [None]
 
 
-class VariableContents:
-    """The values of variables, at a point of the trace.
+class VariableContents(Resources):
+    """Resources, and the values of variables, at a point of the trace.
 
     Args:
         converter: converts values of the graph, or of the function.
         around: for a function, what variables hold where it is called.
 
     Attributes:
-        resources: the order of operations that use the same resources, and what
-            is known of what variables hold.
         gathers: whether functions that are called get the whole of variables in
             shards.
     """
@@ -128,9 +130,7 @@ class VariableContents:
     def __init__(
         self, converter: Converter, around: VariableContents | None = None
     ):
-        self.resources: Resources = Resources(
-            None if around is None else around.resources
-        )
+        super().__init__(around)
         self.gathers: bool = around is not None and around.gathers
         self._builder, self._converter = converter.builder, converter
         self._around = around
@@ -145,18 +145,17 @@ class VariableContents:
         """
         handle = self._converter.replicate(variable)
         require(handle.handle is not None)
-        common = self.resources.common_handle(handle)
-        contents = self.resources.contents
-        if common in contents:
-            return contents[common]
+        common = self.common_handle(handle)
+        if common in self.contents:
+            return self.contents[common]
         around = self._around
         if around is not None:
             content = around.content_of(Value(REPLICATED, whole=handle))
             if self.gathers:
                 content = around._converter.gathered(content)
             return around._converter.captured(content)
-        local = self.resources.copies.get(common)
-        rows = self.resources.rows.get(common)
+        local = self.copies.get(common)
+        rows = self.rows.get(common)
         _, shape = type_of_content(common)
         sizes = None if shape.rank is None else sizes_of(shape)
         if rows is not None:
@@ -170,7 +169,7 @@ class VariableContents:
                 whole=self.read(common) if needs_whole else None,
                 shape=sizes,
             )
-        contents[common] = content
+        self.contents[common] = content
         return content
 
     def read(self, handle: Tensor) -> Tensor:
@@ -199,7 +198,7 @@ class VariableContents:
             reads: whether it only reads variables.
         """
         phase = self._builder.phase_of(type_, operands)
-        least = self.resources.record_use(phase, operands, reads)
+        least = self.record_use(phase, operands, reads)
         return self._builder.add(
             type_, operands, attributes, outputs, least, has_effect=not reads
         )
@@ -214,12 +213,12 @@ class VariableContents:
         """
         handle = self._converter.replicate(variable)
         require(handle.handle is not None)
-        common = self.resources.common_handle(handle)
+        common = self.common_handle(handle)
         if self._around is not None:
-            self.resources.contents[common] = content
+            self.contents[common] = content
             return
         handle, value = self._operands(handle, content)
-        if (rows := self.resources.rows.get(common)) is not None:
+        if (rows := self.rows.get(common)) is not None:
             content = Value(rows, value, shape=content.shape)
         self.add_in_order(
             "AssignVariableOp",
@@ -227,7 +226,7 @@ class VariableContents:
             {"dtype": value.dtype, "validate_shape": False},
             reads=False,
         )
-        self.resources.contents[common] = content
+        self.contents[common] = content
 
     def add_in_place(self, type_: str, variable: Value, term: Value) -> bool:
         """Add a term to a variable and all of its copies, in their memory.
@@ -244,9 +243,7 @@ class VariableContents:
         handle = self._converter.replicate(variable)
         if self._around is not None or handle.handle is None:
             return False
-        is_shared = self.resources.common_handle(handle) not in (
-            self.resources.copies
-        )
+        is_shared = self.common_handle(handle) not in (self.copies)
         if not is_shared and not self._builder.of_update:
             return False
         handle, value = self._operands(handle, term)
@@ -262,14 +259,14 @@ class VariableContents:
 
         The handle is of shards, of copies, or of a shared variable.
         """
-        common = self.resources.common_handle(handle)
-        rows = self.resources.rows.get(common)
+        common = self.common_handle(handle)
+        rows = self.rows.get(common)
         if rows is not None:
             _, shape = type_of_content(common)
             if shape.rank is not None:
                 # The trace may not know the sizes of what is assigned.
                 content.shape = sizes_of(shape)
-            local = self.resources.copies[common]
+            local = self.copies[common]
             return local, self._converter.shard(content, rows)
         if "towers" in handle.axes:
             return handle, self._converter.replicate(content)
@@ -278,7 +275,7 @@ class VariableContents:
     def rows_of(self, variable: Value) -> Sharded | None:
         """Return the layout of a variable in shards; None if it is whole."""
         whole = variable.whole
-        return None if whole is None else self.resources.rows.get(whole)
+        return None if whole is None else self.rows.get(whole)
 
 
 def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:

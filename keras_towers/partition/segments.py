@@ -1,4 +1,8 @@
-"""Divides a step into segments that are recomputed."""
+"""Divides a step into segments that are recomputed.
+
+``fit/context/remat_scopes.py`` records the segments that users mark, and
+``rematerialization.py`` recomputes them.
+"""
 
 from __future__ import annotations
 

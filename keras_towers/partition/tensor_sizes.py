@@ -185,16 +185,13 @@ class TensorSizes:
         own = self._shapes.get(given)
         if result in self._shapes or own is None:
             return
-        shape = list(own)
-        along, shares = "columns" in exchange.over, self._towers
-        if exchange.kind == "gather":
-            static = result.shape.rank == len(shape)
-            size = result.shape[exchange.axis] if static else None
-            shape[exchange.axis] = size or shape[exchange.axis] * (
-                1 if along else shares
+        shape, axis = list(own), exchange.axis
+        if exchange.kind in ("gather", "scatter"):
+            shares = 1 if "columns" in exchange.over else self._towers
+            known = result.shape.rank == len(shape) and result.shape[axis]
+            whole = shape[axis] * shares
+            part = -(-shape[axis] // self._towers)
+            shape[axis] = known or (
+                whole if exchange.kind == "gather" else part
             )
-        elif exchange.kind == "scatter":
-            static = result.shape.rank == len(shape)
-            size = result.shape[exchange.axis] if static else None
-            shape[exchange.axis] = size or -(-shape[exchange.axis] // shares)
         self._shapes[result] = shape

@@ -284,20 +284,20 @@ class _GraphInputs:
             values: the values of the inputs.
             scope: that of the graph.
         """
-        resources = scope.variables.resources
+        variables = scope.variables
         for index, (_, common, layout) in enumerate(self._each):
             if isinstance(layout, Mirrored):
                 copy = dataclasses.replace(common, axes=common.axes | TOWERS)
                 self._copies[index] = values[index].local = copy
                 if copy.handle is not None:
-                    resources.add_copies(common, copy)
+                    variables.add_copies(common, copy)
             elif isinstance(layout, InShards):
                 handle = _handle_of_shards(common.handle, layout)
                 axes = common.axes | self._shard_axes
                 copy = dataclasses.replace(common, axes=axes, handle=handle)
                 self._copies[index] = copy
                 rows = self.units.rows_in(layout)
-                resources.add_copies(common, copy, rows)
+                variables.add_copies(common, copy, rows)
 
 
 def _scalar(axes: Axes, dtype: tf.DType = SIZE_DTYPE) -> Tensor:

@@ -154,7 +154,7 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
         results = [_broadcast_from_root(builder, whole) for whole in results]
     if effect is Effect.EXTERNAL:
         # A function of Python may write any variable.
-        node.variables.resources.contents.clear()
+        node.variables.contents.clear()
     for index in targets if at_root else mirrored:
         _share_content(node, inputs[index], at_root)
     return [Value(REPLICATED, whole=whole) for whole in results]
@@ -171,7 +171,7 @@ def _copy_in_order(
     least = 0
     if node.operation.op_def.is_stateful or uses_handles(node):
         phase = node.builder.phase_of(node.type, operands)
-        least = node.variables.resources.record_use(phase, operands, reads)
+        least = node.variables.record_use(phase, operands, reads)
     return node.copy(
         operands,
         least=least,

@@ -1,4 +1,7 @@
-"""Units: what rows are counted in, and the sizes that follow from them."""
+"""Units: what rows are counted in, and the sizes that follow from them.
+
+``layouts.py`` has ``Unit``; rules find the rows of an axis by ``Units``.
+"""
 
 from __future__ import annotations
 

@@ -275,9 +275,7 @@ def _is_sized(tensor: Tensor, program: Program) -> bool:
 
 
 def _in_stages(
-    operations: Sequence[Operation],
-    single: set[int],
-    least: Mapping[int, int],
+    operations: Sequence[Operation], single: set[int], least: Mapping[int, int]
 ) -> tuple[list[Stage], Mapping[int, int]]:
     """Divide operations into stages; return stages, and numbers by operation.
 

@@ -1,4 +1,8 @@
-"""Exchanges among the devices of a process: the protocol, and additions."""
+"""Exchanges among the devices of a process: the protocol, and additions.
+
+``collective_ops.py`` has NCCL and TensorFlow's collectives; ``packing.py``
+packs tensors for any of them.
+"""
 
 from __future__ import annotations
 
@@ -307,9 +311,7 @@ class SumsByFunction(OnTowers):
 
 
 def on_each(
-    devices: Sequence[str],
-    function: Callable[..., _T],
-    *values: Sequence[Any],
+    devices: Sequence[str], function: Callable[..., _T], *values: Sequence[Any]
 ) -> list[_T]:
     """Call a function of each device's values in some lists, on that device."""
     results = []

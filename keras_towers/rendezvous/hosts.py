@@ -1,4 +1,8 @@
-"""The hosts of a job, named or allocated, and the placement of its ranks."""
+"""The hosts of a job, named or allocated, and the placement of its ranks.
+
+``cli/run.py`` parses and allocates hosts; ``launching/rank_job.py`` places
+ranks.
+"""
 
 from __future__ import annotations
 

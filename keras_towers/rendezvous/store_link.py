@@ -1,4 +1,7 @@
-"""The connection of a process to the store of its job."""
+"""The connection of a process to the store of its job.
+
+``store.py`` makes requests through it; ``store_server.py`` answers them.
+"""
 
 from __future__ import annotations
 
@@ -227,11 +230,7 @@ class StoreLink:
 
 
 def encode_request(
-    endpoint: Endpoint,
-    method: str,
-    path: str,
-    body: bytes,
-    keeps: bool = True,
+    endpoint: Endpoint, method: str, path: str, body: bytes, keeps: bool = True
 ) -> bytes:
     """Return a signed request.
 

@@ -1,4 +1,8 @@
-"""The thread that counts arrivals and applies averages."""
+"""The thread that counts arrivals and applies averages.
+
+``tower_threads.py`` starts it, and so does the chief in
+``averaged_updates.py``.
+"""
 
 from __future__ import annotations
 

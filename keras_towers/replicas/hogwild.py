@@ -26,7 +26,8 @@ from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.reduction import Collectives, scaled
+from keras_towers.reduction.collectives import Collectives
+from keras_towers.reduction.gradients import scaled
 from keras_towers.replicas.named_resources import after_writes_of
 
 _numbers = itertools.count()

@@ -1,4 +1,8 @@
-"""The base of all strategies: a TensorFlow strategy of three components."""
+"""The base of all strategies: a TensorFlow strategy of three components.
+
+The components are in ``fit/components.py``, ``fit/update/weight_update.py`` and
+``fit/calls/tower_runner.py``.
+"""
 
 from __future__ import annotations
 
@@ -426,10 +430,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
-        variables = self._update.variables
+        access = self._update.variables.access
         # All ranks have refused a model at the same place.
         ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
-        if self._update.sharding.are_over_ranks:
+        if access.may_need_all:
             # A script may end in the block, and other ranks still read.
             left = error[1]
             is_exit = isinstance(left, SystemExit) and not left.code
@@ -439,8 +443,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             if ends_well and not is_alone:
                 self._config.transport.note_wait("the end of the block")
                 self._adoption.end_rounds()
-                if self._update.sharding.are_over_ranks:
-                    variables.access.serve("is at the end of the block")
+                if access.may_need_all:
+                    access.serve("is at the end of the block")
             if stack is not None:
                 stack.__exit__(*error)
         finally:
@@ -450,8 +454,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     # The other ranks may not take part after an error.
                     self._adoption.release(asks_ranks=ends_well or is_alone)
                 finally:
-                    if self._update.sharding.are_over_ranks:
-                        variables.access.serve_at_exit()
+                    if access.may_need_all:
+                        access.serve_at_exit()
                     self._config.transport.note_wait("")
 
     def __copy__(self) -> Self:

@@ -19,8 +19,8 @@ from keras_towers._strategy import Strategy
 from keras_towers._types import Structure
 from keras_towers.fit.data import batches as data_lib, tower_datasets
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
-from keras_towers.reduction import divide, sum_over_ranks
-from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.gradients import Gradient, divide
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
 Value: TypeAlias = "tf.distribute.DistributedValues | Gradient"

@@ -111,7 +111,7 @@ class Transport(Abortable, Protocol):
         ...
 
 
-class SingleProcess:
+class SingleProcess(Transport):
     """A ``Transport`` for a single process: every sum is its input."""
 
     name = "one process"
@@ -128,14 +128,7 @@ class SingleProcess:
     def abort(self) -> None:
         pass
 
-    def leave(self) -> None:
-        pass
-
-    def renew(self) -> None:
-        pass
-
-    def reconnect(self) -> None:
-        pass
+    leave = renew = reconnect = abort
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str

@@ -1,4 +1,8 @@
-"""The base class of all engines' transports."""
+"""The base class of all engines' transports.
+
+``engines/`` has a subclass for each engine; ``messages.py`` encodes the
+tensors.
+"""
 
 from __future__ import annotations
 

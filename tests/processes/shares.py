@@ -226,6 +226,31 @@ def what_other_ranks_have_dropped_can_be_read():
 
 
 @check
+def what_a_block_has_left_in_parts_is_read_in_one_that_divides_nothing():
+    """Before a call, in a callback and at the end: there the others serve."""
+    first, second, reference = compiled(), compiled(), alone({"epochs": 1})
+    path, found = str(FOLDER / "in parts.keras"), []
+    with sharded():
+        train(first, epochs=1)
+
+    def read(_=None):
+        if s.RANK == 0:
+            found.append(first.optimizer._momentums[len(found)].numpy())
+
+    with sharded(updates=None):
+        read()
+        train(second, epochs=1, callbacks=[s.Does(on_epoch_end=read)])
+        if s.RANK == 0:
+            first.save(path)
+        read()
+    if s.RANK == 0:
+        wanted = reference.optimizer._momentums
+        assert_all_close(found, [v.numpy() for v in wanted[:3]], 1e-5)
+        saved = keras.saving.load_model(path)
+        assert_all_close(values(saved), values(reference), 1e-5)
+
+
+@check
 def a_model_in_shards_is_compiled_again_and_exported():
     def act(it):
         train(it, epochs=1)

@@ -12,17 +12,14 @@ import tensorflow as tf
 
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
-from keras_towers.reduction import (
+from keras_towers.reduction import collective_ops
+from keras_towers.reduction.collective_ops import (
     CollectiveOps,
-    GradientPacker,
-    Hierarchical,
     NcclAllReduce,
-    OnDevice,
-    OnTowers,
-    Packed,
-    collective_ops,
     nccl_available,
 )
+from keras_towers.reduction.collectives import Hierarchical, OnDevice, OnTowers
+from keras_towers.reduction.packing import GradientPacker, Packed
 from keras_towers.transport.messages import Rows
 from tests.reduction.cases import (
     ON_CPUS,

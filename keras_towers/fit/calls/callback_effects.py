@@ -204,9 +204,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._events: set[str] = set(itertools.chain(*ranks))
 
     def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
-        adoption = self._adoption
-        reads = adoption is not None and adoption.update.sharding.are_over_ranks
-        return _acts(callback, event, reads)
+        return _acts(callback, event, self._joint.may_need_all)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

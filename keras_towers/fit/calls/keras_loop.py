@@ -1,4 +1,7 @@
-"""Connects Keras's own loop to a call: its iterator and its steps."""
+"""Connects Keras's own loop to a call: its iterator and its steps.
+
+``keras_patches.py`` installs these functions. ``tower_call.py`` has the call.
+"""
 
 from __future__ import annotations
 

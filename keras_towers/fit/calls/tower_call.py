@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -335,8 +336,9 @@ class TowerCall:
         places = self.places if is_own else self._places_of(kind)
         order = self._step.order
         counted = order.steps_done if self.config.transport.size > 1 else None
+        # What still reads the data later must not keep the model.
         read_limit = ReadAheadLimit(
-            lambda: model_state.collect(self.model).everything(),
+            functools.partial(_variables_of, weakref.ref(self.model)),
             self.model.steps_per_execution,
             None if self.is_alone else counted,
         )
@@ -490,6 +492,14 @@ def tower_function(
         function = AdaptiveFunction(model, name, config, settings)
         setattr(model, name, function)
     return function
+
+
+def _variables_of(
+    model: weakref.ref[keras.Model],
+) -> Collection[keras.Variable]:
+    """Return all variables of a model, if it is still there."""
+    found = model()
+    return [] if found is None else model_state.collect(found).everything()
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:

@@ -1,4 +1,8 @@
-"""Runs Keras's methods with synchronous steps on all towers."""
+"""Runs Keras's methods with synchronous steps on all towers.
+
+``keras_patches.py`` passes each call of ``fit``, ``evaluate``, ... to the
+runner of its strategy. The runner makes a ``TowerCall`` (``tower_call.py``).
+"""
 
 from __future__ import annotations
 
@@ -140,10 +144,7 @@ class TowerRunner(Runner):
                 again = self.adoption.prepared.had_another(model, kind)
                 where = call_agreement.beginning_of(keras_call, again)
                 access = self.adoption.update.variables.access
-                # A rank that reads a variable between calls may need all: it
-                # may be another strategy's, whose block has left it in parts.
-                may_read = access.size > 1 and access.known.agreements > 0
-                if outer is None and may_read:
+                if outer is None and access.may_need_all:
                     call_agreement.serve(config, access, kind, where)
                 if not prepared:
                     observer = callback_roles.only_one(ObservesFit, keras_call)

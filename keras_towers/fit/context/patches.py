@@ -1,4 +1,7 @@
-"""Temporary patches of classes, modules and single objects."""
+"""Temporary patches of classes, modules and single objects.
+
+The docstring of ``keras_patches.py`` lists all of them.
+"""
 
 from __future__ import annotations
 

@@ -228,8 +228,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
         is_global = self._owner is _Owner.ALL
-        shares = is_global and self._places.ranks.batch.size > 1
-        if shares and read_ahead.is_countable(self.data_adapter):
+        if is_global and read_ahead.is_countable(self.data_adapter):
             dataset = self.read_limit.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have
@@ -391,11 +390,13 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __next__(self) -> Structure:
         self._on_next_step()
         step = super().__next__()
-        if not self._is_skipping:
-            self.read_limit.begin_steps()
         self._fresh_iterator = None
         size = self.steps_per_execution
         first, last, self._read = compat.execution_of(step, size)
+        if not self._is_skipping:
+            # predict reads all batches of an execution first.
+            one_by_one = self._kind != "predict"
+            self.read_limit.begin_steps(self._read if one_by_one else None)
         steps = self.num_batches
         self.at_last_step = steps is not None and last + 1 >= steps
         ranks = self._places.ranks
@@ -443,8 +444,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Release the data, once pending reads are done.
 
         Keras's generator and its iterator reference each other. Data that never
-        arrives delays only the exit of the process.
+        arrives delays only the exit of the process, and keeps no model.
         """
+        self._on_next_step, self._end_data = lambda: None, lambda batches: None
+        self._within = lambda where: contextlib.nullcontext()
         iterators = [
             self._epoch_iterator,
             self._current_iterator,

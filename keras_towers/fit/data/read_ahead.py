@@ -4,10 +4,10 @@ TensorFlow's threads read the batches of a generator or a ``PyDataset`` some
 batches ahead of the steps. If such data use the model that trains meanwhile,
 their batches would depend on time, and ranks would get different ones. So once
 data have used a variable that steps write, each batch is read only when its
-step has begun.
+step has begun, which then waits for its batch.
 
 ``epoch_iterator.py`` makes the limit of an epoch's data. ``keras_patches.py``
-calls ``read_variable`` and ``asking`` whenever Python code reads a variable or
+calls ``use_variable`` and ``asking`` whenever Python code uses a variable or
 calls a model.
 """
 
@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import multiprocessing.dummy
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -60,18 +61,25 @@ class ReadAheadLimit:
         self._changed = threading.Condition()
         self._has_asked = False
         self._asking = 0
+        # Whether steps may wait for what reads the data, and the batches read.
+        self._orders = False
+        self._ready = 0
         # For a dataset: the number of batches read, and the current read.
         self._read: Any = None
         self._reading: _Reading | None = None
         # For the data's current iterator: its number, the batches read without
         # a step, the steps that have begun, and those done before the last.
         self._iterator = self._skipped = self._begun = self._done_before = 0
+        # Whether steps of the last execution are waited for, and how many are
+        # done where they run one by one.
+        self._counts = False
+        self._done_alone = 0
 
     def begin_iterator(self) -> None:
         """Begin to read anew; reads of the last iterator end."""
         with self._changed:
             self._iterator += 1
-            self._skipped = self._begun = 0
+            self._skipped = self._begun = self._ready = 0
             self._changed.notify_all()
         if self._read is not None:
             self._read.assign(0)
@@ -82,16 +90,50 @@ class ReadAheadLimit:
             self._skipped += batches
             self._changed.notify_all()
 
-    def begin_steps(self) -> None:
-        """Let the batches of the next execution be read."""
+    def begin_steps(self, data: Structure = None) -> None:
+        """Let the batches of the next execution be read.
+
+        Args:
+            data: what its steps read, one by one; None: their batches are read
+                before the first of them.
+        """
+        is_several = data is not None and self._per_execution > 1
         with self._changed:
+            # The first execution shows whether the data ask.
+            may_ask = self._has_asked or (self._orders and not self._begun)
             self._begun += self._per_execution
+            self._done_alone = 0
+            self._counts = is_several and (may_ask or bool(self._done))
             if self._done is not None:
                 self._done_before = self._done()
             self._changed.notify_all()
         if self._read is not None:
             # Data of validation are read within those of training.
             _counted[:] = [*(t for t in _counted if t is not self), self]
+        if isinstance(data, tf.data.Iterator) and self._orders:
+            _limits[data] = self
+
+    def has_to_wait(self) -> bool:
+        """Whether the next step may not begin before its batch is read.
+
+        It may read its variables before its batch is there. So what the data
+        ask, or change, would be earlier or later than the step by chance.
+        """
+        if self._per_execution > 1:
+            # Each waits for its batch, but only those of all ranks are counted.
+            return self._counts and self._done is None
+        ready = self._ready if self._read is None else int(self._read)
+        return ready < self._skipped + self.per_step * self._begun
+
+    def begin_step(self, done: int) -> None:
+        """Let the batch of the next step of an execution be read.
+
+        Args:
+            done: how many steps of it are done.
+        """
+        with self._changed:
+            self._done_alone = done
+            self._changed.notify_all()
 
     def end(self) -> None:
         """End all reads, once they no longer use the model."""
@@ -112,8 +154,12 @@ class ReadAheadLimit:
         names: tuple[str, ...] = ()
         if isinstance(adapter, compat.GeneratorDataAdapter):
             names = ("generator",)
-        elif isinstance(adapter, compat.PyDatasetAdapter):
+        # A pool of Keras has no limit.
+        elif not has_pool(adapter) and isinstance(
+            adapter, compat.PyDatasetAdapter
+        ):
             names = "_finite_generator", "_infinite_generator"
+        self._orders = bool(names)
         for name in names:
             setattr(adapter, name, self.wrap(getattr(adapter, name)))
 
@@ -133,6 +179,9 @@ class ReadAheadLimit:
                         batch = next(source)
                     except StopIteration:
                         return
+                with self._changed:
+                    if iterator == self._iterator:
+                        self._ready = number + 1
                 yield batch
 
         return batches
@@ -144,6 +193,7 @@ class ReadAheadLimit:
             dataset: runs Python functions, and reads no batch ahead.
         """
         self._read = counter = compat.hidden_variable(0, tf.int64)
+        self._orders = True
         _counted.append(self)
 
         def count(batch: Structure) -> Structure:
@@ -193,9 +243,12 @@ class ReadAheadLimit:
             )
         step = (number - self._skipped) // self.per_step
         last = self._begun - self._per_execution
-        if self._done is None or not last < step < self._begun:
+        if not self._counts or step <= last:
             return step < self._begun
-        return step <= last + self._done() - self._done_before
+        done = self._done_alone
+        if self._done is not None:
+            done = self._done() - self._done_before
+        return step < self._begun and step <= last + done
 
 
 class _Reading:
@@ -225,8 +278,16 @@ class _Reading:
 
 
 _reading: ThreadLocal[_Reading] = ThreadLocal()
-# The limits of datasets; the last one has begun a step last.
+# Those that count what is read; the last one has begun a step last.
 _counted: list[ReadAheadLimit] = []
+# Those of the iterators that steps read.
+_limits: weakref.WeakKeyDictionary[tf.data.Iterator, ReadAheadLimit]
+_limits = weakref.WeakKeyDictionary()
+
+
+def limit_of(data: Structure) -> ReadAheadLimit | None:
+    """Return the limit of what steps read; None: it has none."""
+    return _limits.get(data) if isinstance(data, tf.data.Iterator) else None
 
 
 def _current() -> _Reading | None:
@@ -248,14 +309,14 @@ def asking(variables: Iterable[object]) -> Iterator[None]:
         yield
 
 
-def read_variable(
-    original: Callable[[keras.Variable], Any], variable: keras.Variable
+def use_variable(
+    original: Callable[..., Any], variable: keras.Variable, *args: object
 ) -> Any:
-    """Read a variable; a thread that reads data first waits."""
+    """Use a variable; a thread that reads data first waits."""
     reading = _current()
     if reading is not None:
         reading.ask((variable,))
-    return original(variable)
+    return original(variable, *args)
 
 
 def waits_for_steps() -> bool:
@@ -288,10 +349,14 @@ def why_not_asking(adapter: Any) -> str:
     If they are read ahead, ranks read them at different times, and would get
     different batches.
     """
-    if isinstance(adapter, compat.PyDatasetAdapter):
-        has_pool = getattr(adapter, "enqueuer", None) is not None
-        return "Give the PyDataset workers=1" if has_pool else ""
+    if has_pool(adapter):
+        return "Give the PyDataset workers=1"
     return _AHEAD if _has_python(adapter) and not is_countable(adapter) else ""
+
+
+def has_pool(adapter: Any) -> bool:
+    """Whether an adapter has a PyDataset that a pool of Keras reads."""
+    return getattr(adapter, "enqueuer", None) is not None
 
 
 def is_countable(adapter: Any) -> bool:

@@ -1,4 +1,8 @@
-"""Checks that all ranks read the same data, by fingerprints of it."""
+"""Checks that all ranks read the same data, by fingerprints of it.
+
+``epoch_iterator.py`` compares data before an epoch; ``fit/step/global_step.py``
+compares batches in a step.
+"""
 
 from __future__ import annotations
 

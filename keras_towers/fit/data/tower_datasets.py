@@ -1,4 +1,7 @@
-"""Datasets of batches that are divided over towers before a step."""
+"""Datasets of batches that are divided over towers before a step.
+
+``epoch_iterator.py`` makes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Agreement of ranks on the step that they take, and on its data."""
+"""Agreement of ranks on the step that they take, and on its data.
+
+``traced_operations.py`` and ``traced_constants.py`` in ``fit/step`` describe a
+step; ``step_order.py`` runs the comparison before the first exchange.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The order of steps, and of their exchanges, on all ranks."""
+"""The order of steps, and of their exchanges, on all ranks.
+
+``fit/step/global_step.py`` begins, compares and ends each step by a
+``StepOrder``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from keras_towers.fit.ranks.step_agreement import (
     ComparedStep,
     StepAgreement,
 )
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
 

@@ -22,7 +22,7 @@ from keras_towers.errors import shorten
 from keras_towers.fit.components import TowerConfig, TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data import batches as data_lib, read_ahead
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.step_layout import (
     MemoryPlan,
@@ -148,14 +148,22 @@ class AdaptiveFunction(TowerFunction):
         # Whoever gets fewer batches than an execution has runs fewer steps, so
         # the batches to inspect are read and run one by one.
         number, done, result = self._model.steps_per_execution, 0, None
-        while done < number and self._must_inspect(data):
+        limit = read_ahead.limit_of(data)
+        while done < number and (
+            self._must_inspect(data) or (limit and limit.has_to_wait())
+        ):
+            if limit:
+                limit.begin_step(done)
             batch = next(data, None)
             if batch is None:
                 if done:
                     return result
                 break
             alone = functools.partial(_iterate, data, [batch])
-            result = self._inspect([batch], alone)
+            if self._must_inspect(data):
+                result = self._inspect([batch], alone)
+            else:
+                result = self._run_once(alone())
             done += 1
         if done == number:
             return result

@@ -1,4 +1,7 @@
-"""The line of the user's code that has added an operation to a trace."""
+"""The line of the user's code that has added an operation to a trace.
+
+Reports and errors name it: ``step_costs.py``, ``explanation.py``.
+"""
 
 from __future__ import annotations
 

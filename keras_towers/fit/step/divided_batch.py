@@ -1,4 +1,8 @@
-"""A batch divided over towers, and the other inputs of a program."""
+"""A batch divided over towers, and the other inputs of a program.
+
+``fit/data/batches.py`` splits the batch into rows and micro-batches;
+``global_step.py`` passes the result to the program.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Exchanges of a step: among the towers of a process, then among processes."""
+"""Exchanges of a step: among the towers of a process, then among processes.
+
+``tower_program.py`` calls ``exchange_tensors``. The sums themselves are in
+``reduction/`` and ``transport/``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ from keras_towers.fit.step import step_clock
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind
-from keras_towers.reduction import Collectives, sum_over_ranks
+from keras_towers.reduction.collectives import Collectives
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, messages, next_key
 from keras_towers.transport.messages import Rows
 

@@ -1,4 +1,7 @@
-"""The tensors of a step, with one value at each place where they differ."""
+"""The tensors of a step, with one value at each place where they differ.
+
+``tower_program.py`` fills them, micro-batch after micro-batch.
+"""
 
 from __future__ import annotations
 

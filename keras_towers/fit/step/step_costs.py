@@ -1,4 +1,8 @@
-"""The costs of a step on towers: exchanges, and undivided computations."""
+"""The costs of a step on towers: exchanges, and undivided computations.
+
+``step_reports.py`` shows them to users; ``planning.py`` and ``network_cost.py``
+compute with them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The layout of a step over towers, and the settings that it is traced for."""
+"""The layout of a step over towers, and the settings that it is traced for.
+
+``global_step.py`` calls ``lay_out`` with the trace, and ``scheduled`` with the
+result. ``partition/`` does the work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reports on steps, for users: their costs, and what XLA leaves out."""
+"""Reports on steps, for users: their costs, and what XLA leaves out.
+
+``describe()`` and log lines show them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The functions that towers call, and what XLA compiles with them."""
+"""The functions that towers call, and what XLA compiles with them.
+
+``tower_program.py`` calls them, level by level.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from keras_towers.partition.program import (
     Program,
 )
 from keras_towers.partition.xla_pieces import Stage, Stages
-from keras_towers.reduction import Collectives, OnTowers
+from keras_towers.reduction.collectives import Collectives, OnTowers
 
 
 class TowerProgram:

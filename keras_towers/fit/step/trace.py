@@ -1,4 +1,7 @@
-"""The trace of a step on one device, which is then divided over towers."""
+"""The trace of a step on one device, which is then divided over towers.
+
+``global_step.py`` traces; ``step_layout.py`` divides the ``Trace``.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,7 @@ from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import MeshLayout
 from keras_towers.partition.segments import Segments
-from keras_towers.reduction import scaled
-from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.gradients import Gradient, scaled
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate

@@ -25,7 +25,7 @@ from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import VariablePart
-from keras_towers.reduction import RankSum
+from keras_towers.reduction.rank_sum import RankSum
 from keras_towers.rendezvous import rank_checks
 
 logger: logging.Logger = logging.getLogger("keras_towers")

@@ -53,14 +53,9 @@ from keras_towers.fit.weights.without_memory import (
     is_deferred,
 )
 from keras_towers.partition.layouts import MIRRORED, MeshLayout
-from keras_towers.reduction import (
-    Collectives,
-    Gradients,
-    OnDevice,
-    OnTowers,
-    RankSum,
-    scaled,
-)
+from keras_towers.reduction.collectives import Collectives, OnDevice, OnTowers
+from keras_towers.reduction.gradients import Gradients, scaled
+from keras_towers.reduction.rank_sum import RankSum
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.local_sgd import LocalSGD

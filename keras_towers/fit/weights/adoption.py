@@ -1,4 +1,8 @@
-"""Adoption: places models on towers, and releases them again."""
+"""Adoption: places models on towers, and releases them again.
+
+``fit/calls/tower_call.py`` claims a model and places its variables
+(``tower_variables.py``) before the first step. The end of a block releases it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from keras_towers.fit.weights.without_memory import (
     DeferredVariable,
     is_repeatable,
 )
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 

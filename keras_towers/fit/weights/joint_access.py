@@ -69,10 +69,13 @@ class KnownVariables:
     Attributes:
         agreements: how often ranks have agreed on what they divide; places of
             one agreement begin with its number.
+        other_access: reads and writes them in another way in a block; None: as
+            between two calls.
     """
 
     def __init__(self) -> None:
         self.agreements = 0
+        self.other_access: ThreadLocal[Access] = ThreadLocal()
         self._by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
             weakref.WeakValueDictionary()
         )
@@ -130,8 +133,6 @@ class JointAccess:
     def __init__(self, transport: Transport, known: KnownVariables = known):
         self._transport = transport
         self.known: KnownVariables = known
-        # Reads and writes in another way; None: as between two calls.
-        self._other: ThreadLocal[Access] = ThreadLocal()
         self._is_at_exit = False
 
     @property
@@ -143,6 +144,14 @@ class JointAccess:
     def size(self) -> int:
         """The number of ranks."""
         return self._transport.size
+
+    @property
+    def may_need_all(self) -> bool:
+        """Whether a rank may do something with a variable that needs all.
+
+        It may be another strategy's, whose block has left it in parts.
+        """
+        return self.size > 1 and self.known.agreements > 0
 
     def register(self, variable: ShardedVariable) -> None:
         """Let ranks find a variable by its place."""
@@ -176,7 +185,7 @@ class JointAccess:
         self._access(access, whole)
 
     def _access(self, action: Action, value: object) -> tf.Tensor | None:
-        access = self._other.get()
+        access = self.known.other_access.get()
         if access is not None:
             return access(action, value)
         return self.meet(str(action), action, value)[1]
@@ -348,7 +357,7 @@ class JointAccess:
             access: does what this rank is about to do together with the other
                 ranks, given what it writes; returns what it reads.
         """
-        with self._other.holding(access):
+        with self.known.other_access.holding(access):
             yield
 
 

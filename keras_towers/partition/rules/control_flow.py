@@ -299,9 +299,7 @@ def _lay_out_functions(
         ends.append([*outputs[: node.num_outputs]])
     # A function that does not write a variable returns what it holds.
     written = list(
-        dict.fromkeys(
-            h for i in insides for h in i.variables.resources.contents
-        )
+        dict.fromkeys(h for i in insides for h in i.variables.contents)
     )
     handles = [Value(REPLICATED, whole=handle) for handle in written]
     for inside, values in zip(insides, ends, strict=True):
@@ -449,10 +447,7 @@ def settle(
 
 
 def add_loop(
-    node: Node,
-    loop_vars: Sequence[Tensor],
-    body: Function,
-    condition: Function,
+    node: Node, loop_vars: Sequence[Tensor], body: Function, condition: Function
 ) -> list[Tensor]:
     """Add a loop; return its outputs, the loop variables first.
 

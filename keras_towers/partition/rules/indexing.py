@@ -148,11 +148,7 @@ def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     indices, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
     rank = len(inputs[2].known_array)
     indices = index_value(
-        node.builder,
-        indices.own,
-        numbers.layout,
-        numbers.row_layout,
-        rank,
+        node.builder, indices.own, numbers.layout, numbers.row_layout, rank
     )
     return [indices, entries]
 

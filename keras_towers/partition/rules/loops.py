@@ -90,7 +90,7 @@ def _lay_out_loop(
         node.scope.restore_computed_once(before)
         round_, tensors, outputs = _lay_out_round(node, body, inputs, states)
         ends: dict[_Key, Value] = {k: outputs[k] for k in loop_vars}
-        for handle in round_.variables.resources.contents:
+        for handle in round_.variables.contents:
             variable = Value(REPLICATED, whole=handle)
             if handle not in starts:
                 content = variables.content_of(variable)
@@ -143,16 +143,13 @@ def _require_no_writes(tester: Scope, before: Mapping[_Key, Tensor]) -> None:
         tester: the scope of the condition.
         before: what it gets of loop variables, and of variables.
     """
-    for handle, content in tester.variables.resources.contents.items():
+    for handle, content in tester.variables.contents.items():
         require(handle in before)
         require(before[handle] in (content.whole, content.local))
 
 
 def _lay_out_round(
-    node: Node,
-    graph: tf.Graph,
-    inputs: Values,
-    states: Mapping[_Key, Value],
+    node: Node, graph: tf.Graph, inputs: Values, states: Mapping[_Key, Value]
 ) -> tuple[Scope, list[Tensor], Values]:
     """Lay out the body of a loop, or its condition.
 
@@ -184,7 +181,7 @@ def _lay_out_round(
         if isinstance(key, int):
             values[key] = value
         else:
-            inner.variables.resources.contents[key] = value
+            inner.variables.contents[key] = value
     return inner, tensors, lay_out_function(inner, graph, values)
 
 

@@ -27,10 +27,7 @@ from keras_towers.partition.reasons import (
     unless_none,
 )
 from keras_towers.partition.registry import operation
-from keras_towers.partition.rules.row_numbers import (
-    entry_numbers,
-    sparse_rows,
-)
+from keras_towers.partition.rules.row_numbers import entry_numbers, sparse_rows
 from keras_towers.partition.rules.row_splits import (
     copy_on_towers,
     limits_of,

@@ -14,12 +14,7 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, static
 from keras_towers.partition.conversions import Converter
-from keras_towers.partition.layouts import (
-    Sharded,
-    Value,
-    Values,
-    local_shape,
-)
+from keras_towers.partition.layouts import Sharded, Value, Values, local_shape
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
@@ -54,8 +49,7 @@ def _draw_rows(
     require(not layout.axis and layout.blocks == 1)
     require(UNKNOWN not in sizes, SHAPE)
     require(
-        algorithm.number in _PHILOX,
-        "{} does not draw by the Philox generator",
+        algorithm.number in _PHILOX, "{} does not draw by the Philox generator"
     )
     if node.options.xla and node.type == "StatelessRandomNormalV2":
         # XLA draws pairs of numbers, which may belong to different rows.

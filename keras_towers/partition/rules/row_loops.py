@@ -270,7 +270,7 @@ class RowLoop:
                 round_.tracked[value] = state, index
             values.append(value)
         ends = lay_out_function(round_.scope, self._body, values)
-        require(not round_.scope.variables.resources.contents)
+        require(not round_.scope.variables.contents)
         self._check(round_, values, ends)
         after = {
             k: self._list_in_round(k, common_facts(lists[k], ends[k]))

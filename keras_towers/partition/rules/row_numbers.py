@@ -30,11 +30,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.reasons import (
-    asserted,
-    require,
-    unless_none,
-)
+from keras_towers.partition.reasons import asserted, require, unless_none
 from keras_towers.partition.registry import facts_of, operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
@@ -229,7 +225,8 @@ def note_moved(
             return {}
         if node.type != "StridedSlice":
             return None
-        *others, last = _spans_of(node, inputs)
+        ends = [end.entries for end in inputs[1:]]
+        *others, last = spans(node, inputs[0].sizes, *ends)
         if last != Span(len(others), 0, 1, dropped=True):
             return None
         is_whole = all(span.is_whole for span in others)
@@ -321,11 +318,6 @@ def _is_exact(node: Node, at: int) -> bool:
         dtype.is_integer and dtype.size >= 4
         for dtype in (node.dtype(at), node.output_dtype(0))
     )
-
-
-def _spans_of(node: Node, inputs: Values) -> list[Span]:
-    ends = [end.entries for end in inputs[1:]]
-    return spans(node, inputs[0].sizes, *ends)
 
 
 def _becomes_column(node: Node, inputs: Values) -> bool:

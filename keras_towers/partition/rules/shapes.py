@@ -32,11 +32,7 @@ from keras_towers.partition.registry import (
     operation,
 )
 from keras_towers.partition.rules import row_numbers, row_splits
-from keras_towers.partition.sizes import (
-    UNKNOWN,
-    Size,
-    broadcast,
-)
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast
 from keras_towers.partition.units import Units
 
 

@@ -106,7 +106,7 @@ def _look_up_keys(
     converter = node.converter
     operands = [converter.replicate(table), own, converter.replicate(default)]
     phase = node.builder.phase_of(node.type, operands)
-    least = node.variables.resources.record_use(phase, operands, reads=True)
+    least = node.variables.record_use(phase, operands, reads=True)
     (found,) = node.copy(operands, [own.shape], least=least)
     return [Value(layout, found, shape=keys.shape)]
 
@@ -196,10 +196,7 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
         zero = builder.constant(0, whole.dtype)
         own, is_own = _own_indices(builder, whole, rows, zero)
         looked_up = builder.op(
-            "GatherV2",
-            [local, own, 0],
-            suffix=_part_of(rows),
-            batch_dims=0,
+            "GatherV2", [local, own, 0], suffix=_part_of(rows), batch_dims=0
         )
         part = _zero_others(builder, looked_up, is_own, table.rank - 1)
     sums = Value(PARTIAL, part, shape=shape)

@@ -89,15 +89,32 @@ def test_steps_of_an_execution_are_waited_for_one_by_one(variable):
     limit.skip(4)
     reader = Reader(limit.wrap(lambda: asking(variable, 30))())
     assert reader.reads(4)
-    limit.begin_steps()
+    limit.begin_steps(data=iter(()))
     assert reader.reads(6)
     done[0] += 1
     assert reader.reads(8)
     # The last step of an execution does not begin the next one.
     done[0] += 2
     assert reader.reads(10)
-    limit.begin_steps()
+    limit.begin_steps(data=iter(()))
     assert reader.reads(12)
+    limit.end()
+    reader.thread.join(LIMIT_S)
+
+
+def test_steps_that_nothing_counts_run_one_by_one(variable):
+    limit = ReadAheadLimit(lambda: [variable], 3)
+    limit.begin_iterator()
+    reader = Reader(limit.wrap(lambda: asking(variable, since=1))())
+    assert reader.reads(1)
+    limit.begin_steps(data=iter(()))
+    for done in range(3):
+        limit.begin_step(done)
+        assert limit.has_to_wait()
+        assert reader.reads(done + 1)
+    # What predict reads.
+    limit.begin_steps()
+    assert reader.reads(6)
     limit.end()
     reader.thread.join(LIMIT_S)
 
@@ -167,20 +184,54 @@ def test_what_a_dataset_runs_and_reads_ahead(make, runs, ahead):
     assert read_ahead.reads_ahead(dataset) == ahead
 
 
-def test_towers_of_one_process_train_on_data_that_ask():
-    def data(model, number):
+def halves(model, x, y):
+    bias = model.trainable_variables[-1]
+    bias.assign(bias * 0.5)
+
+
+ASKS = (
+    lambda model, x, y: model.predict(x, verbose=0),
+    lambda model, x, y: model.evaluate(x, y, verbose=0),
+    halves,
+    lambda model, x, y: model.train_on_batch(x, y),
+    lambda model, x, y: model.reset_metrics(),
+    lambda model, x, y: model(x),
+)
+
+
+@pytest.mark.parametrize(
+    "is_dataset, steps", [(False, 1), (False, 2), (True, 1), (True, 2)]
+)
+def test_towers_of_one_process_train_on_data_that_ask(is_dataset, steps):
+    """A step does not read its variables before its batch is there."""
+    number = len(ASKS) + 5
+
+    def data(model):
         rows = np.random.default_rng(0)
         for k in range(number):
             x = rows.normal(size=(6, 6)).astype("float32")
-            said = model.predict(x, verbose=0) if k % 2 else model(x).numpy()
-            yield x, np.argmin(said, 1)
+            y = np.argmin(model(x).numpy(), 1)
+            ASKS[k % len(ASKS)](model, x, y)
+            yield x, y
 
-    mine, alone = linear(), linear()
+    mine, alone = linear(steps_per_execution=steps), linear()
+    batches = data(mine)
+    if is_dataset:
+        batches = tf.data.Dataset.from_generator(
+            lambda: data(mine),
+            output_signature=(
+                tf.TensorSpec([None, 6]),
+                tf.TensorSpec([None], tf.int64),
+            ),
+        )
     with kt.TowerStrategy(3):
-        mine.fit(data(mine, 5), verbose=0)
-    batches = data(alone, 5)
-    # Keras reads two before the first step.
-    first = [next(batches), next(batches)]
-    for x, y in itertools.chain(first, batches):
-        alone.train_on_batch(x, y)
+        history = mine.fit(batches, verbose=0).history
+    batches = data(alone)
+    # Keras reads two of a generator before the first step.
+    first = [] if is_dataset else [next(batches), next(batches)]
+    alone.reset_metrics()
+    alone.make_train_function()
+    for batch in itertools.chain(first, batches):
+        logs = alone.train_function(iter([batch]))
     assert_all_close(mine.get_weights(), alone.get_weights())
+    assert_all_close(history["loss"], [logs["loss"]])

@@ -13,7 +13,7 @@ from keras_towers.fit.update.sharding_policy import (
     ShardingPolicy,
 )
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.reduction import OnDevice
+from keras_towers.reduction.collectives import OnDevice
 from keras_towers.strategies.base import BaseStrategy
 from tests.kit.compare import assert_exact
 from tests.kit.training import fit, linear

@@ -49,7 +49,7 @@ from keras_towers.engines.horovod.hvd.operations import (
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement, model_state
 from keras_towers.fit.weights.copies import native
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 
 # A value of ``model.stop_training`` that no other callback sets. It ends an
 # epoch early, not the training.
