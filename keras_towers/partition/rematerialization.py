@@ -51,7 +51,7 @@ from keras_towers.partition.segments import (
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part before the peak is one segment, or so many.
-_SEGMENTS = 1, 2, 4, 8, 16, 32
+_SEGMENTS = 1, 3, 6, 12, 24
 # The percents of work that saving a percent of memory may cost.
 _PRICES = [2.0**power for power in range(-6, 7)]
 _FAIR_PRICE = 1.0
