@@ -259,8 +259,7 @@ class _Peak:
 
     def plans_of(self, segments: Segments) -> Iterator[_Plan]:
         """Yield the plans with the given segments."""
-        for division in segments.divisions(self.events):
-            yield self._plan(division, _PRICES[-1])
+        yield from map(self._plan, segments.divisions(self.events))
 
     def _divided(self, bounds: Sequence[int], count: int) -> Division:
         """Return the first of the segments with given ends."""
@@ -271,16 +270,17 @@ class _Peak:
 
         return Division(segment_of, self.peak.__lt__)
 
-    def _plan(self, division: Division, price: float) -> _Plan:
+    def _plan(self, division: Division, price: float | None = None) -> _Plan:
         """Return a plan in which segments are computed again.
 
         Args:
             division: the segments.
             price: the work that keeping bytes may save, both as parts of those
-                of the whole step.
+                of the whole step; None: nothing of the segments is kept.
         """
         division = dataclasses.replace(division, kept=set())
-        self._keep(division, price)
+        if price is not None:
+            self._keep(division, price)
         copies = _Copies(self, division)
         with copies.in_use():
             program = dataclasses.replace(
