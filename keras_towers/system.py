@@ -196,6 +196,15 @@ def keep_freed_memory() -> None:
     glibc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
+def return_large_blocks() -> None:
+    """Make this process return each block of a megabyte once it is free.
+
+    Else glibc keeps those of the sizes that have been freed before, up to 32
+    MiB, for each thread.
+    """
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+
+
 def resident_bytes(field: str) -> int | None:
     """Return the memory of this process, or None where Linux does not tell.
 

@@ -67,17 +67,30 @@ def held():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-blocks = [b"x" * 100_000 for _ in range(2_000)]
-blocks = blocks[::10]
+def act():
+    runpy.run_path(sys.argv[1])[sys.argv[2]]()
+
+size, acts_first = int(sys.argv[3]), sys.argv[2] == "return_large_blocks"
+if acts_first:
+    act()
+# From now on, glibc keeps smaller blocks.
+bytearray(20_000_000)
+blocks = [b"x" * size for _ in range(200_000_000 // size)]
 before = held()
-runpy.run_path(sys.argv[1])["return_freed_memory"]()
+blocks = blocks[::10]
+if not acts_first:
+    act()
 print(before - held() > 100_000_000)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-def test_what_is_free_between_what_is_alive_goes_back_to_the_kernel():
-    done = run_python("-c", HELD, system.__file__, limit_s=60)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("return_freed_memory", 100_000), ("return_large_blocks", 2_000_000)],
+)
+def test_what_is_free_between_what_is_alive_goes_back_to_the_kernel(name, size):
+    done = run_python("-c", HELD, system.__file__, name, str(size), limit_s=60)
     assert done.stdout == "True\n"
 
 

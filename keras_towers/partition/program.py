@@ -240,6 +240,11 @@ class Exchange:
         return max(self.given.level, self.least)
 
     @property
+    def is_over_ranks(self) -> bool:
+        """Whether ranks send anything to one another."""
+        return "ranks" in self.over and self.kind != "first"
+
+    @property
     def is_own(self) -> bool:
         """Whether everyone who takes part has a result of its own."""
         return not self.over.isdisjoint(self.result.axes)
@@ -325,7 +330,10 @@ class Schedule:
 
     Attributes:
         bytes: the bytes that a tower has at a time, for an assumed batch.
-        shared: the same of all towers that share memory.
+        shared: the same of all towers of a process that share memory, while
+            ranks exchange.
+        rounds: the bytes that ranks exchange at a time, by kind of exchange, at
+            several times.
         is_paced: whether a level waits for the end of the one two before it.
         again: how many operations run again, because their results are not
             kept.
@@ -335,6 +343,7 @@ class Schedule:
 
     bytes: int
     shared: int = 0
+    rounds: Sequence[Mapping[str, int]] = ()
     is_paced: bool = False
     again: int = 0
     work: float = 0.0

@@ -28,13 +28,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_towers.partition.axes import COLUMNS
-from keras_towers.partition.lifetimes import Lifetimes, events_of
+from keras_towers.partition.lifetimes import (
+    Lifetimes,
+    events_of,
+    rounds_over_ranks,
+)
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -90,6 +94,7 @@ def schedule(
     xla: bool = False,
     segments: Segments | None = None,
     sharing: int = 1,
+    over_ranks: bool = False,
 ) -> Program:
     """Decide when a program computes what.
 
@@ -103,6 +108,7 @@ def schedule(
         xla: whether XLA compiles it.
         segments: what is computed again in any case; None: nothing.
         sharing: the number of towers that share memory.
+        over_ranks: whether there are several processes.
     """
     sizes = TensorSizes(program, towers, rows)
     program = compute_late(program, sizes)
@@ -118,8 +124,14 @@ def schedule(
     elif again and parts == 1:
         # XLA merges equal operations of a function.
         program = divide_levels(program, again)
-    shared = Lifetimes(program, sizes, parts, sharing).most_bytes()
-    found = dataclasses.replace(found, shared=shared, is_paced=bool(begins))
+    lifetimes = Lifetimes(program, sizes, parts, sharing)
+    shared, rounds = lifetimes.most_bytes(), list[Mapping[str, int]]()
+    if over_ranks:
+        shared = lifetimes.most_bytes_over_ranks()
+        rounds = rounds_over_ranks(program, sizes)
+    found = dataclasses.replace(
+        found, shared=shared, rounds=rounds, is_paced=bool(begins)
+    )
     return dataclasses.replace(program, schedule=found)
 
 

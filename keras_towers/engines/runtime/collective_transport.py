@@ -20,6 +20,7 @@ from typing import Concatenate, ParamSpec
 
 import tensorflow as tf
 
+from keras_towers import system
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.tensorflow_task import Task
 from keras_towers.errors import EXCHANGE_WITH, FAILED_ON, TowerError
@@ -107,6 +108,8 @@ class CollectiveTransport(EngineTransport):
         self._gpu: str | None = None
         self._tokens: dict[str, tf.Tensor] = {}
         self._has_left, self._is_renewed = False, True
+        # Each message is in several of them.
+        system.return_large_blocks()
         watch.start_watch(self.rank, self.size)
 
     def sum_on(self, gpu: str | None) -> None:
@@ -115,6 +118,18 @@ class CollectiveTransport(EngineTransport):
     @property
     def sums_float16(self) -> bool:
         return self._gpu is not None
+
+    def message_bytes(self, kind: str, size: int) -> int:
+        own = super().message_bytes(kind, size)
+        if self._gpu is not None:
+            return own
+        # At a time it sends one part and receives another, in a ring, or all of
+        # them. Each is in two buffers, of the message and of gRPC.
+        part = size // self.size
+        if kind == "scatter":
+            return own + 4 * (size - part)
+        # A sum receives what it then adds up.
+        return 4 * part + (size if kind == "sum" else 0)
 
     def abort(self) -> None:
         tensorflow_task.abort_call(failed_calls.calls.why)

@@ -32,6 +32,8 @@ from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
+# The blocks of tensors that TensorFlow sends.
+_CHUNK_BYTES = 2**20
 # The key of that all ranks have started.
 _STARTED = "tasks-started"
 
@@ -72,11 +74,15 @@ class Task:
             role: list(self.cluster.jobs[role])
             for role in dict.fromkeys(role for role, _ in self.cluster.tasks)
         }
+        config = compat.eager_context().config
+        # By default, it sends tensors in blocks of a page, which the C library
+        # keeps once they are free.
+        config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
         return tf.train.ServerDef(
             cluster=tf.train.ClusterSpec(training).as_cluster_def(),
             job_name=self.cluster.role,
             task_index=self.cluster.index,
-            default_session_config=compat.eager_context().config,
+            default_session_config=config,
             protocol="grpc",
         ).SerializeToString()
 

@@ -397,15 +397,12 @@ class Adoption:
 
         But for what is in shards over the ranks: they have it together.
         """
-        if self._config.transport.size > 1:
+        transport = self._config.transport
+        if transport.size > 1:
             self.end_rounds()
-            self._broadcast(
-                [
-                    v
-                    for v in state_lib.shared_variables(model)
-                    if not is_over_ranks(v)
-                ]
-            )
+            shared = state_lib.shared_variables(model)
+            wholes = [v for v in shared if not is_over_ranks(v)]
+            self.agree_on_values(transport, wholes)
 
     def _broadcast(self, variables: Sequence[Variable]) -> None:
         values = [native(variable) for variable in variables]
