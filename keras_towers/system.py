@@ -179,6 +179,7 @@ def defer_interrupts() -> Iterator[None]:
 # Numbers of parameters in glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _NEVER = 2**31 - 1
 # The largest threshold that glibc accepts: half of a thread's heap.
 _MAX_MMAP_THRESHOLD = 32 << 20
@@ -196,13 +197,14 @@ def keep_freed_memory() -> None:
     glibc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
-def return_large_blocks() -> None:
-    """Make this process return each block of a megabyte once it is free.
+def share_freed_memory() -> None:
+    """Let all threads of this process use what one of them has freed.
 
-    Else glibc keeps those of the sizes that have been freed before, up to 32
-    MiB, for each thread.
+    Else each of several heaps of glibc keeps as much as its threads have ever
+    needed at a time.
     """
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def resident_bytes(field: str) -> int | None:

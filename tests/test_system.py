@@ -61,37 +61,47 @@ def test_freed_memory_is_used_again():
 
 
 HELD = """
-import os, runpy, sys
+import os, runpy, sys, threading
 
 def held():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-def act():
-    runpy.run_path(sys.argv[1])[sys.argv[2]]()
+def act(name):
+    if name in sys.argv:
+        runpy.run_path(sys.argv[1])[name]()
 
-size, acts_first = int(sys.argv[3]), sys.argv[2] == "return_large_blocks"
-if acts_first:
-    act()
-# From now on, glibc keeps smaller blocks.
-bytearray(20_000_000)
-blocks = [b"x" * size for _ in range(200_000_000 // size)]
+def use():
+    blocks = [b"x" * 100_000 for _ in range(500)]
+    kept.append(blocks.pop())
+    del blocks
+    has_used.release()
+    over.wait()
+
+act("share_freed_memory")
+kept, has_used, over = [], threading.Semaphore(0), threading.Event()
 before = held()
-blocks = blocks[::10]
-if not acts_first:
-    act()
-print(before - held() > 100_000_000)
+for _ in range(6):
+    threading.Thread(target=use).start()
+    has_used.acquire()
+act("return_freed_memory")
+print(held() - before < 100_000_000)
+over.set()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [("return_freed_memory", 100_000), ("return_large_blocks", 2_000_000)],
+    ("name", "is_small"),
+    [
+        ("share_freed_memory", True),
+        ("return_freed_memory", True),
+        ("", False),
+    ],
 )
-def test_what_is_free_between_what_is_alive_goes_back_to_the_kernel(name, size):
-    done = run_python("-c", HELD, system.__file__, name, str(size), limit_s=60)
-    assert done.stdout == "True\n"
+def test_what_threads_have_freed_is_shared_or_returned(name, is_small):
+    done = run_python("-c", HELD, system.__file__, name, limit_s=60)
+    assert done.stdout == f"{is_small}\n"
 
 
 @pytest.fixture

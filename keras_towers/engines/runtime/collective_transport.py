@@ -20,7 +20,6 @@ from typing import Concatenate, ParamSpec
 
 import tensorflow as tf
 
-from keras_towers import system
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.tensorflow_task import Task
 from keras_towers.errors import EXCHANGE_WITH, FAILED_ON, TowerError
@@ -108,8 +107,6 @@ class CollectiveTransport(EngineTransport):
         self._gpu: str | None = None
         self._tokens: dict[str, tf.Tensor] = {}
         self._has_left, self._is_renewed = False, True
-        # Each message is in several of them.
-        system.return_large_blocks()
         watch.start_watch(self.rank, self.size)
 
     def sum_on(self, gpu: str | None) -> None:

@@ -32,8 +32,6 @@ from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# The blocks of tensors that TensorFlow sends.
-_CHUNK_BYTES = 2**20
 # The key of that all ranks have started.
 _STARTED = "tasks-started"
 
@@ -74,15 +72,11 @@ class Task:
             role: list(self.cluster.jobs[role])
             for role in dict.fromkeys(role for role, _ in self.cluster.tasks)
         }
-        config = compat.eager_context().config
-        # By default, it sends tensors in blocks of a page, which the C library
-        # keeps once they are free.
-        config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
         return tf.train.ServerDef(
             cluster=tf.train.ClusterSpec(training).as_cluster_def(),
             job_name=self.cluster.role,
             task_index=self.cluster.index,
-            default_session_config=config,
+            default_session_config=compat.eager_context().config,
             protocol="grpc",
         ).SerializeToString()
 
@@ -132,6 +126,8 @@ def _configure(cluster: Cluster) -> None:
     """Configure TensorFlow as a task, unless it has started."""
     global _task
     listening.check_can_listen(cluster.address)
+    # Whichever of its threads sends a message, or receives one.
+    system.share_freed_memory()
     context, task = compat.eager_context(), Task(cluster)
     if compat.has_started() or compat.has_collective_leader():
         return
