@@ -176,7 +176,7 @@ class SimulatedRank:
 
     async def _give(self, key: str, value: object) -> None:
         part = json.dumps([self.rank, self.size, value]).encode()
-        await self.link.ask("POST", f"{store.PARTS}{key}", part)
+        await self.link.ask("POST", f"{store.CONTRIBUTIONS}{key}", part)
 
     async def meet(self) -> None:
         """Meet the other ranks."""

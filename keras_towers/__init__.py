@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from keras_towers.fit.calls.callback_roles import ChiefOnly, EveryRank
     from keras_towers.fit.calls.saving import save_on_every_rank
     from keras_towers.launching.function_job import launch
-    from keras_towers.reduction import GradientPacker
+    from keras_towers.reduction.packing import GradientPacker
     from keras_towers.strategies import strategy
     from keras_towers.strategies.model_parallel import ModelParallelStrategy
     from keras_towers.strategies.noop import NoOpStrategy
@@ -98,7 +98,7 @@ _NAMES_IN = {
     "fit.calls.saving": "save_on_every_rank",
     "backup": "Backup load_backup",
     "launching.function_job": "launch",
-    "reduction": "GradientPacker",
+    "reduction.packing": "GradientPacker",
     "strategies": "strategy",
     "strategies.model_parallel": "ModelParallelStrategy",
     "strategies.noop": "NoOpStrategy",
@@ -138,7 +138,7 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
 
 
 def _home_of(name: str) -> str | None:
-    """The module of a public name, which need not be imported."""
+    """Return the module of a public name, without importing it."""
     homes = (home for home, names in _NAMES_IN.items() if name in names.split())
     return next(homes, None)
 

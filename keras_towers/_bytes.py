@@ -1,4 +1,4 @@
-"""Numbers of bytes, as users write them and as they read them."""
+"""Parses and formats numbers of bytes, for users."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def check_tensorflow() -> None:
 
 
 def packages(module: str) -> dict[str, str]:
-    """The installed packages that contain a module, and their versions."""
+    """Return the installed packages with a module, and their versions."""
     names = metadata.packages_distributions().get(module, [])
     # Names of packages may be written with underscores.
     return {
@@ -62,12 +62,12 @@ def packages(module: str) -> dict[str, str]:
 
 
 def minor_version(version: str) -> tuple[int, ...]:
-    """The numbers of a release that decide whether it is compatible."""
+    """Return the numbers of a release that decide whether it is compatible."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def load_entry(entry: metadata.EntryPoint, role: str) -> Any:
-    """Import what another package adds by an entry point.
+    """Import an object that another package adds by an entry point.
 
     Args:
         entry: the entry point.

@@ -1,4 +1,4 @@
-"""Says what a class of another package lacks, before anything runs with it."""
+"""Refuses classes of other packages that lack a method, before they run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keras_towers.errors import TowerError
 
 
 class Extensible(ABC):  # noqa: B024, what is abstract is in subclasses
-    """The base class of what other packages inherit from.
+    """The base class of classes that other packages inherit from.
 
     Raises:
         TowerError: a subclass does not define all abstract methods.
@@ -23,7 +23,7 @@ class Extensible(ABC):  # noqa: B024, what is abstract is in subclasses
 
 
 def check_complete(value: object, protocol: type, advice: str) -> None:
-    """Refuse an object that does not have all that a protocol declares.
+    """Refuse an object that lacks a part that a protocol declares.
 
     Args:
         value: the object.
@@ -44,7 +44,7 @@ def check_complete(value: object, protocol: type, advice: str) -> None:
 
 
 def name_of(value: object) -> str:
-    """Name a class, a function, or else the class of an object."""
+    """Return the name of a class or function, or of an object's class."""
     named: Any = value if hasattr(value, "__name__") else type(value)
     return f"{named.__module__}.{named.__name__}"
 

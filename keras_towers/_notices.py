@@ -17,7 +17,7 @@ _of_thread = threading.local()
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Let this thread say nothing in a block that only tries something."""
+    """Suppress this thread's notices in a block that only tries something."""
 
     def is_of_other_thread(_: logging.LogRecord) -> bool:
         return threading.get_ident() != own
@@ -34,12 +34,12 @@ def silence() -> Iterator[None]:
 
 
 def is_silent() -> bool:
-    """Whether this thread says nothing."""
+    """Whether this thread's notices are suppressed."""
     return vars(_of_thread).get("is_silent", False)
 
 
 def first_time(owner: object, key: Hashable) -> bool:
-    """Return whether a key is new for an object, and remember it with that.
+    """Whether a key is new for an object; remember the key.
 
     Args:
         owner: what the notice is about, such as a model or a strategy: another
@@ -58,10 +58,11 @@ def first_time(owner: object, key: Hashable) -> bool:
 
 
 def announce(line: str) -> None:
-    """Log a line at INFO; show it where the program does not log that level.
+    """Log a line at INFO; print it if the program does not log that level.
 
-    Whoever sets a level above INFO for the logger ``keras_towers``, one above
-    WARNING for the root, or disables logging, does not see it.
+    It is not printed if the program sets a level above INFO for the logger
+    ``keras_towers``, one above WARNING for the root logger, or disables
+    logging.
     """
     if is_silent():
         return
@@ -79,7 +80,7 @@ def announce(line: str) -> None:
 
 
 def _takes_info() -> bool:
-    """Whether a handler gets what is logged at INFO."""
+    """Whether a handler receives records at INFO."""
     if not _logger.isEnabledFor(logging.INFO):
         return False
     handlers = [*_logger.handlers, *logging.getLogger().handlers]

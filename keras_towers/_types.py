@@ -1,4 +1,4 @@
-"""Names for what TensorFlow, Keras and users give without a type."""
+"""Types for objects of TensorFlow, Keras and users that come without one."""
 
 from __future__ import annotations
 

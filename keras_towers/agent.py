@@ -112,7 +112,7 @@ def set_up_host(
 
 
 def source_address(address: str) -> str:
-    """The address of this machine on the route to another address."""
+    """Return the address of this machine on the route to another address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # Connecting a datagram socket sends nothing, it only looks up a route.
         probe.connect((address, 9))
@@ -120,7 +120,7 @@ def source_address(address: str) -> str:
 
 
 def interface_towards(address: str) -> str:
-    """The name of the network interface with a route to ``address``."""
+    """Return the name of the network interface with a route to ``address``."""
     source = source_address(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -174,10 +174,10 @@ def _end_frozen(
 
 
 class StopDetector:
-    """Detects that a signal has stopped a process, which a debugger has not.
+    """Detects that a signal, not a debugger, has stopped a process.
 
-    A process may run between two looks at it, and be stopped at both: but then
-    it has used CPU time.
+    A process may run between two looks, and be stopped at both; but then it has
+    used CPU time.
 
     Args:
         pid: the process.
@@ -195,7 +195,7 @@ class StopDetector:
 
 
 def _cpu_time_ns(pid: int) -> int | None:
-    """The CPU time of all threads of a process; None if it has ended."""
+    """Return the CPU time of all threads of a process; None if it has ended."""
     clock = ctypes.c_int()
     if _LIBC.clock_getcpuclockid(pid, ctypes.byref(clock)):
         return None
@@ -242,7 +242,7 @@ def _signal_all(number: int) -> None:
 
 
 def _state_and_parent(pid: int | str) -> tuple[bytes, int]:
-    """A process's state and parent; no state if it has ended."""
+    """Return a process's state and parent; no state if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name, in parentheses, may contain spaces and parentheses.
@@ -253,9 +253,9 @@ def _state_and_parent(pid: int | str) -> tuple[bytes, int]:
 
 
 def _descendants() -> list[int]:
-    """The descendants of this process, without zombies.
+    """Return the descendants of this process, without zombies.
 
-    Orphans are found too: Linux reparents them to the nearest subreaper, which
+    Orphans are found, too: Linux reparents them to the nearest subreaper, which
     is this process.
     """
     children: dict[int, list[int]] = {}

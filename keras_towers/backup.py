@@ -24,7 +24,7 @@ from keras_towers.fit.components import FitStart
 from keras_towers.fit.given_values import check_arguments
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import shapes_of, transport_to_ranks
@@ -38,13 +38,13 @@ END_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def _adoption() -> Adoption | None:
-    """The adoption of the current strategy's models, if there is one."""
+    """Return the adoption of the current strategy's models, or None."""
     strategy = components.active_strategy()
     return None if strategy is None else strategy._adoption
 
 
 def _describe_data(steps: int | None) -> dict[str, str]:
-    """Describe the data of the running ``fit``, as far as that is known.
+    """Describe the data of the running ``fit``, as far as they are known.
 
     Args:
         steps: how many batches an epoch has; None: unknown.

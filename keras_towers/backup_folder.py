@@ -1,7 +1,8 @@
-"""The folder of a call's backups, of which the last ones are kept.
+"""The folder of a call's backups: written atomically, and pruned.
 
 Each backup is a checkpoint of TensorFlow with notes beside it. The notes get
-their name last, when everything else is written: what has notes is complete.
+their name last, when everything else is written: a checkpoint with notes is
+complete.
 
     backup/checkpoint                   names ckpt-3, for TensorFlow's own tools
     backup/ckpt-3.json                  the notes
@@ -10,10 +11,11 @@ their name last, when everything else is written: what has notes is complete.
     backup/ckpt-3.data-00001-of-00002   of rank 1
 
 A process that is killed while it writes or deletes a checkpoint leaves files
-whose names say that: those of a rank's part, or of notes in progress. Without
-them, a checkpoint that has no notes has lost them.
+whose names show it: those of one rank's part, or of notes in progress. A
+checkpoint without such files and without notes has lost its notes.
 
-The folder may be any that ``tf.io.gfile`` reaches.
+The folder may be any that ``tf.io.gfile`` reaches. ``saved_training.py``
+chooses the backup from which all ranks resume.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ Picks: TypeAlias = Callable[[list[PartName]], Sequence[PartName]]
 
 
 def resolve(folder: str | os.PathLike[str]) -> str:
-    """Return a folder as it is meant in the working directory."""
+    """Return the absolute path of a folder, from the working directory."""
     given = os.fspath(folder)
     return given if _is_remote(given) else str(system.absolute(given))
 
@@ -91,7 +93,7 @@ def make_writable(folder: str) -> None:
 
 @contextlib.contextmanager
 def _token_in(folder: str) -> Iterator[str]:
-    """Keep a file in a folder in this block; yield its name, a random one."""
+    """Keep a file with a random name in a folder in this block; yield it."""
     name = _TOKEN.format(secrets.token_hex(8))
     path = posixpath.join(folder, name)
     with gfile.GFile(path, "wb") as file:
@@ -141,7 +143,7 @@ def calls_in(folder: str) -> list[CallFolder]:
 
 
 def only_call_in(folder: str) -> CallFolder:
-    """Return the call whose backup a folder has, or whose folder it is.
+    """Return the only call with a backup in a folder, or whose folder it is.
 
     Raises:
         TowerError: there is none, or there are several.
@@ -175,12 +177,12 @@ class CallFolder:
 
     @classmethod
     def of(cls, folder: str, number: int) -> CallFolder:
-        """Return that of a call, by its number, in a folder of several."""
+        """Return the folder of a call in a folder of several, by its number."""
         name = f"{_NAME}-{number}" if number else _NAME
         return cls(posixpath.join(folder, name))
 
     def prefix(self, name: str) -> str:
-        """Return where the files of a checkpoint are, by its name."""
+        """Return the path prefix of a checkpoint's files, by its name."""
         return posixpath.join(self.path, name)
 
     def _files(self) -> dict[str, set[str]]:
@@ -209,12 +211,12 @@ class CallFolder:
         return bool(gfile.exists(self.prefix(_MARKER)) or self.names())
 
     def written_ns(self) -> int:
-        """When the last backup was completed, in nanoseconds."""
+        """Return when the last backup was completed, in nanoseconds."""
         files = map(self.prefix, gfile.listdir(self.path))
         return max(int(gfile.stat(file).mtime_nsec) for file in files)
 
     def find(self, picks: Picks = list) -> str:
-        """Return the name of the last backup of which nothing is damaged.
+        """Return the name of the last intact backup.
 
         Args:
             picks: returns those of a backup's parts that are needed.
@@ -231,7 +233,7 @@ class CallFolder:
         damage: Callable[[str], str],
         says: bool = True,
     ) -> str:
-        """Return the name of the last backup of which nothing is damaged.
+        """Return the name of the last intact backup.
 
         Args:
             names: those of all backups; empty: there is none.
@@ -259,10 +261,10 @@ class CallFolder:
         return ""
 
     def damage(self, name: str, picks: Picks = list) -> str:
-        """Return what is damaged of a backup; empty: nothing.
+        """Return which files of a backup are damaged; empty if none is.
 
-        It reads one part after the other, as TensorFlow compares checksums
-        when it reads them.
+        It reads one part after another, since TensorFlow compares checksums
+        when it reads.
 
         Args:
             name: that of its checkpoint.
@@ -299,7 +301,7 @@ class CallFolder:
     def write_part(
         self, name: str, rank: int, parts: Sequence[Part]
     ) -> WrittenPart:
-        """Write what a rank has.
+        """Write this rank's part of a backup.
 
         Args:
             name: that of the checkpoint, of which this is a part.
@@ -319,7 +321,7 @@ class CallFolder:
         notes: JsonObject,
         keep: int,
     ) -> None:
-        """Make a backup complete, and delete those that are not kept.
+        """Complete a backup, and delete the oldest ones.
 
         Args:
             name: that of its checkpoint.
@@ -345,7 +347,7 @@ class CallFolder:
         self._delete_before(self._intact[0])
 
     def go_on_from(self, name: str) -> None:
-        """Delete what killed processes have left beside a backup.
+        """Delete the files that killed processes have left beside a backup.
 
         Args:
             name: that of its checkpoint; empty: there is none.
@@ -378,18 +380,18 @@ class CallFolder:
         gfile.rename(self.prefix(name), self.prefix(new), overwrite=True)
 
     def _write(self, name: str, content: str) -> None:
-        """Write a file that is to be put in place."""
+        """Write a file that ``_put_in_place`` will rename."""
         with gfile.GFile(self.prefix(name) + _PARTIAL, "wb") as file:
             file.write(content.encode())
         self._sync(name + _PARTIAL)
 
     def _put_in_place(self, name: str) -> None:
-        """Give a file that is written its name."""
+        """Give a written file its final name."""
         self._rename(name + _PARTIAL, name)
         self._sync(name)
 
     def _sync(self, beginning: str) -> None:
-        """Make files last whose names begin so, if the machine loses power."""
+        """Write files to disk that begin so, in case power is lost."""
         if not _is_remote(self.path):
             for file in os.scandir(self.path):
                 if file.name.startswith(beginning):
@@ -397,7 +399,11 @@ class CallFolder:
             _sync_file(self.path)
 
     def delete(self) -> None:
-        """Delete it. What is left, if this process is killed, is no backup."""
+        """Delete the folder.
+
+        If this process is killed meanwhile, the files that remain are no
+        backup.
+        """
         self._remove(_MARKER)
         for name, files in self._files().items():
             self._discard(name, files)
@@ -405,7 +411,7 @@ class CallFolder:
             gfile.rmtree(self.path)
 
     def set_aside(self) -> str:
-        """Rename it, so that nothing goes on from it; return the new path."""
+        """Rename the folder, so that no call resumes; return the new path."""
         kept = self.path + _FAILED
         if gfile.isdir(kept):
             gfile.rmtree(kept)
@@ -415,7 +421,7 @@ class CallFolder:
 
     @contextlib.contextmanager
     def refusing_damage(self) -> Iterator[None]:
-        """Say what to do about files that cannot be read in this block."""
+        """In this block, explain errors of files that cannot be read."""
         try:
             yield
         except TowerError:
@@ -445,12 +451,12 @@ def _checksum(notes: JsonObject) -> int:
 
 
 def name_of(number: int) -> str:
-    """Return the name of a call's checkpoint."""
+    """Return the name of a checkpoint, given its number."""
     return _CHECKPOINT.format(number)
 
 
 def number_of(name: str) -> int:
-    """Return the number of a checkpoint by its name, or by that of a file.
+    """Return the number of a checkpoint, given its name or that of a file.
 
     It is 1 or more; 0 for other files.
     """
@@ -467,5 +473,5 @@ def _sync_file(path: str) -> None:
 
 
 def _plain(value: ArrayLike) -> object:
-    """Turn a value of a ``History`` into what JSON has."""
+    """Convert a value of a ``History`` to JSON."""
     return np.asarray(value, float).tolist()

@@ -1,4 +1,4 @@
-"""Commands that end with all that they started, and what they print."""
+"""Runs commands that end with all they started, and reads their output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CommandResult:
     stderr: str
 
     def reason(self, limit_s: float) -> str:
-        """Why the command has failed, with the last line of its errors."""
+        """Why the command failed, with the last line of its errors."""
         why = f"has ended with exit code {self.code}"
         if self.code is None:
             why = f"has not ended after {limit_s:.0f} s"
@@ -43,7 +43,7 @@ class CommandResult:
 
 
 class NoAnswer(Exception):
-    """A process printed no result; the message says why, in one line."""
+    """Raised if a process printed no result; the message says why."""
 
 
 def run_command(
@@ -92,7 +92,7 @@ def run_command(
 def _wait(
     process: subprocess.Popen[bytes], limit_s: float, stop: threading.Event
 ) -> int | None:
-    """Wait for the exit code of a process; None: it is to end early."""
+    """Wait for the exit code of a process; None if it must end early."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until and not stop.is_set():
         with contextlib.suppress(subprocess.TimeoutExpired):

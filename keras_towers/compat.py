@@ -67,7 +67,7 @@ def _keras(paths: str) -> Any:
 
 
 def tested_versions() -> str:
-    """Name the versions that are known to work."""
+    """Return the versions that are known to work, as text."""
     return " and ".join(
         f"{name} {first} to {last}"
         for name, (first, last) in TESTED_VERSIONS.items()
@@ -103,7 +103,7 @@ _default_mode = _tf("distribute.distribute_lib:_get_default_replica_mode")
 # TensorFlow: variables.
 BaseResourceVariable = _tf("ops.resource_variable_ops:BaseResourceVariable")
 UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
-# What creates every variable in the end.
+# The module whose function creates every variable.
 variables_module = _tf("ops.variables")
 
 # TensorFlow: this process, and calls of functions.
@@ -138,7 +138,7 @@ v1 = private_name("tensorflow.compat.v1")
 _lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 _gradient_function = _tf("eager.backprop:_gradient_function")
 _gradients = _tf("framework.ops:gradient_registry")
-# What computes gradients of a tape, and those of ``tf.gradients``.
+# The functions that compute gradients: of a tape, of ``tf.gradients``.
 _GRADIENTS_OF = (
     _tf("eager.imperative_grad:imperative_grad"),
     _tf("ops.gradients_util:_GradientsHelper"),
@@ -148,7 +148,7 @@ custom_gradient_module = _tf("ops.custom_gradient")
 _recompute_grad = _tf("ops.custom_gradient:recompute_grad")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
-# What writes files of TensorFlow.
+# The modules that write TensorFlow's files.
 saved_model = _tf("saved_model.save")
 checkpoint_management = _tf("checkpoint.checkpoint_management")
 TrackableSaver = _tf("checkpoint.checkpoint:TrackableSaver")
@@ -250,7 +250,7 @@ def auto_shards(distribution: keras.distribution.DataParallel) -> bool:
 
 
 def begin_with_epoch(adapter: Any, epoch: int) -> None:
-    """Let data be shuffled next as in an epoch of ``fit``, from 0."""
+    """Make data shuffle next as in an epoch of ``fit``, from 0."""
     # Since version 3.16 the order is a function of this number.
     if hasattr(adapter, "_epoch"):
         adapter._epoch = epoch
@@ -292,7 +292,7 @@ def execution_of(
 def memory_of_devices() -> dict[str, int]:
     """Return the bytes that TensorFlow may allocate on devices, by short name.
 
-    Those of GPUs are the limits of their allocators, which are there already.
+    For GPUs they are the limits of their allocators, which must exist already.
     """
     eager_context().ensure_initialized()
     listed = _list_local_devices(eager_context().config)
@@ -409,7 +409,7 @@ def batch_size_of(dataset: tf.data.Dataset | None) -> int | None:
 
 
 def awaits_restore(layer: keras.Layer) -> bool:
-    """Whether a checkpoint has values of what a layer has yet to create."""
+    """Whether a checkpoint holds a variable that a layer has yet to create."""
     # A layer that no checkpoint has seen may lack it.
     return not layer.built and bool(
         getattr(layer, "_deferred_dependencies", None)
@@ -521,7 +521,7 @@ def _is_in(frame: FrameSummary, function: object) -> bool:
 def value_outside(tensor: tf.Tensor) -> tf.Tensor:
     """Compute a tensor of another graph in a ``tf.init_scope``.
 
-    As a ``tf.function`` does for the first value of a variable that it makes.
+    A ``tf.function`` does so for the first value of a variable that it makes.
 
     Raises:
         ValueError: it depends on inputs of the graph.
@@ -577,12 +577,11 @@ def hidden_variable(
 
 
 def unknown(value: Any) -> tf.Tensor:
-    """Return a value that TensorFlow does not know in a graph.
+    """Return a value that TensorFlow treats as unknown in a graph.
 
-    What follows from constants TensorFlow computes before a step, and what two
-    operations compute from the same values it computes once. The operations of
-    an engine do not say that they have effects, so it does this to them, too.
-    Of all that leaves a tensor as it is, only a branch stops it: it sees
+    TensorFlow computes constants before a step, and merges operations with
+    equal inputs. The operations of an engine do not declare their effects, so
+    it would do this to them, too. Only a branch prevents that: TensorFlow looks
     through placeholders and reshapes. The result has no gradient.
     """
     if tf.executing_eagerly():
@@ -648,7 +647,7 @@ def trace_context(xla: bool) -> Iterator[None]:
 
 @functools.cache
 def xla_kernels(type_: str, device_type: str) -> list[dict[str, set[int]]]:
-    """Return what XLA compiles of a type of operations.
+    """Return the XLA kernels of a type of operations.
 
     Args:
         type_: the type.

@@ -116,7 +116,7 @@ def devices_of(towers: Towers | None) -> list[str]:
 
 
 def _local_names(kind: str) -> list[str]:
-    """The names of this process's logical devices of a kind."""
+    """Return the names of this process's logical devices of a kind."""
     names = [d.name for d in tf.config.list_logical_devices(kind)]
     # A worker's list also contains the devices of its parameter servers.
     return [n for n in names if tf.DeviceSpec.from_string(n).job != "ps"]
@@ -158,7 +158,7 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
 def canonical(
     name: str, task: tf.DeviceSpec | None = None
 ) -> tuple[str, int, int, str | None, int]:
-    """Job, replica, task, type and index of a device, or ``ValueError``.
+    """Parse a device's name: job, replica, task, type, index; or ValueError.
 
     Args:
         name: the name, which may lack some of these.
@@ -177,10 +177,10 @@ def canonical(
 
 
 def memory_of(devices: Iterable[str]) -> list[int | None]:
-    """Return the bytes of memory of each device; None: not known.
+    """Return the bytes of memory of each device; None if unknown.
 
-    They are those that ``KERAS_TOWERS_DEVICE_MEMORY`` gives, else of a GPU
-    those that TensorFlow may allocate there.
+    ``KERAS_TOWERS_DEVICE_MEMORY`` gives them; otherwise, for a GPU, they are
+    the bytes that TensorFlow may allocate.
     """
     given = os.environ.get(ENV_DEVICE_MEMORY, "")
     names = [*devices]
@@ -211,7 +211,7 @@ def host_of(device: str) -> str:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two names have an index, and agree in all common parts."""
+    """Whether two device names have an index and agree in all common parts."""
     a, b = (tf.DeviceSpec.from_string(name) for name in (one, other))
     if None in (a.device_index, b.device_index):
         return False

@@ -56,7 +56,7 @@ _numbers = itertools.count()
 
 
 class KeptObjects:
-    """Objects that the ranks of a job take from rank 0 when they start.
+    """Objects that all ranks of a job take from rank 0 when they start.
 
     Args:
         **objects: objects that can be pickled; each becomes an attribute.
@@ -127,7 +127,7 @@ class KeptObjects:
         return commits.is_rank_0()
 
     def _of_rank_0(self, content: bytes) -> bytes:
-        """Give all ranks the content that rank 0 has."""
+        """Return rank 0's content on all ranks."""
         return commits.share(content)
 
     @property
@@ -192,11 +192,11 @@ class ObjectState(KeptObjects):
             raise EndOfJob
 
     def _everything(self) -> dict[str, object]:
-        """Return what is saved: objects, and what a subclass adds."""
+        """Return the objects to save, and those that a subclass adds."""
         return self._contents()
 
     def _to_commit(self) -> dict[str, object]:
-        """Return what the file has; called on all ranks."""
+        """Return the content of a commit's file. Collective."""
         return {**self._saved}
 
     def _files(self) -> list[Path]:
@@ -290,12 +290,12 @@ class State(KeptObjects):
 
 
 def _number_of(file: Path) -> int:
-    """Return how many commits there were with that of a file."""
+    """Return the number of a commit, given the name of its file."""
     return int(file.name.rpartition("-")[2])
 
 
 def _pickled(contents: dict[str, object]) -> bytes:
-    """Return what a commit has as bytes."""
+    """Return the content of a commit as bytes."""
     try:
         return pickle.dumps(contents)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -27,14 +27,14 @@ class CompatibilityError(ImportError):
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name; may be empty."""
+    """Return the end of a message about an unknown name, or ""."""
     # A shared ending, such as "Strategy", does not make names similar.
     close = difflib.get_close_matches(given, known, 1, cutoff=0.75)
     return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def described(value: object) -> str:
-    """Say what a value is, and not what it holds, which may be an array."""
+    """Describe a value by its type, without its content, such as an array's."""
     if callable(value):
         return f"{value!r:.80}"
     if isinstance(value, tuple | list):
@@ -44,19 +44,19 @@ def described(value: object) -> str:
 
 
 _MAX_CHARACTERS = 400
-# What is longer has no stack of TensorFlow's before its message.
+# Longer messages have no stack of TensorFlow's before them.
 _MAX_CHARACTERS_READ = 1_000_000
 # Before the message of an error: where TensorFlow has traced the operation.
 _END_OF_STACK = r"\n\n+(?!\s*\[\[)|<stack traces unavailable>\n"
-# What TensorFlow adds of its own functions.
+# The text that TensorFlow adds about its own functions.
 _OF_TENSORFLOW = r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\]( name: \S*)?"
 
 
 def shorten(error: BaseException) -> str:
     """Return the kind of an error and its message, in one line.
 
-    It raises nothing, whatever the class of the error does. The errors of a
-    group follow the group's own message.
+    It never raises, whatever the class of the error does. The errors of a group
+    follow the group's own message.
     """
     pending, line = [error], ""
     while pending and len(line) < _MAX_CHARACTERS:
@@ -69,10 +69,10 @@ def shorten(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """The message of an error, which TensorFlow puts behind a Python stack.
+    """Return the message of an error without Python's stack.
 
-    The stack is that of the trace, or a line that says that there is none. The
-    operations that failed follow the message.
+    TensorFlow puts the stack of the trace before the message, or a line that
+    there is none. The operations that failed follow it.
     """
     try:
         text = str(error)
@@ -88,7 +88,7 @@ EXIT_AGAIN = 75
 
 
 class EndOfJob(SystemExit):
-    """Ends this rank as all others end: started again, the job goes on."""
+    """Ends this rank, as all others end; the job then starts again."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_AGAIN)

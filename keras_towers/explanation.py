@@ -152,7 +152,7 @@ def _runner_of(strategy: BaseStrategy) -> TowerRunner:
     return runner
 
 
-# What a line is about, how it is laid out, what it is, and where in the code.
+# The place, the layout, the operation and the line of code.
 _Line: TypeAlias = "tuple[str, str, str, str]"
 _Row: TypeAlias = "tuple[str, str, str]"
 
@@ -165,7 +165,7 @@ _KINDS = {
     ("first", False): "the first one's",
     ("root", False): "rank 0's",
 }
-# What is longer takes more than its column.
+# Longer texts are wider than the column.
 _WIDEST = 36
 
 
@@ -267,7 +267,7 @@ class _Text:
         phases = {Phase.READ: " read", Phase.UPDATE: " update"}
         place += phases.get(operation.phase, "")
         layouts = dict.fromkeys(map(self._layout, operation.outputs))
-        # Of a loop's results, what all towers have is least of interest.
+        # Results of a loop that all towers have are of little interest.
         own = [text for text in layouts if not text.startswith("whole")]
         layout = "; ".join(own or [*layouts][:1])
         return place, layout, _type(operation), self._where(operation)
@@ -290,7 +290,7 @@ class _Text:
         return describe_total(part for part in moved if self._peers(part.over))
 
     def _peers(self, axes: Iterable[str]) -> list[str]:
-        """Return the axes along which there is anyone to exchange with."""
+        """Return the axes along which there are several participants."""
         sizes = self._sizes.items()
         return [axis for axis, size in sizes if axis in axes and size > 1]
 
@@ -311,7 +311,7 @@ class _Text:
         return {operation.name: operation for operation in operations}
 
     def _layout(self, tensor: Tensor) -> str:
-        """Describe how a tensor is laid out, its dtype and its shape."""
+        """Describe the layout, the dtype and the shape of a tensor."""
         value = self._values.get(tensor)
         if value is None:
             layout = "local" if "towers" in tensor.axes else "whole"
@@ -326,13 +326,13 @@ class _Text:
 
 
 def _type(operation: Operation) -> str:
-    """Return the type of an operation, and how many its functions have."""
+    """Return the type of an operation, with the number of operations inside."""
     inside = _inside(operation)
     return f"{operation.type} of {inside}" if inside else operation.type
 
 
 def _inside(operation: Operation) -> int:
-    """Return how many operations the functions have that one calls."""
+    """Return the number of operations in the functions that one calls."""
     return sum(
         1 + _inside(inner)
         for function in functions_of(operation)

@@ -5,6 +5,7 @@
 ``OnDevice``           a reduction that sums on one device, such as the CPU
 ``CommunicationHook``  a function that sums gradients of processes
 ``StatefulHook``       a hook that keeps a state from one step to the next
+``PowerSGD``           a hook that sends low-rank factors of matrices
 ``EngineTransport``    the base class of transports, which connect processes
 ``join_job``           gives a transport the rank of its process
 ``Transport``          the collectives that a hook can use
@@ -37,15 +38,22 @@ from keras_towers.partition.registry import (
     add_operation as add_operation,
     elementwise as elementwise,
 )
-from keras_towers.reduction import (
-    CommunicationHook as CommunicationHook,
-    Gradient as Gradient,
-    Gradients as Gradients,
-    HookState as HookState,
+from keras_towers.reduction.collectives import (
     OnDevice as OnDevice,
     Reduction as Reduction,
-    StatefulHook as StatefulHook,
+)
+from keras_towers.reduction.compression_hooks import (
+    CommunicationHook as CommunicationHook,
+)
+from keras_towers.reduction.gradients import (
+    Gradient as Gradient,
+    Gradients as Gradients,
     on_values as on_values,
+)
+from keras_towers.reduction.stateful_hooks import (
+    HookState as HookState,
+    PowerSGD as PowerSGD,
+    StatefulHook as StatefulHook,
 )
 from keras_towers.rendezvous.joined_job import (
     JoinedJob as JoinedJob,

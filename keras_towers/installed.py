@@ -23,21 +23,26 @@ def nccl_state() -> str:
     """Try NCCL; return as JSON why it cannot be tried, or fails."""
     import tensorflow as tf
 
-    from keras_towers import reduction
+    from keras_towers.reduction.collective_ops import (
+        CollectiveOps,
+        NcclAllReduce,
+        failure_of,
+        nccl_available,
+    )
 
     names = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
-    possible, obstacle = reduction.nccl_available(names)
+    possible, obstacle = nccl_available(names)
     state = {"obstacle": "" if possible else obstacle, "failure": ""}
     if possible:
-        for mode in (reduction.NcclAllReduce(), reduction.CollectiveOps()):
-            state["failure"] = reduction.failure_of(mode, names)
+        for mode in (NcclAllReduce(), CollectiveOps()):
+            state["failure"] = failure_of(mode, names)
             if state["failure"]:
                 break
     return json.dumps(state | {"version": _nccl_version()})
 
 
 def _nccl_version() -> str:
-    """The version of the NCCL that TensorFlow loads; empty: it finds none."""
+    """Return the version of the NCCL that TensorFlow loads, or ""."""
     number = ctypes.c_int()
     try:
         ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
@@ -97,7 +102,7 @@ def describe_machine(facts: JsonObject) -> str:
 
 
 def _collect_facts() -> JsonObject:
-    """Import TensorFlow, Keras and this package; say what works, or why not."""
+    """Import TensorFlow, Keras and this package; report versions and errors."""
     facts: JsonObject = {
         "packages": {
             "TensorFlow": _imports.packages("tensorflow"),

@@ -1,4 +1,9 @@
-"""The engines by name, and what is imported of each when it is needed."""
+"""The engines by name, and the choice of one for a job.
+
+A strategy names its engine (``STRATEGIES``). For a script without a strategy,
+``keras-towers run`` asks ``choose``. The modules of an engine are imported only
+when it is used.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,8 @@ class Engine:
     """An engine, as the rest of the package knows it.
 
     A reference is ``module:name``, with a module of the engine's folder that is
-    imported when it is needed. An empty one means that the engine has none.
+    imported when it is needed. An empty reference means that the engine has no
+    such part.
 
     Attributes:
         name: the name of its folder, and of its package if it has to be built.
@@ -144,6 +150,21 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (BYTEPS, HOROVOD, RUNTIME)
 }
 """The engines by name."""
+
+
+def choose(ps: int | None, workers: int | None, servers: int | None) -> Engine:
+    """Return the engine of a job whose strategy does not name one.
+
+    Args:
+        ps: the number of parameter servers.
+        workers: the number of TensorFlow's tasks that train.
+        servers: the number of BytePS's servers.
+    """
+    if ps:
+        return SERVED
+    if workers:
+        return RUNTIME
+    return BYTEPS if servers else HOROVOD
 
 
 def announce_drop_in(module: str) -> None:

@@ -1,4 +1,4 @@
-"""Lists in messages: of many things, some are named, and how many more."""
+"""Lists in messages: the first few of many things, and how many more."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _Value = TypeVar("_Value")
 
 
 def named(values: Mapping[str, _Value]) -> dict[str, _Value | str]:
-    """Return what a message says of each thing; of many, of some of them.
+    """Return the values of some of many things, for a message.
 
-    Each value is among those that it says, before any is there twice.
+    Each value appears once before any appears twice.
 
     Args:
         values: what is to be said, by the name of each thing.

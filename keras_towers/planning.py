@@ -1,8 +1,8 @@
-"""The needs of a model on several devices, from a step that never runs.
+"""Plans the memory and exchanges of a model, by a step that never runs.
 
-A step is traced and laid out by the code that trains, in a TensorFlow graph
-that has no session: variables have shapes there, and devices names, and neither
-needs to exist.
+A step is traced and laid out by the code that trains (``fit/step/dry_run.py``),
+in a TensorFlow graph that has no session. There, variables have only shapes,
+and devices only names, so neither needs to exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.estimated_times import work_of
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
 from keras_towers.fit.step.dry_run import (
@@ -46,6 +45,7 @@ from keras_towers.fit.weights.model_state import (
 )
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.fit.weights.without_memory import without_memory
+from keras_towers.network_cost import work_of
 from keras_towers.strategies.base import BaseStrategy, strategy_for_dry_run
 from keras_towers.strategies.device_mesh import Mesh
 from keras_towers.user_models import model_and_data, random_examples
@@ -84,7 +84,7 @@ class PlanSetting:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A way to train a model on several devices.
+    """A strategy and its options, as a way to train a model.
 
     Attributes:
         name: how a user chooses it.
@@ -161,7 +161,7 @@ _LAYOUTS = Choice("layouts", _on_mesh)
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Needs):
-    """The needs of a choice.
+    """The memory and the exchanges of a choice.
 
     Attributes:
         choice: its name.
@@ -190,27 +190,27 @@ class Plan(Needs):
     work: Mapping[int, float]
 
     def fits(self, memory: int | None) -> bool | None:
-        """Whether it fits into the memory of a device; None: unknown."""
+        """Whether it fits into the memory of a device; None if unknown."""
         if self.total is None or memory is None:
             return None
         return self.total <= memory
 
 
 def hide_gpus() -> None:
-    """Leave the GPUs of this machine to others, if TensorFlow has none yet."""
+    """Hide this machine's GPUs from TensorFlow, unless it has them already."""
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
 
 
 def check_layouts(setting: PlanSetting) -> None:
-    """Raise TowerError if the layouts of a setting are on no such mesh."""
+    """Refuse layouts whose mesh has other devices than a setting."""
     _LAYOUTS.strategy(setting)
 
 
 def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
     """Plan each choice for a model, on each number of hosts.
 
-    Where no weight is large enough for shards, these are no choice.
+    Choices with shards are left out if no weight is large enough for them.
 
     Args:
         build: returns a compiled model, alone or with data, as for ``fit``. It
@@ -234,7 +234,7 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
         plans += _plan_all(choice, build, setting)
     if setting.hosts is None:
         again = _plan_all(_AGAIN, build, setting)
-        plans += [p for p in again if p.costs.again_summary]
+        plans += [p for p in again if p.costs.remat_summary]
     return plans
 
 
@@ -275,11 +275,11 @@ def _plan(
 
 
 def _like_first(step: LaidOutStep, setting: PlanSetting) -> list[int]:
-    """Return the numbers of hosts that have the program of the first.
+    """Return the numbers of hosts with the same program as the first.
 
     A program has the number of towers only as a symbol, except in the axes of
-    shards. Where it gathers rows in place of sums, it also depends on the
-    number of examples, because more examples have more rows.
+    shards. If it gathers rows instead of summing gradients, it also depends on
+    the number of examples, because more examples have more rows.
     """
     first, *others = setting.hosts or [1]
     if first == 1 or step.program.replaced_sums:
@@ -345,7 +345,7 @@ def _model_and_batch(
 
 
 def _spec(leaf: Any) -> Any:
-    """Return the spec of a part of a batch: an array, a tensor or a spec."""
+    """Return the spec of a part of a batch: of an array, a tensor or a spec."""
     if leaf is None:
         return None
     given = leaf
@@ -367,19 +367,19 @@ def _with_rows(spec: Any, examples: int | None) -> Structure:
     """Return the spec of a part of a batch for a number of examples."""
     if isinstance(spec, tf.TensorSpec) and has_rows(spec):
         return tf.TensorSpec([examples, *spec.shape[1:]], spec.dtype)
-    # Of ragged and sparse tensors only the graph knows the number.
+    # Only the graph knows the number for ragged and sparse tensors.
     return of_any_size(spec) if has_rows(spec) else spec
 
 
 def _is_small(weight: keras.Variable) -> bool:
-    """Whether a weight is never divided."""
+    """Whether a weight is too small to be divided."""
     return byte_size(weight) < SMALLEST_BYTES
 
 
 def _whole(
     weights: Iterable[keras.Variable], towers: int
 ) -> dict[str, list[str]]:
-    """Return the paths of weights that are not divided, by the reason."""
+    """Return the paths of undivided weights, by reason."""
     whole: dict[str, list[str]] = {}
     for weight in weights if towers > 1 else ():
         item_bytes = tf.as_dtype(weight.dtype).size

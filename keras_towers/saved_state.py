@@ -1,7 +1,7 @@
-"""The position of ``fit`` in a backup, and the state that its model gets back.
+"""The position of ``fit`` in a backup, and how a model gets its state back.
 
-Each rank reads what it needs: the rows of its own towers, however many ranks
-there were when they were written.
+Each rank reads the rows of its own towers, whatever the number of ranks that
+wrote them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from keras_towers.fit.calls import tower_call
 from keras_towers.fit.weights import agreement, checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
-from keras_towers.reduction import RankSum
-from keras_towers.reduction.rank_sum import StateLayout
+from keras_towers.reduction.rank_sum import RankSum, StateLayout
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import SingleProcess, Transport
 
 
 def transport_to_ranks() -> Transport | None:
-    """Return the transport to other ranks; None if there are none."""
+    """Return the transport to the other ranks; None if there are none."""
     strategy = components.active_strategy()
     if strategy is None:
         return None
@@ -39,20 +38,20 @@ def transport_to_ranks() -> Transport | None:
 
 
 def rank_sum_now() -> RankSum | None:
-    """Return the sum of gradients over the ranks; None: there is one."""
+    """Return the current sum over ranks, with hooks' states, or None."""
     strategy = components.active_strategy()
     return None if strategy is None else strategy._update.rank_sum
 
 
 def divides_over_ranks() -> bool:
-    """Whether each rank will have rows of variables, which it has to write."""
+    """Whether each rank has rows of variables, and must write them."""
     strategy = components.active_strategy()
-    return strategy is not None and strategy._update.layouts.are_over_ranks
+    return strategy is not None and strategy._update.sharding.are_over_ranks
 
 
 @dataclasses.dataclass
 class Position:
-    """How far a call of ``fit`` is.
+    """The position of a call of ``fit``.
 
     Attributes:
         epoch: the epoch that it is in, from 0.
@@ -95,7 +94,7 @@ class SavedState:
         folder: CallFolder,
         metrics: Sequence[np.ndarray] | None,
     ) -> None:
-        """Give a model its state. Collective.
+        """Restore a model's state. Collective.
 
         Args:
             model: the model.
@@ -144,9 +143,9 @@ class SavedState:
         agreement.broadcast(transport, values, given=read)
 
     def _build_optimizers(self, model: keras.Model) -> None:
-        """Make the slots of optimizers that a step of the model would build."""
+        """Create the slots of optimizers that a step would create."""
         strategy, state = components.active_strategy(), collect(model)
-        # What has other optimizers or weights is refused later.
+        # Other optimizers or weights are refused later.
         pairs = zip(state.optimizers, self.trained, strict=False)
         for optimizer, numbers in pairs:
             trained = [
@@ -172,13 +171,13 @@ def shapes_of(variables: Iterable[Variable | np.ndarray]) -> list[str]:
 
 
 def of_hook(rank: int, number: int) -> str:
-    """Name a tensor of the state of a communication hook."""
+    """Return the name of a tensor of a communication hook's state."""
     return f"hook/{rank:03d}/{number:03d}"
 
 
 def leaves_of(
     layout: StateLayout,
 ) -> Iterator[tuple[list[int | None], str, bool]]:
-    """Yield the tensors of the layout of a hook's states."""
+    """Yield the tensors of a hook's state, given its layout."""
     for states in layout:
         yield from itertools.chain(*states)

@@ -1,7 +1,8 @@
-"""The state of training in a backup: its position, and that of its model.
+"""The state of training in a backup: the position of ``fit`` and the model.
 
+Ranks agree here on the backup to resume from: the last one that all can read.
 Each rank writes the rows of variables that it alone has, and rank 0 the rest.
-The batches before the position are skipped in ``fit/data/epoch_iterator.py``.
+``fit/data/epoch_iterator.py`` skips the batches before the position.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from keras_towers.fit.ranks.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
 from keras_towers.fit.weights.shards import is_over_ranks
-from keras_towers.reduction import SavedStates
+from keras_towers.reduction.rank_sum import SavedStates
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import (
@@ -73,7 +74,7 @@ _calls: collections.defaultdict[str, _Calls] = collections.defaultdict(_Calls)
 
 @dataclasses.dataclass
 class _Begun:
-    """A backup that is not complete.
+    """A backup that has begun, and is not complete.
 
     Attributes:
         name: that of its checkpoint.
@@ -91,7 +92,7 @@ class _Begun:
 
 
 class SavedTraining:
-    """Position of ``fit`` and state of a model, in a folder.
+    """The position of ``fit`` and the state of a model, in a folder.
 
     Args:
         folder: the folder, of which each call has its own; None: nothing is
@@ -129,7 +130,7 @@ class SavedTraining:
         self._hook_states = SavedStates([], [])
 
     def read(self, peers: Peers, model: keras.Model, first: int) -> None:
-        """Read the backup on rank 0; without it, begin with the first epoch.
+        """Read the backup on rank 0; without one, begin with the first epoch.
 
         Args:
             peers: all ranks.
@@ -162,7 +163,7 @@ class SavedTraining:
             )
             try:
                 refusal = self._open(name)
-                # Of a damaged one it is unknown how far it was.
+                # The position of a damaged backup is unknown.
                 if backup_folder.number_of(name) == self._number:
                     commits.check_last(self._call.path, self._place)
             except TowerError as error:
@@ -242,7 +243,7 @@ class SavedTraining:
             )
 
     def _open(self, name: str) -> str:
-        """Read a backup on rank 0; return why it is another model's."""
+        """Read a backup on rank 0; return why it does not fit the model."""
         if not name:
             return ""
         facts = self._call.read_notes(name)
@@ -279,7 +280,7 @@ class SavedTraining:
 
     @property
     def _place(self) -> list[int]:
-        """The epoch and the batch, which the job's store knows."""
+        """The epoch and the batch, as the job's store knows them."""
         return [self.position.epoch, self.position.batch]
 
     def read_notes(self) -> bytes | None:
@@ -305,7 +306,7 @@ class SavedTraining:
             commits.report_resumes(True)
 
     def compare_data(self, data: dict[str, str]) -> None:
-        """Warn if the data of ``fit`` are others than those of the backup.
+        """Warn if the data of ``fit`` differ from those of the backup.
 
         Args:
             data: describes the data, by names.
@@ -341,7 +342,7 @@ class SavedTraining:
         return state_lib.collect(self._model).optimizers
 
     def commit(self, asynchronous: bool = False) -> None:
-        """Write a backup: each rank what it alone has, rank 0 the rest.
+        """Write a backup: each rank its own parts, rank 0 all the rest.
 
         Collective.
 
@@ -446,7 +447,7 @@ class SavedTraining:
     def _describe(
         self, variables: dict[str, keras.Variable], hook: SavedStates
     ) -> JsonObject:
-        """Return what goes with the tensors of a backup."""
+        """Return the notes of a backup, besides its tensors."""
         assert self._settings is not None
         self.position.begun = _calls[self.folder].begun
         return {
@@ -471,12 +472,12 @@ class SavedTraining:
             self._has_backup = False
 
     def fail(self) -> None:
-        """Note that ``fit`` has failed, in case the script survives that."""
+        """Record that ``fit`` has failed, in case the script continues."""
         if self._has_backup:
             _calls[self.folder].failed.append(self._call)
 
     def close(self) -> None:
-        """Write no more, as ``fit`` has ended or failed."""
+        """Write no more, since ``fit`` has ended or failed."""
         if self._begun is not None:
             # Without the other ranks it cannot become complete.
             wait([self._begun.written])
@@ -486,10 +487,10 @@ class SavedTraining:
 
 
 def _set_aside(call: CallFolder) -> None:
-    """Keep a backup that nothing goes on from, as its call has failed.
+    """Keep a backup of a failed call, so that no call resumes from it.
 
-    Started again, the script repeats the call from its beginning, and so fails
-    or ends as it would have without a backup.
+    When the script starts again, it repeats the call from its beginning, and
+    ends as it would have without a backup.
     """
     logger.warning(
         "an earlier call of fit has failed; its backup is kept as %s",

@@ -188,6 +188,6 @@ SELF_TEST_S = 180
 IMPORT_S = 120
 #: Time between SIGTERM and SIGKILL for a command outside of jobs.
 COMMAND_GRACE_S = 10
-#: Smallest size, in bytes, of the parts in which parameter servers update large
+#: Smallest size, in bytes, of the chunks in which parameter servers update the
 #: weights.
-PART_BYTES = 2_000_000
+CHUNK_BYTES = 2_000_000

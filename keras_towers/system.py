@@ -1,4 +1,4 @@
-"""Cores and folders of this machine; signals, memory and end of a process."""
+"""This machine and process: cores, folders, signals, memory, end."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _R = TypeVar("_R")
 
 
 def usable_cores() -> int:
-    """The number of cores on which the scheduler may run this process."""
+    """Return the number of cores on which this process may run."""
     return len(os.sched_getaffinity(0))
 
 
 def cpu() -> dict[str, str]:
-    """The fields of the first CPU in ``/proc/cpuinfo``."""
+    """Return the fields of the first CPU in ``/proc/cpuinfo``."""
     first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     return dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
 
 
 def working_folder() -> Path:
-    """The working directory.
+    """Return the working directory.
 
     Raises:
         TowerError: it has been deleted.
@@ -52,7 +52,7 @@ def working_folder() -> Path:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """Return a path from the root, as it is meant in the working directory.
+    """Return an absolute path, relative to the working directory.
 
     Raises:
         TowerError: it is relative to one that has been deleted.
@@ -62,7 +62,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 class UnusableFolder(TowerError):
-    """A folder that cannot be made or written to."""
+    """Raised if a folder cannot be made or written to."""
 
 
 def make_writable(folder: Path, advice: str) -> Path:
@@ -85,7 +85,7 @@ def make_writable(folder: Path, advice: str) -> Path:
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Replace a file, which only this user can open, once it is complete.
+    """Write a private file under another name, then rename it.
 
     Args:
         path: the file.
@@ -124,7 +124,7 @@ def check_writable(path: Path, writer: str) -> None:
 
 
 def allow_open_files(number: int, needed_by: str) -> str:
-    """Let this process open so many files, or as many as it may.
+    """Raise this process's limit of open files, up to its hard limit.
 
     Processes that it starts inherit this.
 
@@ -208,7 +208,7 @@ def share_freed_memory() -> None:
 
 
 def resident_bytes(field: str) -> int | None:
-    """Return the memory of this process, or None where Linux does not tell.
+    """Return the memory of this process; None if Linux does not report it.
 
     Args:
         field: ``"VmRSS"``, what is resident now, or ``"VmHWM"``, its peak.
@@ -222,9 +222,10 @@ def resident_bytes(field: str) -> int | None:
 
 
 def return_freed_memory() -> None:
-    """Give the kernel back what this process has freed.
+    """Return freed memory to the kernel.
 
-    Else glibc keeps it between what is alive, where larger values do not fit.
+    Otherwise glibc keeps it between live objects, where larger values do not
+    fit.
     """
     ctypes.CDLL(None).malloc_trim(0)
 
@@ -232,7 +233,7 @@ def return_freed_memory() -> None:
 class InThread(Future[_R]):
     """The result of a function that runs in a thread of its own.
 
-    This process may end without it.
+    The thread does not keep this process from ending.
     """
 
     def __init__(self, function: Callable[[], _R], name: str | None = None):
@@ -252,7 +253,7 @@ class InThread(Future[_R]):
                 self.set_result(result)
 
     def end_wait(self, error: BaseException) -> None:
-        """Raise an error where the result is waited for, if there is none."""
+        """Raise an error in the waiting thread, if there is no result yet."""
         with contextlib.suppress(InvalidStateError):
             self.set_exception(error)
 

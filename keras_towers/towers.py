@@ -166,7 +166,7 @@ class _RequestedVariable(NamedTuple):
 
 
 def _may_be_equal(one: _RequestedVariable, other: _RequestedVariable) -> bool:
-    """Whether two variables agree in everything that is known of both."""
+    """Whether two variables agree in all that is known of both."""
     # TensorFlow appends a number to names that are in use.
     names = {re.sub(r"(_\d+)?(:0)?$", "", v.name) for v in (one, other)}
     return len(names) == 1 and all(
@@ -233,7 +233,7 @@ class _TowerResults:
 
 
 def _requested(kwargs: Mapping[str, Any]) -> _RequestedVariable:
-    """The variable that a creation call requests."""
+    """Return the variable that a creation call requests."""
     shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
     value = kwargs.get("initial_value")
     with contextlib.suppress(Exception):
@@ -255,7 +255,7 @@ def _requested(kwargs: Mapping[str, Any]) -> _RequestedVariable:
 
 
 def _pairs(result: object) -> list[tuple[Gradient | None, Variable]]:
-    """The ``(gradient, variable)`` pairs in a tower's result."""
+    """Return the ``(gradient, variable)`` pairs in a tower's result."""
     kinds = (tf.Variable, keras.Variable)
     return [
         (gradient, variable)

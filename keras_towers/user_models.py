@@ -1,4 +1,4 @@
-"""Models that a user names, and examples for them."""
+"""Imports the models that a user names, and makes examples for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_named(target: str) -> None:
-    """Check MODULE:FUNCTION as far as that needs no import.
+    """Check MODULE:FUNCTION, without importing it.
 
     Raises:
         TowerError: it names no function, or of no module; or the module does
@@ -98,7 +98,7 @@ def call_named(target: str) -> Any:
 
 @contextlib.contextmanager
 def naming(target: str, what: str) -> Iterator[None]:
-    """Say in errors of this block whose they are, and in which line.
+    """In this block, name the function and the line of an error.
 
     Args:
         target: the function of the user.
@@ -116,7 +116,7 @@ def naming(target: str, what: str) -> Iterator[None]:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the innermost line outside of installed packages, or nothing."""
+    """Return the innermost line outside of installed packages, or ""."""
     folders = sysconfig.get_paths()
     libraries = (
         *(folders[key] for key in ("stdlib", "purelib", "platlib")),
@@ -136,7 +136,7 @@ FIT_FORMS = ("x", "x, y", "x, y, sample_weight", "dataset")
 def model_and_data(
     built: Any, source: str, forms: Sequence[str] = FIT_FORMS
 ) -> tuple[keras.Model, list[Any]]:
-    """Return the model and the data of what a user's function has returned.
+    """Return the model and the data that a user's function has returned.
 
     Args:
         built: a compiled model, alone or in a tuple with data.

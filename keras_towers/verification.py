@@ -35,7 +35,7 @@ _DETERMINED = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """The difference between a few steps on towers and on one device.
+    """The difference between some steps on towers and on one device.
 
     Attributes:
         where: the weight, optimizer variable or log that differs most.
@@ -202,7 +202,7 @@ def _run_fit(
 ) -> dict[tuple[str, int], np.ndarray]:
     """Return the logs of each step of ``fit``, and all variables after it.
 
-    Keys are a name, and a number that distinguishes variables of one name.
+    A key is a name, and a number that distinguishes variables of the same name.
     """
     results: dict[tuple[str, int], np.ndarray] = {}
 
@@ -237,7 +237,7 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _last_place(model: keras.Model) -> float:
-    """Return the relative unit in the last place of what a model computes."""
+    """Return the relative unit in the last place of a model's results."""
     types = {layer.compute_dtype for layer in model._flatten_layers()}
     floats = filter(lambda name: tf.as_dtype(name).is_floating, types)
     return max(float(ml_dtypes.finfo(name).eps) for name in floats)

@@ -9,7 +9,7 @@ SHOWN_BY = {
     "docs": "settings",
     "checkers": "_types",
     "cli/test_doctor.py": "installed",
-    "cli/test_plan.py": "cli/memory_plot cli/plan_hosts",
+    "cli/test_plan.py": "cli/plan_hosts",
     "engines/byteps": """
         engines/byteps/bps/callbacks engines/byteps/byteps_recipe
         engines/byteps/byteps_servers engines/byteps/byteps_strategy
@@ -54,7 +54,8 @@ SHOWN_BY = {
     "parameter_servers": """
         parameter_servers/remote_runtime parameter_servers/server_process
         parameter_servers/server_tasks parameter_servers/server_variables
-        parameter_servers/training_session parameter_servers/averaged_session
+        parameter_servers/training_session parameter_servers/async_updates
+        parameter_servers/averaged_updates
         parameter_servers/worker_fit parameter_servers/worker_runner
     """,
     "partition/rules/test_reductions.py": "partition/paired_variances",
@@ -62,7 +63,9 @@ SHOWN_BY = {
         partition/registry partition/rules/elementwise
     """,
     "partition/test_ranks.py": "partition/undivided",
-    "partition/test_schedule.py": "partition/rematerialization",
+    "partition/test_schedule.py": """
+        partition/gradient_buckets partition/rematerialization
+    """,
     "partition/test_partitioned.py": """
         partition/emission partition/nodes partition/program
     """,
@@ -71,7 +74,7 @@ SHOWN_BY = {
     """,
     "processes/test_ranks.py": """
         fit/update/local_sgd
-        reduction/compression reduction/gradients transport/engine_transport
+        reduction/hook_names reduction/gradients transport/engine_transport
     """,
     "reduction/test_collectives.py": """
         reduction/collective_ops reduction/packing
@@ -83,7 +86,7 @@ SHOWN_BY = {
     "strategies/test_async_towers.py": """
         replicas/averages replicas/hogwild replicas/named_resources
         replicas/replica_calls replicas/replica_counts
-        replicas/replica_group replicas/tower_threads
+        replicas/replica_group replicas/staleness replicas/tower_threads
         strategies/replica_strategies
     """,
     "strategies/test_base.py": """

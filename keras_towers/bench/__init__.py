@@ -5,7 +5,7 @@
 ``rows``
   The rows of the benchmark: how each trains in one process, and is timed.
 ``runner``
-  Measures cells, each in fresh processes with a time limit.
+  Runs the cells of a benchmark, each in fresh processes with a time limit.
 ``cell_process``
-  One process that measures one cell.
+  A process that measures one cell: trains, and takes the times.
 """

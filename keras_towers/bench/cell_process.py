@@ -1,4 +1,4 @@
-"""One process that measures one cell."""
+"""A process that measures one cell: trains, and takes the times."""
 
 from __future__ import annotations
 

@@ -18,11 +18,7 @@ from numpy.typing import ArrayLike
 
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.user_models import (
-    call_named,
-    model_and_data,
-    random_examples,
-)
+from keras_towers.user_models import call_named, model_and_data, random_examples
 
 if TYPE_CHECKING:
     import keras

@@ -1,6 +1,6 @@
-"""Measures cells, each in fresh processes with a time limit.
+"""Runs the cells of a benchmark, each in fresh processes with a time limit.
 
-These run ``cell_process.py``, which takes the times.
+``cell_process.py`` is what these processes run.
 """
 
 from __future__ import annotations

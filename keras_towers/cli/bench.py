@@ -30,7 +30,7 @@ from keras_towers.bench.runner import (
     measure_all,
     plan_cells,
 )
-from keras_towers.cli.bench_plot import check_plot, draw_plot
+from keras_towers.cli.plots import check_plot, draw_plot
 from keras_towers.errors import TowerError
 from keras_towers.system import check_writable
 from keras_towers.user_models import check_named

@@ -16,7 +16,7 @@ from rich.table import Table
 from keras_towers._bytes import format_bytes, parse_bytes
 from keras_towers._types import JsonObject
 from keras_towers.cli import plan_hosts
-from keras_towers.cli.memory_plot import draw_memory
+from keras_towers.cli.plots import draw_memory
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import without_noise
 from keras_towers.user_models import check_named, find_named, naming
@@ -35,7 +35,7 @@ _TIMES = (
     "Times are lower bounds: they assume that each exchange overlaps with the "
     "computation before it."
 )
-# What a function of layouts gets.
+# The argument of a function of layouts, in messages.
 _DEVICES = "of the list of the devices' names"
 # The columns of a table of hosts, with all that it may have.
 _WIDTH = 100
@@ -227,7 +227,7 @@ def _table(
         "  gathered weights",
         lambda p: size(p.costs.gathered) if p.costs.gathered else "-",
     )
-    if any(plan.costs.again_summary for plan in plans):
+    if any(plan.costs.remat_summary for plan in plans):
         row("  computed again", _again)
     row("in all", lambda p: size(p.total))
     if memory is not None:
@@ -244,7 +244,7 @@ def _table(
 def _again(plan: Plan) -> str:
     """Return the part of the step's work that is computed again."""
     schedule = plan.costs.schedule
-    is_any = schedule is not None and schedule.again
+    is_any = schedule is not None and schedule.recomputed
     return f"{schedule.work:.0%}" if schedule and is_any else "-"
 
 

@@ -1,4 +1,4 @@
-"""The time of a step on several hosts: the table and the curve of ``plan``."""
+"""The time of a step on several hosts, for ``plan``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rich.table import Table
 
 from keras_towers._bytes import format_bytes, parse_rate
 from keras_towers._types import JsonObject
-from keras_towers.cli.bench_plot import check_plot
+from keras_towers.cli.plots import axes_in, check_plot
 from keras_towers.errors import TowerError
 
 if TYPE_CHECKING:
-    from keras_towers.estimated_times import StepTime
+    from keras_towers.network_cost import StepTime
     from keras_towers.partition.axes import Axis
     from keras_towers.planning import Plan
 
@@ -135,7 +135,7 @@ class Hosts:
             plans: the plans.
             memory: the bytes of a device, if given.
         """
-        from keras_towers.estimated_times import Link, Ring, time_step
+        from keras_towers.network_cost import Link, Ring, time_step
 
         between, within = Link(*self.between), Link(*self.within)
         rows = []
@@ -307,34 +307,31 @@ def verdict(rows: Sequence[OnHosts]) -> str:
 
 def draw_curve(rows: Sequence[OnHosts], path: Path) -> None:
     """Draw the examples per second of each choice by the number of hosts."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((7.0, 4.5), layout="constrained")
-    axes = figure.subplots()
     numbers = sorted({row.plan.hosts for row in rows})
     one = rows[0]
     assert one.time.computing is not None, "a curve without times"
     each = one.plan.examples / one.plan.hosts / one.time.computing
-    axes.plot(numbers, [each * n for n in numbers], "k:", label="computing")
-    for index, choice in enumerate(dict.fromkeys(r.plan.choice for r in rows)):
-        own = [row for row in rows if row.plan.choice == choice]
-        for fits in (True, False):
-            shown = [row for row in own if (row.fits is not False) == fits]
+    with axes_in(path) as axes:
+        axes.plot(numbers, [each * n for n in numbers], "k:", label="computing")
+        for index, choice in enumerate(
+            dict.fromkeys(r.plan.choice for r in rows)
+        ):
+            own = [row for row in rows if row.plan.choice == choice]
+            for fits in (True, False):
+                shown = [row for row in own if (row.fits is not False) == fits]
+                axes.plot(
+                    [row.plan.hosts for row in shown],
+                    [row.examples_per_s or 0 for row in shown],
+                    f"C{index}o" if fits else f"C{index}x",
+                )
             axes.plot(
-                [row.plan.hosts for row in shown],
-                [row.examples_per_s or 0 for row in shown],
-                f"C{index}o" if fits else f"C{index}x",
+                [row.plan.hosts for row in own],
+                [row.examples_per_s or 0 for row in own],
+                f"C{index}",
+                label=choice,
             )
-        axes.plot(
-            [row.plan.hosts for row in own],
-            [row.examples_per_s or 0 for row in own],
-            f"C{index}",
-            label=choice,
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(numbers, [f"{n}" for n in numbers])
-    axes.set_xlabel(f"hosts of {one.devices // one.plan.hosts} devices")
-    axes.set_ylabel("examples per second (x: does not fit)")
-    axes.legend()
-    figure.savefig(path)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(numbers, [f"{n}" for n in numbers])
+        axes.set_xlabel(f"hosts of {one.devices // one.plan.hosts} devices")
+        axes.set_ylabel("examples per second (x: does not fit)")

@@ -48,7 +48,15 @@ def _strategies(incomplete: str) -> list[str]:
     return [name for name in strategy_names() if name.startswith(incomplete)]
 
 
-_SHORT = {"-np": "processes", "--num-proc": "processes", "-H": "hosts"}
+_SHORT = {
+    **dict.fromkeys(("-n", "-np", "--num-proc"), "processes"),
+    "-H": "hosts",
+}
+# Each says how many processes to start.
+_NUMBERS = (
+    *("processes", "workers", "hosts", "hostfile", "min_np"),
+    "host_discovery_script",
+)
 # Options that scripts often have, too.
 _OF_MANY_SCRIPTS = ("--module", "--output", "--script", "--seed")
 
@@ -64,10 +72,7 @@ class RunOptions:
     module: Annotated[bool, typer.Option("-m")] = False
     strategy: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME[:OPTION=VALUE]",
-            autocompletion=_strategies,
-        ),
+        typer.Option(metavar="NAME[:OPTION=VALUE]", autocompletion=_strategies),
     ] = None
     no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False
     towers: Count = None
@@ -136,26 +141,33 @@ class RunOptions:
     @property
     def behind_script(self) -> str:
         """Say which options of the command the script gets; empty: none."""
-        words = (w.partition("=")[0] for w in self.arguments or ())
-        late = dict.fromkeys(word for word in words if self._is_missing(word))
-        return f"which gets {', '.join(late)} behind it" if late else ""
+        late = ", ".join(self.late_options)
+        return late and f"which gets {late} behind it"
 
-    def _is_missing(self, word: str) -> bool:
-        """Whether a word is an option that was not given to the command."""
-        if word in _OF_MANY_SCRIPTS:
-            return False
-        name = _SHORT.get(word, word.removeprefix("--").replace("-", "_"))
-        is_option = word in _SHORT or word.startswith("--")
-        fields = (f for f in dataclasses.fields(self) if f.name == name)
-        return is_option and any(
-            getattr(self, field.name) == field.default for field in fields
-        )
+    @property
+    def late_options(self) -> dict[str, str]:
+        """The fields of those that the script gets, by their words."""
+        words = (w.partition("=")[0] for w in self.arguments or ())
+        found = {word: _field_of(word) for word in words}
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        return {
+            word: name
+            for word, name in found.items()
+            if name in defaults and getattr(self, name) == defaults[name]
+        }
 
     def named(self, *options: str) -> str:
         """Name those of some options that are given; empty: none of them."""
         given = (n for n in options if getattr(self, n) is not None)
         names = (f"--{name.replace('_', '-')}" for name in given)
         return " and ".join(names).replace("--hosts", "-H")
+
+
+def _field_of(word: str) -> str:
+    """Return the field of an option of the command; empty: it is none."""
+    if word in _OF_MANY_SCRIPTS or not (word in _SHORT or word[:2] == "--"):
+        return ""
+    return _SHORT.get(word, word[2:].replace("-", "_"))
 
 
 def run(**options: Any) -> None:
@@ -378,13 +390,8 @@ def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
             "give -np N"
         )
     if engine is None:
-        engine = known_engines.HOROVOD
-        if given.ps:
-            engine = known_engines.SERVED
-        elif given.workers:
-            engine = known_engines.RUNTIME
-        elif given.servers and not known:
-            engine = known_engines.BYTEPS
+        servers = None if known else given.servers
+        engine = known_engines.choose(given.ps, given.workers, servers)
     if given.ps and not engine.serves:
         raise TowerError(
             f"the strategy {strategy} does not use parameter servers: leave "
@@ -447,9 +454,12 @@ def _make_plan(given: RunOptions, engine: Engine) -> LaunchPlan:
         hosts = _allocated_hosts(ranks)
     ranks = ranks or sum((hosts or {}).values())
     if not ranks:
-        text = "give the number of processes: -np N"
+        late = given.late_options.items()
+        named = ", ".join(word for word, name in late if name in _NUMBERS)
+        text = f"give the number of processes: {named or '-np N'}"
         if engine.roles:
-            text = "give the number of processes that train: --workers N"
+            named = named or "--workers N"
+            text = f"give the number of processes that train: {named}"
         if given.behind_script:
             text += f", before {given.script}, {given.behind_script}"
         raise TowerError(text)

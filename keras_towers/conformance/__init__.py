@@ -5,7 +5,7 @@
 ``cases``
   The cases of the exactness contract: a model, its ``fit``, a tolerance.
 ``outcomes``
-  Uses a model on one device or on towers, and compares what came of it.
+  Trains a model on one device and on towers, and compares the results.
 ``strategy_check``
   Checks that a strategy trains as one device does, case by case.
 """

@@ -44,7 +44,7 @@ def fit(
     return run
 
 
-def in_turn(*fits: Fit) -> Fit:
+def one_after_another(*fits: Fit) -> Fit:
     """Several fits of one model; returns what all of them have logged."""
 
     def run(model: keras.Model) -> dict[str, list[float]]:
@@ -86,13 +86,14 @@ def case(
 
     Args:
         *fits: one after the other.
-        build: as of ``compiled``.
-        optimizer: likewise.
+        build: makes the model, as for ``compiled``.
+        optimizer: makes the optimizer.
         tolerance: of the case.
         in_graph: of the case.
-        **options: of ``compiled``.
+        **options: for ``compiled``.
     """
-    run = in_turn(*fits) if fits[1:] else (fits or [_plain(_UNEVEN)])[0]
+    fits = fits or (_plain(_UNEVEN),)
+    run = one_after_another(*fits) if fits[1:] else fits[0]
     make = m.compiled(build, optimizer, **options)
     return Case(make, run, tolerance, in_graph)
 

@@ -1,4 +1,4 @@
-"""Uses a model on one device or on towers, and compares what came of it.
+"""Trains a model on one device and on towers, and compares the results.
 
 A case may have a tolerance of its own, in ``cases.py``.
 """

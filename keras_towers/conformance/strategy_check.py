@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterable
 
 from keras_towers._strategy import Strategy
 from keras_towers.conformance.cases import CASES, Case
-from keras_towers.conformance.outcomes import (
-    Outcome,
-    assert_same,
-    use_model,
-)
+from keras_towers.conformance.outcomes import Outcome, assert_same, use_model
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.rendezvous.rank_checks import gather
 from keras_towers.strategies.base import BaseStrategy

@@ -1,4 +1,4 @@
-"""How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
+"""Runs Keras's own ``fit``, ``evaluate`` and ``predict`` on towers.
 
 Its parts, from the bottom up: ``given_values``, ``options`` and ``places``,
 ``components``, ``context``, ``weights``, ``data``, ``ranks``, ``update``,
@@ -10,9 +10,9 @@ which it is given.
 ``keras_patches``
   Every Keras name that strategies patch, and for how long.
 ``options``
-  The options that strategies share: declared, documented and checked once.
+  Options that several strategies share: declared, documented and checked.
 ``places``
-  Where the steps of a call compute, and with whom.
+  Places: where the steps of a call compute, and with whom.
 ``given_values``
-  Checks given values against the annotations of what takes them.
+  Checks the values of arguments against their annotations.
 """

@@ -94,7 +94,7 @@ class TowerConfig:
 
     @property
     def shards(self) -> Transport:
-        """Connects those over whose towers variables in shards are divided."""
+        """The ranks over whose towers variables in shards are divided."""
         within = self.options.shard_over == "process"
         return ALONE if within else self.transport
 
@@ -110,7 +110,7 @@ class TowerConfig:
 
     @property
     def mesh(self) -> list[list[str]]:
-        """For each tower of this process, the devices of its columns."""
+        """The devices of this process: for each tower, those of its columns."""
         others = self.other_columns or [[] for _ in self.devices]
         return [
             [device, *more]
@@ -119,7 +119,7 @@ class TowerConfig:
 
     @property
     def divides(self) -> bool:
-        """Whether steps are divided, or computed otherwise than by Keras."""
+        """Whether steps differ from those of plain Keras."""
         cells = self.num_towers * self.job.size * len(self.mesh[0])
         options = self.options
         is_other = options.micro_batches != 1 or bool(options.remat)
@@ -193,7 +193,7 @@ class ApplyCall(NamedGradients):
 
 
 class FitStart(NamedTuple):
-    """Where a ``fit`` starts, and how it shuffles.
+    """The position at which a ``fit`` starts, and how it shuffles.
 
     Attributes:
         epoch: the first epoch, as Keras counts.
@@ -286,7 +286,7 @@ class KerasStrategy:
         raise NotImplementedError
 
     def _for_dry_run(self, transport: Transport) -> KerasStrategy:
-        """Return a strategy like this one, to plan with; it never runs.
+        """Return a strategy like this one that plans steps and never runs.
 
         Args:
             transport: connects its ranks.

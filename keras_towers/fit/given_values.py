@@ -1,4 +1,4 @@
-"""Checks given values against the annotations of what takes them."""
+"""Checks the values of arguments against their annotations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from keras_towers.errors import TowerError
 
-# Of NumPy, too; and what messages call them.
+# Number types, NumPy's included, and their names in messages.
 _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
 _NAMES = {
     Callable: "a function",
@@ -55,7 +55,7 @@ def check_value(name: str, value: object, hint: Any) -> None:
 
 
 def _allowed_values(part: Any) -> tuple[object, ...]:
-    """The values of a type that lists them; empty for other types."""
+    """Return the values of a type that lists them; none for other types."""
     if typing.get_origin(part) is Literal:
         return typing.get_args(part)
     return {bool: (True, False), types.NoneType: (None,)}.get(part, ())

@@ -6,8 +6,9 @@ strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
 the six methods of a model, the one that resolves its ``jit_compile="auto"``,
 the two that give a variable its first value, the function by which Keras
-stores a distribution, the functions that write models and checkpoints, also
-those of TensorFlow (``calls/saving.py``), and the filter of tracebacks.
+stores a distribution and those that its backend has for one, the functions that
+write models and checkpoints, also those of TensorFlow (``calls/saving.py``),
+``export``, and the filter of tracebacks.
 ``compat.py`` exempts this package from AutoGraph for good.
 ``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
 are patched while ``fit`` creates its data on several ranks with different seeds
@@ -36,17 +37,18 @@ waits for TensorFlow's start, and for who asks for the current strategy
 shuts down (``engines/dropin/distributed_models.py``).
 
 All other patches are attributes of a single object, not of a class: of a model
-during a call (``calls/tower_call.py``, ``strategies/noop.py``,
-``parameter_servers/worker_fit.py``), while Keras makes functions
-(``fit/step/adaptive_function.py``) and while a step is planned
+during a call (``calls/tower_call.py``, ``calls/lone_call.py``,
+``strategies/noop.py``, ``parameter_servers/worker_fit.py``), while Keras makes
+functions (``fit/step/adaptive_function.py``) and while a step is planned
 (``fit/step/dry_run.py``); methods of an optimizer during an update
 (``fit/update/optimizers.py``), while it makes slots
 (``fit/update/weight_update.py``) and while a worker trains
 (``parameter_servers/worker_fit.py``); methods of callbacks
 (``calls/callback_effects.py``, ``calls/callback_roles.py``); what Keras asks a
-distribution during a call (``strategies/keras_distribution.py``); what a
-dataset of Python does at the ends of an epoch (``data/epoch_iterator.py``); and
-what a strategy announces while it explains a step (``explanation.py``).
+distribution during a call (``strategies/keras_distribution.py``); how Keras
+reads data of Python (``data/read_ahead.py``), and what they do at the ends of
+an epoch (``data/epoch_iterator.py``); and what a strategy announces while it
+explains a step (``explanation.py``).
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
-from keras_towers.fit.data import in_turn
+from keras_towers.fit.data import read_ahead
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import adoption, model_binding
@@ -188,7 +190,7 @@ def _create_by_initializer(
     variable: Variable,
     initializer: object,
 ) -> None:
-    """Create a variable; of a large one, ranks may make only their rows."""
+    """Create a variable; ranks may create only their rows of a large one."""
     strategy, deferred = components.active_strategy(), None
     if strategy is not None and thread_state.current_step() is None:
         deferred = strategy._adoption.defer(variable, initializer)
@@ -204,7 +206,7 @@ def _call_recomputed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function with a gradient of its own, in a graph.
+    """Call a function that recomputes in its gradient, in a graph.
 
     Args:
         original: TensorFlow's way to call it.
@@ -218,7 +220,7 @@ def _call_recomputed(
     if given is None or not (is_noted or compat.in_symbolic_scope()):
         return original(function, args, kwargs)
     with contextlib.ExitStack() as stack:
-        # What a branch, a loop or a function computes is one operation.
+        # A branch, a loop or a function is one operation.
         if step and step.remat and step.graph is compat.get_default_graph():
             stack.enter_context(step.remat.segment())
         return given(*args, **kwargs)
@@ -256,7 +258,7 @@ def _share_rendezvous(original: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _devices(graph: tf.Graph) -> set[str]:
-    """The devices named in a function and in the functions it calls."""
+    """Return the devices named in a function and in the functions it calls."""
     inputs = {tensor.op.name for tensor in graph.inputs}
     operations = graph.get_operations()
     devices = {op.device for op in operations if op.name not in inputs}
@@ -300,8 +302,9 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
-    # Data that read a model's variables are read in turn with its steps.
-    (compat.KerasVariable, "value", in_turn.read_variable),
+    # Data that use a model's variables are read in turn with its steps.
+    (compat.KerasVariable, "value", read_ahead.use_variable),
+    (compat.KerasVariable, "assign", read_ahead.use_variable),
     # The schedule of a step computes again what Keras's remat and TensorFlow's
     # recompute_grad say.
     (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
@@ -365,7 +368,7 @@ def patch_until_closed(
         ),
         (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
-        # What is exported knows no towers.
+        # An exported model knows no towers.
         (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.
         (compat.global_state, "set_global_attribute", store),
@@ -409,7 +412,7 @@ def _run(
         runner = strategy._runner
         with runner.failing_together(kind):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
-            with in_turn.asking(model.variables), strategy.scope():
+            with read_ahead.asking(model.variables), strategy.scope():
                 return runner.run_call(call)
     trains = kind in components.TRAINING
     block = thread_state.block_of_other_thread()

@@ -1,4 +1,8 @@
-"""The options that strategies share: declared, documented and checked once."""
+"""Options that several strategies share: declared, documented and checked.
+
+A strategy takes some of them as keyword arguments, and passes the
+``StrategyOptions`` to its ``TowerConfig`` (``components.py``).
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,10 @@ from keras_towers.fit.given_values import check_value
 if TYPE_CHECKING:
     from keras.distribution import LayoutMap
 
-    from keras_towers.reduction import (
-        CommunicationHook,
-        GradientPacker,
-        Reduction,
-        StatefulHook,
-    )
+    from keras_towers.reduction.collectives import Reduction
+    from keras_towers.reduction.compression_hooks import CommunicationHook
+    from keras_towers.reduction.packing import GradientPacker
+    from keras_towers.reduction.stateful_hooks import StatefulHook
 
 Batches: TypeAlias = Literal["split", "each"]
 """Whether towers split the global batch, or each takes a whole batch."""
@@ -53,15 +55,15 @@ Weights: TypeAlias = Literal["sharded"]
 Where: TypeAlias = Literal["host", "towers"]
 """Whether weights are in CPU memory, or spread over the towers."""
 
-# What tensorpack calls them; its towers are GPUs.
+# Tensorpack's names of modes; its towers are GPUs.
 _OF_TENSORPACK = {"cpu": "host", "gpu": "towers"}
 _MAY_BE_OF_TENSORPACK = ("caching_device", "mode", "ps_device")
 
 # Types that only exist where TensorFlow has been imported, by their modules.
 _OF_TENSORFLOW = {
-    "GradientPacker": "keras_towers.reduction",
+    "GradientPacker": "keras_towers.reduction.packing",
     "LayoutMap": "keras.distribution",
-    "StatefulHook": "keras_towers.reduction",
+    "StatefulHook": "keras_towers.reduction.stateful_hooks",
 }
 
 
@@ -148,9 +150,9 @@ class StrategyOptions:
             strategy's engine. All other values change results: ``"fp16"``,
             ``"fp16-shards"``, ``"bf16"``, ``"fp16-feedback"``,
             ``"bf16-feedback"``, ``"power-sgd"``
-            (``keras_towers.reduction.PowerSGD(rank)`` for a rank other than 4),
+            (``keras_towers.extending.PowerSGD(rank)`` for a rank other than 4),
             a function of a transport, tensors and a key, or a
-            ``keras_towers.reduction.StatefulHook``. Processes never compress
+            ``keras_towers.extending.StatefulHook``. Processes never compress
             sparse gradients, metrics and statistics.
         sync_every: None: ranks exchange gradients in every step. A number k:
             each rank updates its own weights from its part of each batch. Ranks
@@ -222,7 +224,7 @@ class StrategyOptions:
 
     @property
     def gathered_bytes(self) -> int | None:
-        """``gather_bytes`` as a number; None: the model decides."""
+        """``gather_bytes`` as a number; None: it depends on the model."""
         number = self.gather_bytes
         if isinstance(number, str):
             return parse_bytes(f"gather_bytes={number!r}", number)
@@ -230,7 +232,7 @@ class StrategyOptions:
 
     @property
     def in_shards(self) -> list[str]:
-        """The options that divide variables into shards, in words."""
+        """The options that divide variables into shards, as text."""
         return [
             "a layout map" if name == "layouts" else f'{name}="sharded"'
             for name in ("layouts", "weights", "updates")
@@ -413,20 +415,20 @@ def check_values(options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
         if name not in hints:
             shared[name] = value
             continue
-        # Some name what needs TensorFlow.
+        # Some annotations need TensorFlow.
         with contextlib.suppress(NameError):
             check_value(name, value, eval(hints[name], globals()))
     StrategyOptions(**shared)
 
 
 def current_name(name: Any) -> Any:
-    """Return the name here of what tensorpack calls ``"cpu"`` or ``"gpu"``."""
+    """Return the name here for tensorpack's ``"cpu"`` or ``"gpu"``."""
     is_text = isinstance(name, str)
     return _OF_TENSORPACK.get(name, name) if is_text else name
 
 
 def _hints() -> dict[str, Any]:
-    """The types of the options; those without objects yet are stand-ins."""
+    """Return the types of the options; missing objects have stand-ins."""
     loaded = [m for m in _OF_TENSORFLOW.values() if m in sys.modules]
     return _resolved_hints(tuple(loaded))
 

@@ -1,8 +1,8 @@
-"""Where the steps of a call compute, and with whom.
+"""Places: where the steps of a call compute, and with whom.
 
 A step is divided over *ranks* (processes), *towers* (the rows of the mesh of a
 process), *parts* (a tower's micro-batches) and *columns* (of the mesh). Ranks,
-towers and parts have examples of their own; columns divide weights, and so do
+towers and parts have examples of their own. Columns divide weights, and so do
 towers and ranks if weights are in shards. Which ranks take part depends on the
 purpose, and on the call.
 """
@@ -21,7 +21,7 @@ ALONE: Transport = SingleProcess()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ranks:
-    """The groups of a call. Each has all processes, or only this one.
+    """The groups of ranks in a call; each has all processes, or only this one.
 
     Attributes:
         job: those that train together, for exchanges between steps.
@@ -38,7 +38,7 @@ class Ranks:
 
     @property
     def share_step(self) -> bool:
-        """Whether all that have parts of a batch compute its step together."""
+        """Whether all ranks with rows of a batch compute one step of it."""
         return self.step.size == self.batch.size
 
     @property
@@ -54,7 +54,7 @@ class Ranks:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
-    """Where the steps of a call compute, and with whom.
+    """The places at which the steps of a call compute: ranks, towers, columns.
 
     Attributes:
         ranks: the processes.
@@ -78,20 +78,20 @@ class Places:
 
     @property
     def axes(self) -> Axes:
-        """The axes along which a step is divided over several, and towers."""
+        """The axes along which there are several places, and towers."""
         parts = PARTS if self.parts > 1 else ONCE
         return TOWERS | parts | (AT_ROOT if self.ranks.step.size > 1 else ONCE)
 
     @property
     def replicas(self) -> int:
-        """The number of towers that have parts of a batch."""
+        """The number of towers, in all ranks, that divide a batch."""
         return self.towers * self.ranks.batch.size
 
     @property
     def first_tower(self) -> int:
-        """The index of this process's first tower among these."""
+        """The index of this process's first tower among the replicas."""
         return self.towers * self.ranks.batch.rank
 
     def alone(self) -> Places:
-        """Return the same places without the other processes."""
+        """Return the same places without the other ranks."""
         return dataclasses.replace(self, ranks=Ranks())

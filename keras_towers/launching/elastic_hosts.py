@@ -1,4 +1,8 @@
-"""The hosts on which a job may run: as given, or as a program finds them."""
+"""The hosts of an elastic job: how it shrinks and grows.
+
+They are given, or a program finds them. ``job.py`` asks for them between
+rounds.
+"""
 
 from __future__ import annotations
 

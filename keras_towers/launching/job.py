@@ -1,6 +1,7 @@
 """A job, in rounds: a round ends with its processes, and another may follow.
 
-Between two rounds processes may have been lost, and hosts may come and go.
+Between two rounds, processes may have been lost, and hosts may come and go
+(``elastic_hosts.py``).
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class RunningJob(ProcessContext):
         return folder
 
     @property
-    def again(self) -> bool:
+    def may_restart(self) -> bool:
         """Whether another round may follow this one."""
         limit = self.job.restarts
         return limit is None or self.round <= limit
@@ -258,7 +259,7 @@ class RunningJob(ProcessContext):
 
     def stand_by(self) -> None:
         """Start processes that wait for the next round, if there may be one."""
-        if not (self.job.standby and self.again):
+        if not (self.job.standby and self.may_restart):
             return
         for start in self._starts:
             key = store.BEGIN.format(self.round + 1, start.index)
@@ -282,7 +283,7 @@ class RunningJob(ProcessContext):
                 return outcome
             limit = self.job.restarts
             option = "--reset-limit" if self.job.elastic else "--restarts"
-            if not self.again:
+            if not self.may_restart:
                 self.console.say(
                     f"it has started again {limit} times already ({option})"
                 )

@@ -1,4 +1,4 @@
-"""A block that is entered when a script first needs it."""
+"""Enters a strategy's block when a script first needs it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entered_late(
         def enter() -> None:
             nonlocal is_entered
             is_entered = True
-            # What makes the strategy starts TensorFlow, and asks, too.
+            # Making the strategy starts TensorFlow, and asks for it, too.
             waiting.close()
             with tf.init_scope():
                 entered.enter_context(make())

@@ -1,4 +1,7 @@
-"""How processes of a job ended, and why."""
+"""The outcome of a job: who failed first and why, and the exit code.
+
+``supervision.py`` asks for it when the ranks have ended.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _CONSEQUENCES = (
     "/gloo/transport/",
     "Additional GRPC error information from remote target",
 )
-# What a rank reports that ends its connections itself, after an error.
+# The report of a rank that ends its connections itself, after an error.
 _OWN_END = "Horovod background loop uncaught exception"
 _SSH_FAILED = 255
 

@@ -1,4 +1,4 @@
-"""Output of many processes on one terminal, tagged by rank."""
+"""The output of many processes on one terminal, tagged by rank."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Tracebacks:
         """
         now = time.monotonic()
         with self._lock:
-            # Of any sequences.
+            # ``commonprefix`` takes any sequences.
             equal = len(os.path.commonprefix([self._lines, lines[:-1]]))
             is_old = now - self._shown_at > settings.SAME_FAILURE_S
             if equal < _MIN_COMMON or is_old or tag == self._tag:

@@ -1,4 +1,7 @@
-"""A job whose processes are ranks, on the hosts that it has in each round."""
+"""Runs a job's ranks, on the hosts that it has in each round.
+
+``cli/run.py`` and ``function_job.py`` call ``run_job``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One process of a job, started here or by ssh, and its environment."""
+"""Starts one process of a job, here or by ssh, with its environment.
+
+The process is a child of an agent (``agent.py``), which ends it.
+"""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _stand_by() -> None:
     key = os.environ.pop(settings.ENV_STANDBY, None)
     if key is None:
         return
-    # What takes long, and is the same for every script.
+    # This takes long, and is the same for every script.
     import keras  # noqa: F401
 
     from keras_towers.rendezvous import store

@@ -1,4 +1,4 @@
-"""Checks a script before processes run it."""
+"""Checks that a script can be run, before processes run it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Supervisor:
             # The signal that was forwarded may have killed them.
             outcome = dataclasses.replace(outcome, lost=())
         elif outcome.cause in outcome.lost and self._has_finished():
-            # What an elastic job trains does not need the others any more.
+            # An elastic job does not need the other ranks any more.
             code = 0 if self._run.job.elastic else outcome.code
             outcome = dataclasses.replace(outcome, code=code, lost=())
         is_separate = not (self._connected or self._run.job.no_strategy)
@@ -167,7 +167,7 @@ class Supervisor:
     def _regroup(self) -> None:
         """Let the ranks make a backup and end, once they can go on from one."""
         run, ready = self._run, self._run.server.get(store.RESUMES)
-        if self._regroups or self._forwarded or not (ready and run.again):
+        if self._regroups or self._forwarded or not (ready and run.may_restart):
             return
         self._regroups = True
         run.console.say("hosts have come or gone: all ranks back up and end")

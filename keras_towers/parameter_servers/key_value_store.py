@@ -1,6 +1,6 @@
-"""A job's key-value store, a hash table on a parameter server.
+"""A job's key-value store: a hash table on a parameter server.
 
-Tasks compare their jobs and versions in it.
+In it, tasks compare their jobs and versions.
 """
 
 from __future__ import annotations

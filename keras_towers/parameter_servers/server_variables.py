@@ -1,4 +1,7 @@
-"""The copies of a model's variables on the parameter servers."""
+"""The variables on parameter servers: copies of a model's variables.
+
+``async_updates.py`` and ``averaged_updates.py`` update them.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ from keras_towers.fit.weights.least_loaded import (
 )
 from keras_towers.fit.weights.tower_variables import with_values
 from keras_towers.parameter_servers.server_connection import Connection
-from keras_towers.reduction import Gradient
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.replicas.named_resources import (
     RunFunction,
     TracedFunctions,
     variable,
 )
 
-# The most parts that weights are divided into.
-_PARTS = 32
-# Parts of the gradients that a worker sends at the same time.
+# The most chunks that weights are divided into.
+_MOST_CHUNKS = 32
+# Chunks of the gradients that a worker sends at the same time.
 _IN_FLIGHT = 2
 
 
@@ -46,9 +49,9 @@ class ServerVariables:
         trained: the weights that optimizers train.
         others: all other variables of the model that workers share.
         seeds: the states of random generators.
-        parts: the trained weights in parts that are sent one after another, in
-            the order in which their gradients are computed; empty for a model
-            that is too small to be divided.
+        chunks: the trained weights in chunks, which are sent one after another
+            in the order in which their gradients are computed; empty for a
+            small model.
     """
 
     def __init__(self, name: str, connection: Connection, run: RunFunction):
@@ -61,7 +64,7 @@ class ServerVariables:
         self.trained: list[keras.Variable] = []
         self.others: list[keras.Variable] = []
         self.seeds: list[keras.Variable] = []
-        self.parts: list[list[keras.Variable]] = []
+        self.chunks: list[list[keras.Variable]] = []
         self._of_optimizers: list[keras.Variable] = []
 
     @property
@@ -83,7 +86,7 @@ class ServerVariables:
         self.seeds = state.seeds
         self.others += state.seeds if seeds else []
         self._of_optimizers = state.optimizer_variables
-        self.parts = _in_parts(self.trained)
+        self.chunks = _chunked(self.trained)
         slots = {
             id(slot): weight
             for optimizer in state.optimizers
@@ -213,19 +216,19 @@ class ServerVariables:
         variables: Sequence[keras.Variable],
         grads: Sequence[Gradient | None],
     ) -> list[Gradient | None]:
-        """Send dense gradients to their variables' servers, part by part.
+        """Send dense gradients to their variables' servers, chunk by chunk.
 
-        While one part is received, the previous one can be applied and read.
+        While one chunk is received, the previous one can be applied and read.
         Gradients sent at the same time would all arrive at the end.
         """
         self._check(variables)
         sent = list(grads)
         index = {id(v): i for i, v in enumerate(variables)}
         arrived: list[list[tf.Tensor]] = []
-        for part in self.parts:
+        for chunk in self.chunks:
             before = arrived[-_IN_FLIGHT] if arrived[_IN_FLIGHT - 1 :] else []
             arrived.append([])
-            for i in (index[id(v)] for v in part if id(v) in index):
+            for i in (index[id(v)] for v in chunk if id(v) in index):
                 grad = grads[i]
                 if isinstance(grad, tf.Tensor):
                     with (
@@ -298,15 +301,15 @@ def _keep(grad: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PreventGradient(input=grad)
 
 
-def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
+def _chunked(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
     sizes = list(map(byte_size, trained))
-    least = max(settings.PART_BYTES, sum(sizes) / _PARTS)
-    parts: list[list[keras.Variable]] = []
+    least = max(settings.CHUNK_BYTES, sum(sizes) / _MOST_CHUNKS)
+    chunks: list[list[keras.Variable]] = []
     left = 0.0
     for weight, size in zip(reversed(trained), reversed(sizes), strict=True):
         if left <= 0:
-            parts.append([])
+            chunks.append([])
             left = least
-        parts[-1].append(weight)
+        chunks[-1].append(weight)
         left -= size
-    return parts if len(parts) > 1 else []
+    return chunks if len(chunks) > 1 else []

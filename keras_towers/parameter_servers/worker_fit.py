@@ -14,14 +14,12 @@ from keras_towers import compat
 from keras_towers._types import Logs, Step, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
-from keras_towers.fit.components import (
-    TowerFunction,
-)
+from keras_towers.fit.components import TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.parameter_servers.averaged_session import AveragedSession
+from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.workers import FitEnded
 from keras_towers.rendezvous import rank_checks

@@ -1,4 +1,4 @@
-"""How workers of parameter servers run calls, and pass gradients on."""
+"""Runs calls on workers of parameter servers, and passes on gradients."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.places import Places
 from keras_towers.fit.ranks.step_agreement import ComparedStep
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.parameter_servers.averaged_session import AveragedSession
+from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import Session
-from keras_towers.parameter_servers.worker_fit import (
-    WorkerFit,
-    current_session,
-)
+from keras_towers.parameter_servers.worker_fit import WorkerFit, current_session
 from keras_towers.parameter_servers.workers import Workers
-from keras_towers.reduction import Gradients
+from keras_towers.reduction.gradients import Gradients
 from keras_towers.replicas.replica_calls import (
     OneFitPerModel,
     RunsReplicas,
@@ -51,7 +48,7 @@ class ServerUpdate(WeightUpdate):
 
     def __init__(self, config: TowerConfig, **options: Any):
         super().__init__(config, **options)
-        copies = "worker" if self.layouts.keeps_devices else "tower"
+        copies = "worker" if self.sharding.keeps_devices else "tower"
         self.description = (
             "weights are updated on the parameter servers and copied to each "
             f"{copies}"

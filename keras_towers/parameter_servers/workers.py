@@ -1,4 +1,7 @@
-"""Workers of a ``fit`` that leave, fail or die."""
+"""The workers of a ``fit``: which ones have left, failed or died.
+
+Each session has one such object (``training_session.py``).
+"""
 
 from __future__ import annotations
 

@@ -72,83 +72,84 @@ The objects that functions take, each with what only it keeps:
   takes it, and the values of its inputs, and returns those of its outputs.
 
 The modules, in the order in which to read them: each imports only those before
-it. From ``sizes`` to ``nodes`` are the objects; from ``spans`` to ``entry``
-is the pass, and the rules are between its two last modules (each
-operation has a row in one of their files); then follows what is done
-with a program.
+it. From ``sizes`` to ``nodes`` are the objects. From ``spans`` to
+``traced_graph`` is the pass, and ``rules`` come before its last module. Then
+follows what is done with a program.
 
 ``sizes``
-  Sizes as exact expressions in the number of examples.
+  Symbolic sizes: exact expressions in the number of examples.
 ``axes``
-  Along what a value varies: the axes of the places that have their own.
+  Axes of variation: ranks, towers, columns and micro-batches of a value.
 ``program``
-  A step over towers as data: operations, and exchanges between them.
+  A program: a step over towers as operations and exchanges between them.
 ``reasons``
-  Why an operation is not divided, and what has to be so.
+  The reasons why an operation is not divided.
 ``builder``
-  Builds a program: operations, exchanges, and the sizes that they take.
+  Builds a program: adds operations, exchanges and computations of sizes.
 ``layouts``
-  How a value of the one-device step is laid out over towers.
+  Layouts: how towers hold a value of the one-device step.
 ``registry``
-  What is known of operations, by their types.
+  The registry of operations: one row of facts for each type.
 ``units``
-  The units that rows are counted in, and the sizes that follow from them.
+  Units: what rows are counted in, and the sizes that follow from them.
 ``paired_variances``
-  Finds the means in a graph whose variances it computes, too.
+  Pairs of a mean and a variance in a graph, which one exchange computes.
 ``gathers``
   When a step gathers weights in shards, within ``gather_bytes``.
 ``conversions``
   Converts values to the layouts that operations need.
 ``resources``
-  When resources may be read and written, and what variables hold.
+  The order of reads and writes of resources, and the values of variables.
 ``nodes``
-  Operations that are laid out, as rules see them, and what is around them.
+  Nodes: the traced operations as rules see them, and their scope.
 ``spans``
-  The ranges of axes that slices and splits select, if they are known.
+  The ranges of axes that slices and splits select, as far as known.
 ``folding``
-  Folds what is known before a step runs: sizes, axes and numbers.
+  Constant folding, of numbers, sizes and axes that are known before a step.
 ``division``
-  Divides an operation along one of its axes, or keeps partial sums partial.
+  Divides an operation along an axis, or applies it to partial sums.
 ``effects``
-  The side effects of operations.
+  The side effects of operations, such as writes, prints and draws.
 ``undivided``
-  Computes what is not divided as one device does, and shares the result.
+  Computes an operation once, as one device does, and shares the result.
 ``layout_pass``
   Lays out the trace of the one-device step over towers, in one pass.
 ``estimated_work``
-  How much an operation computes, estimated from the sizes of its tensors.
-``readings``
-  Whether an axis is of examples, if only its size says so.
-``entry``
-  Lays out a traced graph: given layouts of its inputs, whole results.
+  Estimates the work of an operation from the sizes of its tensors.
+``layout_choice``
+  Choice between two layouts of a step by their estimated cost.
+``traced_graph``
+  Reads a traced graph, with the layouts of its inputs, into a program.
 ``kernels``
-  The operations that XLA compiles, by the kernels that TensorFlow has.
+  The operations that XLA compiles, by the kernels registered in TensorFlow.
 ``compiled_draws``
-  Functions that run without XLA, of which XLA compiles the random draws.
+  Random draws that XLA compiles, in functions that it does not.
 ``emission``
-  Operations of a program as operations of a TensorFlow graph.
+  Adds the operations of a program to a TensorFlow graph.
 ``stackable``
-  Lists of tensors that go from one function to another as a stack.
+  Lists of tensors that pass between functions as a stack.
 ``xla_pieces``
-  The parts of a level: functions that XLA compiles, and single operations.
+  Divides a level into functions that XLA compiles, and single operations.
 ``mesh``
-  Divides a step over a mesh of two dimensions: the same pass, applied twice.
+  Divides a step over a mesh of two dimensions: the layout pass runs twice.
 ``tensor_sizes``
-  How large the tensors of a program are, for an assumed batch.
-``lifetimes``
-  The memory of a tower at each time of a step.
+  The sizes of a program's tensors, for an assumed batch.
+``memory_estimate``
+  An estimate of the memory of a tower at each time of a step.
 ``local_step``
   The step of one of several processes that exchange nothing within a step.
+``gradient_buckets``
+  Buckets of gradients, which towers exchange during the backward pass.
 ``segments``
-  How a step is divided into segments that are computed again.
+  Divides a step into segments that are recomputed.
 ``rematerialization``
-  Rematerialization: a step computes values again instead of keeping them.
+  Rematerialization: recomputes activations instead of keeping them.
 ``schedule``
-  When a step computes what: the order of its operations.
+  The schedule: in which order a program's operations run.
 """
 
 from keras_towers.partition import rules
-from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.program import Program
+from keras_towers.partition.traced_graph import partition_graph
 
 __all__ = ["Program", "partition_graph", "rules"]

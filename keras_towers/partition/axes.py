@@ -1,20 +1,20 @@
-"""Along what a value varies: the axes of the places that have their own.
+"""Axes of variation: ranks, towers, columns and micro-batches of a value.
 
-A step is computed by ranks, each with towers, each with columns, which compute
-their micro-batches, the parts, one after another. A tensor has a set of axes:
-at two places that differ along one of them it has two values, which may be
-equal; places that differ along others only share one. The sets that occur, each
-with the columns of a mesh or without:
+A step runs on ranks. Each rank has towers, each tower has columns, and each
+column computes its micro-batches (``parts``) one after another. The axes of a
+tensor say where its values differ: at two places that differ along one of them
+it has two values; places that differ along other axes only share one value.
+These sets occur, each with or without columns:
 
-* none: computed once, by all ranks alike; and of ranks: by the first one only;
-* of towers: their copies of a variable, or shards of it that ranks share;
-* of towers and ranks: shards, and what follows from these;
-* of parts, towers and ranks: rows of the batch, and what follows from these.
+* none: computed once, by all ranks alike; or ``ranks``: by the first rank;
+* towers: copies of a variable, or shards that ranks share;
+* towers and ranks: shards, and values computed from them;
+* parts, towers and ranks: rows of the batch, and values computed from them.
 
-What an operation computes varies along the axes of all its inputs. An exchange
-crosses those of what it is given, so that nothing varies along them any more,
-unless everyone gets a result of its own. Between the columns of a tower are
-exchanges of their own. JAX's ``shard_map`` types values likewise.
+An operation's results vary along the axes of all its inputs. An exchange
+crosses the axes of its input: its result no longer varies along them, unless
+each participant gets a result of its own. The columns of a tower exchange by
+themselves. JAX's ``shard_map`` types values in the same way.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ TOWERS: Axes = frozenset({"towers"})
 COLUMNS: Axes = frozenset({"columns"})
 SHARDS: Axes = frozenset({"towers", "ranks"})
 BATCH: Axes = frozenset({"parts", "towers", "ranks"})
-# Those between which messages are sent, the inner one first.
+# The axes along which messages are sent, the inner one first.
 OF_MESSAGES: tuple[Axis, ...] = "columns", "towers", "ranks"

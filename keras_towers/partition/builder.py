@@ -1,4 +1,8 @@
-"""Builds a program: operations, exchanges, and the sizes that they take."""
+"""Builds a program: adds operations, exchanges and computations of sizes.
+
+Rules and ``conversions.py`` call a ``Builder``. ``program.py`` has the records
+that it makes.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.axes import (
-    AT_ROOT,
-    COLUMNS,
-    ONCE,
-    Axes,
-)
+from keras_towers.partition.axes import AT_ROOT, COLUMNS, ONCE, Axes
 from keras_towers.partition.program import (
     Attributes,
     Exchange,
@@ -39,8 +38,8 @@ SIZE_DTYPE = tf.int64
 Output = tuple[tf.DType, tf.TensorShape]
 Operand: TypeAlias = "Tensor | Dimension | Sequence"
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
-# What makes lists, of which every function has its own: XLA returns no list
-# that has no elements yet.
+# Operations that make lists. Every function has its own, because XLA cannot
+# return a list that has no elements yet.
 NEW_LISTS = ("EmptyTensorList", "TensorListReserve")
 # These attributes are valid in the traced graph only.
 _OF_TRACE = ("_class", "_output_shapes")
@@ -207,7 +206,7 @@ class Builder:
             over = AT_ROOT if kind == "root" else tensor.axes - COLUMNS
         if kind == "before":
             to = over
-        # Of what does not vary, a sum would count a term once that all have.
+        # A sum over an axis needs terms that vary along it.
         varies = bool(over) and over <= tensor.axes
         assert varies or kind in ("first", "root"), f"{kind} over {over}"
         result = Tensor(
@@ -235,7 +234,7 @@ class Builder:
         return result
 
     def phase_of(self, type_: str, inputs: Sequence[Tensor]) -> Phase:
-        """Return the phase in which an operation would run."""
+        """Return the phase of a level in which an operation would run."""
         return phase_of(type_, inputs, self.of_update)
 
     def add(
@@ -298,7 +297,7 @@ class Builder:
     def compute_size(self, type_: str, *sizes: Tensor | int) -> Tensor:
         """Compute a size from sizes.
 
-        The operation is repeated in every function that uses the size.
+        Every function that uses the size repeats the operation.
         """
         return self.op(type_, sizes, (), is_repeated=True)
 
@@ -368,7 +367,7 @@ class Builder:
         return self.op("Slice", [tensor, begin, size], known)
 
     def only_if(self, condition: Tensor, tensor: Tensor) -> Tensor:
-        """Return a tensor, and zeros where a condition does not hold."""
+        """Return a tensor where a condition holds, and zeros elsewhere."""
         zeros = self.op("ZerosLike", [tensor], tensor.shape)
         return self.op("SelectV2", [condition, tensor, zeros], tensor.shape)
 
@@ -389,7 +388,7 @@ def _shape_after(
     axis: int,
     sizes: Sequence[Dimension | None] | None,
 ) -> tf.TensorShape:
-    """Return the shape of the result of an exchange, as far as it is known."""
+    """Return the shape of an exchange's result, as far as it is known."""
     if shape.rank is None and sizes is not None:
         shape = static(sizes)
     if kind != "gather":
@@ -404,7 +403,7 @@ def _shape_after(
 def static(
     shape: tf.TensorShape | Iterable[Dimension | None],
 ) -> tf.TensorShape:
-    """Return a shape as TensorFlow knows it: None for symbols."""
+    """Return a shape as a ``tf.TensorShape``: None for symbols."""
     if isinstance(shape, tf.TensorShape):
         return shape
     return tf.TensorShape([s if isinstance(s, int) else None for s in shape])

@@ -1,8 +1,8 @@
-"""Functions that run without XLA, of which XLA compiles the random draws.
+"""Random draws that XLA compiles, in functions that it does not.
 
-XLA draws other numbers than TensorFlow. So that what is drawn does not depend
-on what surrounds it, a draw in such a function is the call of a function that
-XLA compiles.
+XLA draws other numbers than TensorFlow. Results must not depend on whether the
+surrounding function is compiled. So a draw in such a function becomes a call of
+a function that XLA compiles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 class CompiledDraws:
-    """Writes functions anew, with draws that XLA compiles.
+    """Rewrites functions, so that XLA compiles their random draws.
 
     Args:
         graph: the graph that calls the functions.
@@ -38,9 +38,9 @@ class CompiledDraws:
         self._names: dict[str, str] = {}
 
     def rename(self, name: str) -> str:
-        """Return the name of a function that does the same.
+        """Return the name of an equal function with compiled draws.
 
-        It is the function itself if nothing in it draws.
+        A function that draws nothing keeps its name.
         """
         if name not in self._names:
             # It may call itself.
@@ -78,7 +78,10 @@ class CompiledDraws:
     def _compile(
         self, definition: FunctionDef, node: NodeDef
     ) -> dict[str, str]:
-        """Turn a draw into a call; return new names of what it returns."""
+        """Replace a draw by a call of a compiled function.
+
+        Returns the new names of its outputs.
+        """
         draw = type(definition)()
         arguments = compat.op_definition(node.op)
         for signature, args in (

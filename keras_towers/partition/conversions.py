@@ -1,8 +1,9 @@
 """Converts values to the layouts that operations need.
 
-A conversion is an exchange, a slice, or a partial sum. Lists of tensors are
-converted as the stack of their elements. A tower without rows has lists of one
-row: XLA compiles rounds that never run, and they take an element.
+A conversion is an exchange, a slice, or a partial sum. A list of tensors is
+converted as the stack of its elements. A tower without rows has lists of one
+row: XLA also compiles the rounds of a loop that never run, and these take an
+element.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ from keras_towers.partition.reasons import (
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
 
-# Of how many operations in a sequence rows are computed, rather than sliced.
+# The most operations in sequence whose rows are computed, not sliced.
 # Each takes a few frames of Python.
 _DEEPEST = 64
 
 
 class CannotGather(Exception):
-    """An operation without a rule takes a list that cannot be gathered."""
+    """Raised if an operation without a rule needs a list of rows whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,7 @@ class LayoutOptions:
 
 
 class Converter:
-    """Converts values to layouts, each value once per layout.
+    """Converts values to other layouts; keeps the result of each conversion.
 
     Args:
         units: the units of the rows.
@@ -134,7 +135,7 @@ class Converter:
         self._depth = 0
 
     def assemble(self, value: Value) -> Tensor:
-        """Return the whole value, adding an exchange if it is needed."""
+        """Return the whole value; add an exchange if it is needed."""
         if value.sharded is not None and value.sharded.of_variables:
             return self._gather_late(value, value.sharded, ONCE)
         if value.whole is None:
@@ -142,7 +143,7 @@ class Converter:
         return value.whole
 
     def _gather_late(self, value: Value, layout: Sharded, to: Axes) -> Tensor:
-        """Gather rows of a variable for the operation that is laid out."""
+        """Gather a variable's rows right before the operation that uses it."""
         local = value.own
         near = max(self.near, local.level)
         known = self._gathers.find(value, to, near)
@@ -264,7 +265,7 @@ class Converter:
     ) -> Value:
         """Reduce the results of all towers to one.
 
-        Without rows, a tower's own result is the neutral element.
+        A tower without rows contributes the neutral element.
 
         Args:
             kind: the type of the reduction, such as ``Max``.
@@ -312,7 +313,7 @@ class Converter:
         return self._rows[key]
 
     def _rows_of_whole(self, value: Value, layout: Sharded) -> Tensor:
-        """Return each tower's rows of a value of which there is a whole."""
+        """Slice each tower's rows from a value that is whole on every tower."""
         if value.rows_from is not None and self._depth < _DEEPEST:
             self._depth += 1
             try:
@@ -324,7 +325,7 @@ class Converter:
         return self._slice_own_rows(value, layout)
 
     def scatter(self, value: Value, layout: Sharded) -> Tensor:
-        """Add up a partial sum; return each tower's rows of the result.
+        """Sum a partial value over towers; return each tower's rows of the sum.
 
         Args:
             value: the partial sum.
@@ -354,10 +355,10 @@ class Converter:
         return self.builder.exchange("sum", rows, sizes=value.shape, over=apart)
 
     def as_term(self, part: Tensor) -> Tensor:
-        """Return a tower's term of a sum, as one that varies along all axes.
+        """Return a tower's term of a sum; it varies along all axes.
 
-        Of micro-batches that share it, and of ranks that have the same shards,
-        only the first contributes it.
+        If several micro-batches or ranks have the same term, only the first one
+        contributes it.
         """
         if self.options.axes <= part.axes:
             return part
@@ -376,7 +377,7 @@ class Converter:
         return self._merge_blocks(rows, layout, unit.count, shape)
 
     def to_partial(self, value: Value) -> Tensor:
-        """Return a partial sum: the whole on the first tower, 0 on the rest."""
+        """Return a partial sum: the whole on tower 0, zeros on the others."""
         if value.is_partial:
             return value.own
         if value not in self._parts:
@@ -402,7 +403,7 @@ class Converter:
     def size_vector_like(
         self, vector: Value, entries: Sequence[Tensor | Dimension | None]
     ) -> Tensor:
-        """Return a copy of a vector with other entries.
+        """Return a vector of the same dtype and length with other entries.
 
         Args:
             vector: the vector.
@@ -425,7 +426,7 @@ class Converter:
     def local_target(
         self, target: Value, sizes: Sequence[Dimension], layout: Sharded
     ) -> Tensor:
-        """Return the local shape for an operation that takes a global one.
+        """Return the local shape for an operation that takes a global shape.
 
         Args:
             target: the global shape, a vector.
@@ -456,7 +457,7 @@ class Converter:
         return self._gather(rows, value.own, value.shape, TOWERS)
 
     def gathered(self, value: Value) -> Value:
-        """Return a value, and of rows of a variable the whole."""
+        """Return a value; if it is a variable's rows, gather them."""
         rows = value.sharded
         if rows is None or not rows.of_variables:
             return value
@@ -571,7 +572,7 @@ class Converter:
     def _declared_shape(
         self, elements: Elements, layout: Layout | None
     ) -> Tensor:
-        """Return the shape that the local list declares for its elements."""
+        """Return the element shape that the local list declares."""
         declared = elements.declared
         if declared is not None and not np.ndim(declared):
             return self.builder.constant(-1, tf.int32)
@@ -581,12 +582,12 @@ class Converter:
 
 
 def _units_of(layout: Sharded) -> int | None:
-    """Return the size of the axis of variables that rows are of, or None."""
+    """Return the size of the sharded variable that rows belong to, or None."""
     return layout.unit.size if layout.of_variables else None
 
 
 def _is_empty_optional(elements: Elements) -> bool:
-    """Whether it is an optional value without an element, however nested."""
+    """Whether a value is an optional without an element, or nests one."""
     if elements.item is None:
         return elements.is_optional
     inner = elements.item.elements

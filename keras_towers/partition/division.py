@@ -1,7 +1,7 @@
-"""Divides an operation along one of its axes, or keeps partial sums partial.
+"""Divides an operation along an axis, or applies it to partial sums.
 
-An operation can be divided along an axis if it treats all entries along it
-independently.
+An axis can be divided if the operation treats all entries along it
+independently. ``layout_pass.py`` calls ``divide``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,7 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import require, unless_none
-from keras_towers.partition.registry import (
-    Factors,
-    Labels,
-    NewAxis,
-    facts_of,
-)
+from keras_towers.partition.registry import Factors, Labels, NewAxis, facts_of
 from keras_towers.partition.sizes import (
     UNKNOWN,
     Dimension,
@@ -155,7 +150,7 @@ def _should_gather_rows(node: Node, inputs: Values, outputs: Values) -> bool:
 def _replicated_operand(
     converter: Converter, index: int, value: Value, factors: Factors
 ) -> Tensor:
-    """Return the operand of an input that is not divided."""
+    """Return an undivided input, as every tower needs it."""
     if index in factors.entries:
         return converter.size_vector_like(value, factors.entries[index])
     return converter.replicate(value)
@@ -236,7 +231,7 @@ def _has_size_of(node: Node, index: int, part: int) -> bool:
 
 
 def _drop_padding(units: Units, output: Value, divided_by: Sharded) -> Tensor:
-    """Drop the output for rows that ``Converter.pad_empty`` has appended."""
+    """Drop the output rows that come from ``Converter.pad_empty``."""
     builder = units.builder
     layout, tensor = output.sharded, output.own
     if layout is not None:
@@ -246,11 +241,10 @@ def _drop_padding(units: Units, output: Value, divided_by: Sharded) -> Tensor:
 
 
 def is_finite_factor(node: Node, index: int, value: Value) -> bool:
-    """Whether a partial sum may be multiplied before it is added up.
+    """Whether a factor is finite, so that it may scale the terms of a sum.
 
-    It may not if the factor can be infinite: a tower's term may be 0 although
-    the sum is not, and 0 times infinity is NaN. The same holds for division by
-    0.
+    With an infinite factor, a tower's term of 0 would become NaN, even if the
+    sum is not 0. The same holds for division by 0.
     """
     tensor = node.operation.inputs[index]
     if node.facts.factor != "divides":

@@ -1,6 +1,6 @@
-"""The side effects of operations.
+"""The side effects of operations, such as writes, prints and draws.
 
-``undivided.py`` computes operations that have some once for all towers.
+``undivided.py`` computes an operation with an effect once, for all towers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def effect_of(operation: tf.Operation) -> Effect:
 
 @functools.cache
 def is_draw(type_: str) -> bool:
-    """Whether operations of a type draw random numbers from an input.
+    """Whether operations of a type draw random numbers from a seed input.
 
     XLA draws other numbers than TensorFlow.
     """
@@ -91,7 +91,7 @@ def is_variable(handle: tf.Tensor) -> bool:
 
 
 def written(operation: tf.Operation) -> list[int]:
-    """Return the indices of inputs that are variables it may write."""
+    """Return the indices of the inputs that are variables it may write."""
     _, writes = compat.resources_of(operation)
     return [
         index
@@ -113,7 +113,7 @@ def called_names(attributes: Attributes) -> list[str]:
 
 
 def called_graphs(operation: tf.Operation) -> list[Any]:
-    """The graphs of called functions; None for one that is unknown."""
+    """Return the graphs of called functions; None for an unknown one."""
     names = called_names(operation.node_def.attr)
     if compat.op_definition(operation.type) is None:
         names.append(operation.type)

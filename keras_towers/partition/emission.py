@@ -1,4 +1,8 @@
-"""Operations of a program as operations of a TensorFlow graph."""
+"""Adds the operations of a program to a TensorFlow graph.
+
+``fit/step/tower_functions.py`` and ``tower_program.py`` call ``emit``;
+``mesh.py`` does so for the graph of a column.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,10 @@ def emit(
     names: dict[int, str] | None = None,
     kernels: Kernels | None = None,
 ) -> list[tf.Tensor]:
-    """Add operations to the current graph; return the tensors wanted.
+    """Add operations to the current graph; return the wanted tensors.
 
     Operations keep their traced names, with a suffix if a name is taken.
-    Repeated operations are added where they are used.
+    Repeated operations are added in each function that uses them.
 
     Args:
         operations: the operations, in order.
@@ -76,7 +80,7 @@ def emit(
 
 
 class _Nodes:
-    """The nodes of operations, which are added to the current graph at once.
+    """Nodes that are added to the current graph all at once.
 
     Args:
         given: as for ``emit``.
@@ -108,7 +112,7 @@ class _Nodes:
             self._draws = CompiledDraws(self._here, kernels)
 
     def name_of(self, tensor: Tensor) -> str:
-        """Return the name of a tensor that is given, or of an operation."""
+        """Return the name of a given tensor, or of an operation's output."""
         operation, known = tensor.operation, self._known
         if tensor in self._given:
             if tensor not in known:
@@ -172,7 +176,7 @@ class _Nodes:
 
 
 def value_of(tensor: Tensor, given: Mapping[Tensor, Any]) -> tf.Tensor:
-    """Return the graph tensor of a tensor that is given, or repeated here."""
+    """Return the graph tensor for a given tensor, or for a repeated one."""
     return emit([], given, [tensor])[0]
 
 
@@ -214,7 +218,7 @@ def graph_of_inputs(
 
 
 def placeholder_of(tensor: Tensor, shape: Any = None) -> tf.Tensor:
-    """Return a placeholder for a tensor, whose shape may be known better."""
+    """Return a placeholder for a tensor, with the most specific known shape."""
     result = tf.compat.v1.placeholder(tensor.dtype, shape or tensor.shape)
     if tensor.handle is not None:
         compat.set_handle_data(result, tensor.handle)

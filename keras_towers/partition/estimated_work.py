@@ -1,4 +1,8 @@
-"""How much an operation computes, estimated from the sizes of its tensors."""
+"""Estimates the work of an operation from the sizes of its tensors.
+
+The choice of a layout, the schedule and reports on costs compare operations by
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,17 @@ from keras_towers import compat
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.registry import facts_of
 
-# Of an axis, or of a loop, whose length the trace does not know.
+# For an axis, or a loop, whose length the trace does not know.
 ASSUMED_LENGTH = 64
 
 
 def estimated_work(
     type_: str, inputs: Sequence[float], made: float, shape: tf.TensorShape
 ) -> float:
-    """Return how much an operation computes.
+    """Estimate how many multiplications an operation takes.
 
-    By the multiplications of products, such as those of matrices, of which
-    each has a factor from either input; and of anything else by what it makes.
+    Products, such as of matrices, count their multiplications. Any other
+    operation counts the entries of its outputs.
 
     Args:
         type_: the type of the operation.
@@ -32,7 +36,7 @@ def estimated_work(
     kind = facts_of(type_).work
     if kind is None:
         return made
-    # Of shapes [m, k], [k, n] and [m, n]: m k n.
+    # For shapes [m, k], [k, n] and [m, n] it is m k n.
     work = math.sqrt(math.prod(sorted(inputs)[-2:]) * made)
     if kind == "products" and shape.rank is not None:
         # The axes of the batch are in all three.
@@ -44,10 +48,9 @@ def estimated_work(
 
 
 def work_of(operation: tf.Operation) -> float:
-    """Return how much a traced operation computes; at least 1.
+    """Estimate the work of a traced operation; at least 1.
 
-    It includes what the functions that it calls compute: all branches, and all
-    rounds of a loop.
+    It includes called functions: all branches, and all rounds of a loop.
     """
     graphs = [graph for graph in called_graphs(operation) if graph is not None]
     if graphs:
@@ -61,7 +64,7 @@ def work_of(operation: tf.Operation) -> float:
 
 
 def _entries(tensor: tf.Tensor) -> int:
-    """Return how many entries a tensor has, if it has an assumed length."""
+    """Return the number of entries of a tensor, for an assumed length."""
     if tensor.shape.rank is None:
         return 1
     return math.prod(
@@ -70,7 +73,7 @@ def _entries(tensor: tf.Tensor) -> int:
 
 
 def _rounds_of(operation: tf.Operation) -> int:
-    """Return how many rounds a loop has, as far as a limit is known; or 1."""
+    """Return the number of rounds of a loop if a limit is known, else 1."""
     if operation.type not in LOOPS:
         return 1
     name = operation.get_attr("cond").name

@@ -1,4 +1,8 @@
-"""Folds what is known before a step runs: sizes, axes and numbers."""
+"""Constant folding, of numbers, sizes and axes that are known before a step.
+
+``layout_pass.py`` folds the outputs of each operation; rules read
+``Value.known``.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,9 @@ def folded(node: Node, inputs: Sequence[object]) -> list[Array] | None:
     """Return the known entries of an operation's outputs, or None.
 
     Integers and truth values are folded, and floats that are cast from them.
-    Numbers that would overflow, and arguments that TensorFlow refuses, are left
-    to TensorFlow. A multiple of a symbol may wrap around there, so what sums
-    and products of it do not commute with is unknown.
+    TensorFlow computes numbers that would overflow, and reports arguments that
+    it refuses. A multiple of a symbol may wrap around at run time, so only
+    operations that commute with that are folded.
 
     Args:
         node: the operation.
@@ -60,9 +64,8 @@ def folded(node: Node, inputs: Sequence[object]) -> list[Array] | None:
 def _fits(entries: Array, dtype: tf.DType) -> bool:
     """Whether a dtype can represent entries.
 
-    A multiple of a symbol is the size of an array or of a part of it.
-    TensorFlow counts these with at least 32 bits, so only the number is
-    checked.
+    Of a multiple of a symbol only the factor is checked: it is the size of an
+    array, which TensorFlow counts with at least 32 bits.
     """
     if not dtype.is_integer:
         return True
@@ -97,7 +100,7 @@ def constant(operation: tf.Operation) -> Array:
 
 
 def each(function: Callable[..., object]) -> Fold:
-    """Return a fold of entries by a function of one of each input."""
+    """Return a fold that applies a function entry by entry."""
     return lambda node, *arrays: _each(function, *arrays)
 
 
@@ -106,9 +109,10 @@ def _each(function: Callable[..., object], *arrays: Array) -> Array:
 
 
 def exact(fold: Fold) -> Fold:
-    """Return a fold of those integers only that have not wrapped around.
+    """Return a fold of integers that cannot have wrapped around.
 
-    What it returns for numbers modulo 2**32 is not what it returns for numbers.
+    Others are unknown: the function would give another result for a number
+    modulo 2**32.
     """
 
     def fold_exact(node: Node, *arrays: Array) -> Array:
@@ -224,7 +228,10 @@ def sliced(node: Node, array: Array, *ends: Array) -> Array:
 def reduced(
     combine: Callable[[Array, Array], Array], empty: int | None = None
 ) -> Fold:
-    """Return a reduction by a function; of no entries it has this result."""
+    """Return a fold that reduces an array by a function.
+
+    Of no entries the result is ``empty``.
+    """
 
     def fold(node: Node, array: Array, axes: Array) -> Array:
         if not array.size and empty is None:
@@ -250,7 +257,7 @@ def gathered(node: Node, array: Array, indices: Array, axis: Array) -> Array:
 
 
 def _indices(array: Array) -> Array:
-    """Indices, which do not count from the end, as they do in NumPy."""
+    """Convert indices that may be negative, as in NumPy."""
     indices = np.array(to_ints(np.ravel(array)), int).reshape(np.shape(array))
     if indices.min(initial=0) < 0:
         raise ValueError("a negative index")
@@ -342,7 +349,7 @@ def inverted(node: Node, order: Array) -> Array:
 
 
 def small_shape(shape: Array) -> list[int]:
-    """The sizes of a shape, of which an array may be made."""
+    """Return the sizes of a shape that is small enough for an array."""
     sizes = to_ints(shape)
     if math.prod(sizes) > LARGEST:
         raise ValueError("too large to be folded")
@@ -350,12 +357,12 @@ def small_shape(shape: Array) -> list[int]:
 
 
 def to_ints(array: Array) -> list[int]:
-    """The entries of a vector, all of which have to be known."""
+    """Return the entries of a vector; all of them must be known."""
     return list(map(to_int, array))
 
 
 def to_int(entry: object) -> int:
-    """The only entry of an array, which has to be known."""
+    """Return the only entry of an array; it must be known."""
     known = np.asarray(entry, dtype=object).item()
     if not isinstance(known, int | np.integer):
         raise ValueError(f"{known} is not known")

@@ -1,9 +1,9 @@
 """When a step gathers weights in shards, within ``gather_bytes``.
 
-A whole that is kept takes the memory that shards save. So it is gathered just
-before the level that uses it, and kept until a later level, such as that of the
-backward pass, if there is room at all levels in between; else it is gathered
-again. PyTorch's FSDP calls this to reshard after the forward pass.
+A gathered weight takes the memory that shards save. So it is gathered right
+before the level that uses it. If there is room at all levels up to a later use,
+such as that in the backward pass, the tower keeps it; otherwise it is gathered
+again. In PyTorch's FSDP this is "reshard after forward".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keras_towers.partition.program import Exchange, Program, Tensor
 
 @dataclasses.dataclass
 class _Whole:
-    """A whole that was gathered at the end of a level, and is used until one.
+    """A gathered variable, and the levels between which a tower keeps it.
 
     Attributes:
         size: its bytes.
@@ -35,11 +35,11 @@ class _Whole:
 
 
 class Gathers:
-    """Gathers values at the end of each level, within a budget.
+    """Gathers variables at the ends of levels, within a budget of bytes.
 
-    A quarter of the budget may be gathered for a level, so that with those of
-    the level before there is room for as much that is kept. A larger value is
-    gathered alone, and may come on top of the budget.
+    One level may gather a quarter of the budget. Together with the level
+    before, that leaves half of it for variables that are kept. A larger
+    variable is gathered alone, and may exceed the budget.
 
     Args:
         budget: the bytes of gathered wholes at any level.
@@ -53,7 +53,7 @@ class Gathers:
         self._gathered: dict[int, list[_Whole]] = {}
 
     def find(self, value: Value, to: Axes, near: int) -> Tensor | None:
-        """Return a whole that was gathered, and can be kept until a level.
+        """Return a gathered variable that can be kept until a level, or None.
 
         Args:
             value: the value.
@@ -78,7 +78,7 @@ class Gathers:
         return whole.tensor
 
     def level_for(self, size: int, near: int, earliest: int) -> int:
-        """Return the level at whose end a value is to be gathered.
+        """Return the level at whose end a variable is to be gathered.
 
         Args:
             size: the bytes of the whole.
@@ -97,14 +97,9 @@ class Gathers:
         return level
 
     def add(
-        self,
-        value: Value,
-        to: Axes,
-        size: int,
-        level: int,
-        tensor: Tensor,
+        self, value: Value, to: Axes, size: int, level: int, tensor: Tensor
     ) -> None:
-        """Record a whole that is gathered at the end of a level."""
+        """Record that a variable is gathered at the end of a level."""
         whole = _Whole(size, level, level + 1, tensor)
         self._newest[value, to] = whole
         self._gathered.setdefault(level, []).append(whole)
@@ -118,7 +113,7 @@ class Gathers:
         return fits and self._has_room(size, limits)
 
     def _has_room(self, size: int, limits: dict[int, int]) -> bool:
-        """Whether a whole is alone, or fits, at each of some levels."""
+        """Whether a variable fits at each of some levels, or is alone there."""
         return all(
             not self._held[level] or self._held[level] + size <= most
             for level, most in limits.items()
@@ -126,7 +121,7 @@ class Gathers:
 
 
 def gathers_variables(exchange: Exchange) -> bool:
-    """Whether an exchange gathers a variable that is in shards."""
+    """Whether an exchange gathers a variable in shards."""
     given = exchange.given.axes
     return (
         exchange.kind == "gather" and "towers" in given and "parts" not in given
@@ -136,8 +131,7 @@ def gathers_variables(exchange: Exchange) -> bool:
 def gathered_bytes(program: Program) -> list[int]:
     """Return the bytes of gathered variables that a tower has at each level.
 
-    A level has those that it uses, those that are kept, and those that are
-    gathered at its end.
+    They are the variables that the level uses, keeps, or gathers at its end.
     """
     last: dict[Tensor, int] = {}
     for operation in program.operations:
@@ -156,7 +150,7 @@ def gathered_bytes(program: Program) -> list[int]:
 
 
 def whole_bytes(value: Value) -> int:
-    """Return the bytes of the whole of a value whose size is known."""
+    """Return the bytes of a whole value with known sizes."""
     known = [size for size in value.sizes if isinstance(size, int)]
     assert value.local is not None
     return value.local.dtype.size * math.prod(known)

@@ -1,4 +1,7 @@
-"""The operations that XLA compiles, by the kernels that TensorFlow has."""
+"""The operations that XLA compiles, by the kernels registered in TensorFlow.
+
+``xla_pieces.py`` leaves the others out of compiled functions.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def rename_calls(attributes: Attributes, rename: Callable[[str], str]) -> None:
 
 
 def _dtypes(value: Any) -> set[int]:
-    """The dtypes in an attribute; none: it is left out, or no dtype."""
+    """Return the dtypes in an attribute; none if it is missing."""
     if value is None:
         return set()
     return {*value.list.type, value.type} - {0}

@@ -1,10 +1,10 @@
 """Lays out the trace of the one-device step over towers, in one pass.
 
 Forward and backward operations are treated the same. The rule of an operation
-derives the layouts of its outputs from the layouts of its inputs. If an
-operation has no rule, or no rule applies, its inputs are gathered or summed,
-and it is computed once, as on one device. So a missing rule costs time, but
-never changes a result.
+derives the layouts of its outputs from those of its inputs. If there is no
+rule, or none applies, inputs are gathered or summed, and the operation is
+computed once, as on one device. So a missing rule costs time, but never changes
+a result.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def lay_out_function(scope: Scope, graph: Any, inputs: Values) -> Values:
 
 
 class Mistake(Exception):
-    """A rule has failed, rather than said why it does not apply.
+    """Raised if a rule fails with an error, a mistake in the rule.
 
     Args:
         operation: the traced operation.
@@ -113,7 +113,7 @@ class Mistake(Exception):
         self.operation = operation
 
     def after(self, undivided: frozenset[str]) -> frozenset[str]:
-        """Warn of it; return what is to be computed once in another attempt.
+        """Warn of it; return the operations to compute once from now on.
 
         Args:
             undivided: the types that were computed once in this one.
@@ -163,7 +163,7 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
     of_update = name in marks.updates
     node.builder.of_update = of_update and not node.options.xla
     reads_from = node.scope.updates_from if of_update else 0
-    node.variables.resources.reads_from = reads_from
+    node.variables.reads_from = reads_from
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
     is_known = node.type not in node.options.undivided
@@ -193,11 +193,12 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
 
 
 def _note_rows(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note how towers compute rows of replicated outputs.
+    """Note how towers compute rows of replicated outputs, if it is needed.
 
-    What is made from sizes, such as zeros, has rows only where it meets rows:
-    a number, such as of the units of a layer, may equal the static number of
-    examples. So does what is computed from it.
+    A size may equal the static number of examples by coincidence, such as the
+    number of a layer's units. So a value that is made from sizes, such as
+    zeros, has rows only where it meets rows. The same holds for what is
+    computed from it.
     """
     follows = any(value.rows_from is not None for value in inputs)
     if node.facts.rows is None and not (follows and node.facts.labels):
@@ -225,9 +226,9 @@ def _rows_of_output(
 
 
 def _hand_back(node: Node, inputs: Values, outputs: Values) -> None:
-    """Give towers their rows of what was computed once from rows.
+    """Slice each tower's rows from a result that was computed once from rows.
 
-    What follows is divided. Nobody slices rows that no tower uses.
+    Later operations are divided again. Unused slices are pruned.
     """
     rows = [value.sharded for value in inputs if value.sharded is not None]
     if all(layout.of_variables for layout in rows):
@@ -243,7 +244,9 @@ def _hand_back(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def _rows_among(node: Node, sizes: Shape, rows: Sequence[Sharded]) -> Sharded:
-    """Return the layout of an axis that has rows, preferably as an input does.
+    """Return the layout of the first axis that has rows.
+
+    The layout of an input is preferred.
 
     Raises:
         NotDivided: there is none, or it may be one of several.
@@ -259,7 +262,7 @@ def _rows_among(node: Node, sizes: Shape, rows: Sequence[Sharded]) -> Sharded:
 
 
 def _divided(node: Node, inputs: Values) -> Values:
-    """Divide an operation, if needed after variables are gathered.
+    """Divide an operation, after variables are gathered if that is needed.
 
     Raises:
         NotDivided: it has to be computed once.
@@ -278,8 +281,8 @@ def _divided(node: Node, inputs: Values) -> Values:
 def _apply_to_wholes(node: Node, inputs: Values) -> Values:
     """Divide an operation after variables in shards are gathered.
 
-    Functions cannot gather them, and a rule may not know what to do with them.
-    What is computed from the examples would be larger.
+    It is called if no rule can use the shards, or if its function cannot gather
+    them. Gathering what is computed from examples would move more bytes.
 
     Raises:
         NotDivided: it has to be computed once.
@@ -314,10 +317,10 @@ def apply_rules(node: Node, inputs: Values) -> Values:
 
 
 def _undivided(node: Node, inputs: Values) -> Values:
-    """Compute an operation as one device does.
+    """Compute an operation once, as one device does.
 
-    XLA compiles functions that get the values of variables, and not their
-    handles: so towers call them, with what one device has.
+    A function that XLA compiles gets the values of variables, not their
+    handles. So all towers call it, with the values of one device.
 
     Raises:
         NotDivided: it is in a function, which it would have to leave.
@@ -337,7 +340,7 @@ def _undivided(node: Node, inputs: Values) -> Values:
 
 
 def _known_values(node: Node, known: Sequence[Any]) -> Values:
-    """Return outputs whose entries are known; none: compute them.
+    """Return outputs with known entries as constants, or none.
 
     XLA needs constants for shapes and axes.
     """
@@ -355,9 +358,9 @@ def _known_values(node: Node, known: Sequence[Any]) -> Values:
 def _gradients(
     node: Node, inputs: list[Value], layouts: Sequence[InputLayout]
 ) -> Values:
-    """Lay gradients out as an optimizer gets them.
+    """Lay out gradients as an optimizer gets them.
 
-    Those that it gets whole are added up in one round.
+    Gradients that it gets whole are summed in one round.
     """
     parts = [value.own.level for value in inputs if value.is_partial]
     least = max(parts, default=0)
@@ -374,7 +377,7 @@ def _gradients(
         facts = Value(REPLICATED, shape=value.shape)
         outputs.append(replicated(tensor, facts))
     # Where weights are written, nothing else should have their memory.
-    node.variables.resources.read_again()
+    node.variables.read_again()
     # Rows are updated as their gradients arrive, one weight at a time. What
     # updates need, such as the learning rate, may not wait for the last one.
     in_shards = any(isinstance(layout, InShards) for layout in layouts)
@@ -391,7 +394,7 @@ def _gradients(
 
 
 def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
-    """Return a whole gradient, once or on each tower.
+    """Return a whole gradient, computed once or on each tower.
 
     Args:
         node: returns it.
@@ -402,11 +405,7 @@ def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
     converter, rows = node.converter, value.sharded
     if value.is_partial and not value.gathers:
         total = node.builder.exchange(
-            "sum",
-            value.own,
-            sizes=value.shape,
-            to=to,
-            least=least,
+            "sum", value.own, sizes=value.shape, to=to, least=least
         )
         if not to:
             value.whole = total
@@ -419,12 +418,9 @@ def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
 
 
 def _complete(
-    node: Node,
-    inputs: Values,
-    outputs: Values,
-    known: Sequence[Any] | None,
+    node: Node, inputs: Values, outputs: Values, known: Sequence[Any] | None
 ) -> None:
-    """Add the shapes of outputs, and their entries as far as known."""
+    """Add the shapes of outputs, and their known entries."""
     shapes = _symbolic_shapes(node, inputs)
     for index, value in enumerate(outputs):
         if isinstance(value.layout, ListOf):
@@ -446,7 +442,7 @@ def _complete(
 
 
 def _has_rows_and_shards(inputs: Values) -> bool:
-    """Whether some inputs are rows of examples, and others of variables."""
+    """Whether inputs have both rows of examples and rows of variables."""
     layouts = [value.sharded for value in inputs if value.sharded is not None]
     return len({layout.of_variables for layout in layouts}) == 2
 
@@ -470,7 +466,7 @@ def sort_topologically(
 ) -> Iterator[tf.Operation]:
     """Yield operations in topological order.
 
-    In the bodies of some loops they are created in another order.
+    The bodies of some loops list them in another order.
     """
     done: set[str] = set()
     for operation in operations:

@@ -1,4 +1,4 @@
-"""How a value of the one-device step is laid out over towers.
+"""Layouts: how towers hold a value of the one-device step.
 
 * Replicated: every tower has the value of one device.
 * Sharded: every tower has its own rows along an axis, such as its examples.
@@ -7,8 +7,8 @@
   device.
 
 GSPMD (arXiv 2105.04663) calls these replicated, tiled and partial; PyTorch's
-DTensor calls them Replicate, Shard and Partial. Unlike there, shards may differ
-in size or be empty.
+DTensor calls them Replicate, Shard and Partial. Here, unlike there, shards may
+differ in size, and may be empty.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Values: TypeAlias = "Sequence[Value]"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unit:
-    """The thing that is divided over towers: the examples of a batch.
+    """The thing that is divided over towers: an example of the batch.
 
-    Or the entries of an axis of a variable that is in shards.
+    For a variable in shards, it is an entry of one of its axes.
 
     Attributes:
         size: the global number of units: a symbol, or an int if the trace knows
@@ -62,7 +62,7 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DataDependentUnit:
-    """A unit whose number depends on the data, such as the rows a mask keeps.
+    """A unit whose number depends on the data, such as a row that a mask keeps.
 
     Its ``start`` and ``total`` need an exchange, which is added on first use.
 
@@ -78,7 +78,7 @@ class DataDependentUnit:
 
     @functools.cached_property
     def start(self) -> Tensor:
-        """For each tower, the number of units of all earlier towers."""
+        """The number of units on all earlier towers, for each tower."""
         return self.builder.exchange("before", self.count)
 
     @functools.cached_property
@@ -89,30 +89,30 @@ class DataDependentUnit:
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """Every tower has the value of one device."""
+    """The layout of a value that every tower has whole."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AllExamples(Replicated):
-    """An input whose rows are examples, all of which everyone has."""
+    """The layout of an input with a row for every example, on every tower."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Replicated):
-    """An input that never changes, and is the same in all processes.
+    """The layout of an input that never changes, equal in all processes.
 
-    Such as a table of words.
+    An example is a table of words.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """Every tower has one term of a sum."""
+    """The layout of a value of which every tower has one term of a sum."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """Every tower has its own rows along an axis.
+    """The layout of a value of which every tower has its rows along an axis.
 
     An index along the axis is a triple (block, unit, row): a block contains all
     units, and each unit has some rows in it.
@@ -136,7 +136,7 @@ class Sharded:
 
     @property
     def of_variables(self) -> bool:
-        """Whether its rows are those of a variable in shards, or like them."""
+        """Whether the rows are counted like those of a variable in shards."""
         return isinstance(self.unit, Unit) and self.unit.of_variables
 
     @property
@@ -171,12 +171,12 @@ class ListOf:
 
 @dataclasses.dataclass(frozen=True)
 class Mirrored:
-    """An input of which every tower has a copy, such as a variable's handle."""
+    """The layout of an input with a copy on every tower, such as a handle."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InShards:
-    """An input: the handle of a variable of which every tower has its own rows.
+    """The layout of an input that is the handle of a variable in shards.
 
     Attributes:
         axis: the axis that is divided.
@@ -191,7 +191,7 @@ class InShards:
 
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
-    """How a mesh, of which each row is a tower, has a variable or a gradient.
+    """The layout of a variable or a gradient on a mesh, whose rows are towers.
 
     Attributes:
         towers: ``InShards``: each tower has its rows; ``Mirrored``: each has
@@ -204,18 +204,18 @@ class MeshLayout:
 
     @property
     def rows(self) -> InShards | None:
-        """How towers divide it; None: they do not."""
+        """The layout over towers; None: towers do not divide it."""
         return self.towers if isinstance(self.towers, InShards) else None
 
     @property
     def divides(self) -> bool:
-        """Whether towers or columns divide it."""
+        """Whether it is divided over towers or columns."""
         return self.rows is not None or self.columns is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class SparseIndices:
-    """An input: indices of a sparse tensor, counted from a tower's first row.
+    """The layout of indices of a sparse tensor, from a tower's first row.
 
     Attributes:
         unit: the name of the unit of its entries.
@@ -226,7 +226,7 @@ class SparseIndices:
 
 @dataclasses.dataclass(frozen=True)
 class SparseShape:
-    """An input: the dense shape of a sparse tensor, local to each tower.
+    """The layout of a sparse tensor's dense shape, local to each tower.
 
     Attributes:
         sizes: the sizes after the first, None where they are unknown.
@@ -237,7 +237,7 @@ class SparseShape:
 
 @dataclasses.dataclass(frozen=True)
 class RowSplits:
-    """An input: the row splits of a ragged tensor, local to each tower.
+    """The layout of a ragged tensor's row splits, local to each tower.
 
     Attributes:
         unit: the name of the unit of its entries.
@@ -259,7 +259,7 @@ MIRRORED = Mirrored()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowNumbers:
-    """Integers that are row numbers, and on every tower refer to its own rows.
+    """A fact: integers are row numbers, and a tower's refer to its own rows.
 
     A global row number is the local one plus the number of rows of all earlier
     towers.
@@ -293,14 +293,14 @@ class RowNumbers:
 
 @dataclasses.dataclass(frozen=True)
 class BelowLimit:
-    """Integers that are at least 0 and less than a limit."""
+    """A fact: integers are at least 0 and less than a limit."""
 
     limit: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RaggedSplits:
-    """The row splits of a ragged tensor, or a place in each of its rows.
+    """A fact: a value is row splits of a ragged tensor, or places in its rows.
 
     Attributes:
         local: the local splits, counted from the first entry of the tower.
@@ -322,7 +322,7 @@ class RaggedSplits:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class WholeFrom:
-    """How to compute a whole value from the whole values of its inputs.
+    """A recipe for a whole value, from the whole values of its inputs.
 
     Attributes:
         operation: the operation that computes it.
@@ -379,7 +379,7 @@ class Value:
 
     @property
     def sizes(self) -> Shape:
-        """Its shape.
+        """The shape as a tuple; it must be known.
 
         Raises:
             NotDivided: its rank is unknown.
@@ -388,13 +388,13 @@ class Value:
 
     @property
     def own(self) -> Tensor:
-        """Its tensor on each tower, which is there unless it is replicated."""
+        """The tensor on each tower; a replicated value may have none."""
         assert self.local is not None
         return self.local
 
     @property
     def known_array(self) -> np.ndarray:
-        """Its entries, as in ``known``.
+        """The known entries as a NumPy array.
 
         Raises:
             NotDivided: none is known.
@@ -402,7 +402,7 @@ class Value:
         return unless_none(self.known, NUMBERS)
 
     def as_rows(self) -> tuple[Sharded, Tensor]:
-        """Return its layout and its local rows.
+        """Return the layout, which must be ``Sharded``, and the local rows.
 
         Raises:
             NotDivided: it is not sharded.
@@ -411,7 +411,7 @@ class Value:
 
     @property
     def entries(self) -> list[Dimension]:
-        """The entries of a vector, ``UNKNOWN`` where they are not known.
+        """The entries of a vector; ``UNKNOWN`` where they are not known.
 
         Raises:
             NotDivided: it is no vector, or its length is unknown.
@@ -425,41 +425,43 @@ class Value:
 
     @property
     def number(self) -> Dimension:
-        """Its only entry, or ``UNKNOWN``."""
+        """The only entry of a scalar, or ``UNKNOWN``."""
         if self.known is None or np.size(self.known) != 1:
             return UNKNOWN
         return np.ravel(self.known)[0]
 
     @property
     def row_numbers(self) -> RowNumbers | None:
-        """The row numbers that it has, or None."""
+        """The fact that the entries are row numbers, or None."""
         return self.meaning if isinstance(self.meaning, RowNumbers) else None
 
     @property
     def sharded(self) -> Sharded | None:
-        """Its layout if it is sharded, or None."""
+        """The layout if it is ``Sharded``, or None."""
         return self.layout if isinstance(self.layout, Sharded) else None
 
     @property
     def is_replicated(self) -> bool:
-        """Whether its whole is available on every tower."""
+        """Whether every tower has the whole value."""
         if isinstance(self.layout, Replicated):
             return True
         return isinstance(self.layout, Partial) and self.whole is not None
 
     @property
     def gathers(self) -> bool:
-        """Whether its whole is computed from gathered rows."""
+        """Whether the whole value is computed from gathered rows."""
         return self.whole_from is not None and self.whole_from.gathers
 
     @property
     def is_partial(self) -> bool:
-        """Whether it is a partial sum that has not been added up."""
+        """Whether the value is a partial sum, not yet added up."""
         return isinstance(self.layout, Partial) and self.whole is None
 
 
 def replicated(tensor: Tensor, like: Value) -> Value:
-    """Return a value with the facts of another, that towers compute, or one.
+    """Return a replicated value, with the facts of another value.
+
+    Towers compute it, or one device does.
 
     Args:
         tensor: the whole value, on each tower or once for all of them.
@@ -484,7 +486,7 @@ def known_ints(value: Value) -> list[int]:
 
 
 def known_axes(value: Value, rank: int) -> list[int]:
-    """Return the axes that a value names, sorted, and none negative.
+    """Return the axes that a value names, sorted and not negative.
 
     Raises:
         NotDivided: they are unknown, or the reduced value has no axes.
@@ -495,7 +497,7 @@ def known_axes(value: Value, rank: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Elements:
-    """The facts that hold for the elements of a list on one device.
+    """The facts about the elements of a list, as on one device.
 
     Attributes:
         dtype: the dtype of the elements.
@@ -518,7 +520,7 @@ class Elements:
 
     @property
     def shape(self) -> Shape | None:
-        """The shape of the elements that were set, as far as it is known."""
+        """The shape of the elements, as far as it is known."""
         return None if self.item is None else self.item.shape
 
     def with_item(self, item: Value, is_row_number: bool = False) -> Elements:
@@ -607,14 +609,14 @@ def is_row_per_element(element: object) -> TypeGuard[Sharded]:
 
 
 def stacked_layout(element: Any) -> Any:
-    """Return the layout of a stack of elements."""
+    """Return the layout of the stack of a list's elements."""
     if isinstance(element, Sharded):
         return element.at_axis(element.axis + 1)
     return element
 
 
 def may_hold_rows(size: Dimension, layout: Sharded) -> bool:
-    """Whether a size of a declared shape admits rows."""
+    """Whether a declared size may be a number of rows."""
     return size is not UNKNOWN and size in (-1, layout.size)
 
 

@@ -1,10 +1,11 @@
 """The step of one of several processes that exchange nothing within a step.
 
-Each process has only its own rows. Results that need the rows of the rest, such
-as metrics and batch statistics, are computed as if its own rows were the whole
-batch. Gradients that are sums over rows are still exact terms of the global
-gradient, including its normalization. Without any rows, a process writes
-nothing that depends on them.
+``fit/step/step_layout.py`` makes such a step for processes that only exchange
+gradients. Each process has only its own rows. Results that need the rows of all
+processes, such as metrics and batch statistics, are computed as if its own rows
+were the whole batch. Gradients that are sums over rows are still exact terms of
+the global gradient, with its normalization. A process without rows writes
+nothing that depends on rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
-from keras_towers.partition.lifetimes import made_by, used_by
+from keras_towers.partition.memory_estimate import made_by, used_by
 from keras_towers.partition.program import (
     Exchange,
     Inputs,
@@ -32,7 +33,7 @@ _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LocalStep:
-    """The step of one process.
+    """The step of one process that exchanges nothing within the step.
 
     Attributes:
         program: the program. Its inputs refer to the process's own rows.
@@ -51,10 +52,10 @@ class LocalStep:
 
 
 def write_only_rows(program: Program) -> Program:
-    """Let a process without rows write nothing that depends on them.
+    """Make a process without rows skip the writes that depend on rows.
 
-    For example a BatchNormalization keeps its statistics. A process asks for
-    this whose variables need not be those of the others.
+    For example, a BatchNormalization then keeps its statistics. A process asks
+    for this if its variables may differ from those of the others.
     """
     inputs = program.inputs
     has_rows = Tensor(tf.bool, tf.TensorShape(()))
@@ -124,7 +125,7 @@ def to_local_step(
 def _of_both_batches(
     program: Program, whole: dict[Tensor, Tensor], of_others: set[Tensor]
 ) -> Iterator[Operation | Exchange]:
-    """Yield what a program does, and the same for the global batch.
+    """Yield each event of a program, for the own batch and for the global one.
 
     Args:
         program: the program.
@@ -149,7 +150,7 @@ def _of_both_batches(
 
 
 def _following(program: Program, tensors: Iterable[Tensor]) -> set[Tensor]:
-    """Return tensors, and all that are computed from them."""
+    """Return tensors, and everything that is computed from them."""
     found = set(tensors)
     for event in _in_order(program):
         if not found.isdisjoint(used_by(event)):
@@ -187,7 +188,7 @@ def _with_inputs(event: Operation | Exchange, inputs: Sequence[Tensor]) -> Any:
 def _only_if(
     condition: Tensor, operation: Operation, builder: Builder
 ) -> Operation:
-    """Return a conditional copy of a write to a variable."""
+    """Return a copy of a write to a variable that depends on a condition."""
     handle, value = operation.inputs
     if operation.type == "AssignVariableOp":
         # The value of the variable at the time of the write.

@@ -1,12 +1,12 @@
-"""Divides a step over a mesh of two dimensions: the same pass, applied twice.
+"""Divides a step over a mesh of two dimensions: the layout pass runs twice.
 
 The rows of the mesh are towers, which divide the examples. Each tower has a
-device in every column, and the columns divide weights, and what is computed
-with them: tensor parallelism, as Megatron-LM (Shoeybi et al., arXiv 1909.08053)
-has it for transformers and GSPMD (arXiv 2105.04663) for any graph. First the
-step is laid out over the columns of one tower, where all have its examples.
-The result is written as the graph of one column, in which the exchanges with
-the others are operations, and that graph is laid out over towers.
+device in every column, and columns divide weights and what is computed with
+them: tensor parallelism, as in Megatron-LM (Shoeybi et al., arXiv 1909.08053)
+and, for any graph, in GSPMD (arXiv 2105.04663). First the step is laid out over
+the columns of one tower, which has all examples. The result is written as the
+graph of one column, in which exchanges between columns are operations. Then
+this graph is laid out over towers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.emission import emit, placeholder_of, value_of
-from keras_towers.partition.entry import partition_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
@@ -38,6 +37,7 @@ from keras_towers.partition.program import (
     Tensor,
 )
 from keras_towers.partition.rules.mesh_columns import as_operation
+from keras_towers.partition.traced_graph import partition_graph
 
 
 def partition_over_mesh(
@@ -58,7 +58,7 @@ def partition_over_mesh(
         in_columns: the inputs that columns divide, by their index.
         wanted: the tensors of the graph that the program returns.
         gradients: as for ``partition_graph``, with the layouts over the mesh.
-        updates: likewise; none, if there are several columns.
+        updates: as for ``partition_graph``; empty with several columns.
         columns: the number of columns.
         options: the options of the layout over towers.
     """
@@ -120,12 +120,12 @@ def _of_one_tower(layout: InputLayout) -> InputLayout:
 
 
 def _has_examples(layout: InputLayout) -> bool:
-    """Whether each row of an input is an example, not an entry of one."""
+    """Whether the rows of an input are examples, not entries of an example."""
     return layout == Sharded(0)
 
 
 class _ColumnGraph:
-    """The part of a program that a column computes, as a graph.
+    """The graph of one column of a mesh, written from a program over columns.
 
     Args:
         program: the layout of a step over columns.
@@ -136,9 +136,8 @@ class _ColumnGraph:
         inputs: its other inputs.
         names: the names of its operations, by those of the traced ones.
         sources: the traced operations, by the names of its operations.
-        operations: the operations of the program, by the names of its
-            operations.
-        exchanges: likewise, its exchanges.
+        operations: the operations of the program, by name in the graph.
+        exchanges: the exchanges of the program, by name in the graph.
     """
 
     def __init__(self, program: Program, rows: int | None):
@@ -227,7 +226,7 @@ class _ColumnGraph:
 
 
 def _with_sources(program: Program, column: _ColumnGraph) -> Program:
-    """Return a program whose operations stand for those of the step."""
+    """Return a program whose operations refer to those of the traced step."""
     once: dict[tf.Operation, str] = {}
     for operation in program.operations:
         first = column.operations.get(operation.name)
@@ -245,8 +244,4 @@ def _with_sources(program: Program, column: _ColumnGraph) -> Program:
         else e
         for e in program.exchanges
     ]
-    return dataclasses.replace(
-        program,
-        exchanges=exchanges,
-        computed_once=once,
-    )
+    return dataclasses.replace(program, exchanges=exchanges, computed_once=once)

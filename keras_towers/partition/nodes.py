@@ -1,4 +1,8 @@
-"""Operations that are laid out, as rules see them, and what is around them."""
+"""Nodes: the traced operations as rules see them, and their scope.
+
+``layout_pass.py`` makes a ``Node`` of each operation, and passes it to the
+rules.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from keras_towers.partition.units import Units
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Marks:
-    """Requests about single operations of a step, by their names.
+    """The roles of single operations of a step, by name.
 
     Attributes:
         layouts: for operations that return gradients to an optimizer, how to
@@ -116,10 +120,9 @@ class Scope:
     def of_round(
         self, lay_out_node: Callable[[Node, list[Value]], Values]
     ) -> Scope:
-        """Return the scope of a round that only has a single row.
+        """Return the scope of a loop's round that has a single row.
 
-        None of its values is sharded, and nothing in it is computed once for
-        all towers.
+        No value in it is sharded, and nothing is computed once for all towers.
 
         Args:
             lay_out_node: lays out its operations.
@@ -131,7 +134,7 @@ class Scope:
         return scope
 
     def restore_computed_once(self, before: Mapping[tf.Operation, str]) -> None:
-        """Forget what an attempt that failed has computed once."""
+        """Forget the operations that a failed attempt has computed once."""
         self.computed_once.clear()
         self.computed_once.update(before)
 
@@ -207,7 +210,7 @@ class Node:
         return self.operation.outputs[index].dtype
 
     def requested_shape(self, target: Value) -> Shape:
-        """Return the shape of the output, which is also an input.
+        """Return the shape of the output, which is an input of the operation.
 
         Args:
             target: the input that is the shape.

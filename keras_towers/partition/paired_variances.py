@@ -1,6 +1,6 @@
-"""Finds the means in a graph whose variances it computes, too.
+"""Pairs of a mean and a variance in a graph, which one exchange computes.
 
-``rules/reductions.py`` combines both in one exchange.
+``rules/reductions.py`` adds that exchange.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
 class PairedVariances:
-    """The means of a graph, and the variances that are computed with them.
+    """The pairs of a mean and a variance in a graph.
 
     Args:
         operations: the operations of the graph.
@@ -54,7 +54,7 @@ def _variance_of(mean: tf.Operation) -> tf.Operation | None:
 def _find_squares(
     mean: tf.Tensor, entries: tf.Tensor
 ) -> Iterator[tf.Operation]:
-    """Yield squared distances of entries from their mean."""
+    """Yield the squared differences between entries and their mean."""
     waiting = [mean]
     while waiting:
         tensor = waiting.pop()

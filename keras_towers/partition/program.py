@@ -1,12 +1,11 @@
-"""A step over towers as data: operations, and exchanges between them.
+"""A program: a step over towers as operations and exchanges between them.
 
-Every exchange ends a level: the users of its result belong to later levels. A
-level consists of operations that are computed once, then a function that every
-tower runs, and then the exchanges of their results: in ``describe()``, a round.
-Towers read their copies of variables before the function, and update them
-after. A tower of a two-dimensional mesh has several devices, the columns of the
-mesh. What differs between them is computed on each, and they, too, have
-exchanges.
+Every exchange ends a level: operations that use its result belong to later
+levels. A level has operations that run once, a function that every tower runs,
+and at its end exchanges: a round, in ``describe()``. Towers read their copies
+of variables before the function, and update them after it. A tower of a
+two-dimensional mesh has several devices, the columns of the mesh. Each computes
+what differs between columns, and columns exchange, too.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.axes import (
-    BATCH,
-    ONCE,
-    Axes,
-)
+from keras_towers.partition.axes import BATCH, ONCE, Axes
 from keras_towers.partition.sizes import Dimension
 
 
@@ -61,11 +56,11 @@ ExchangeKind: TypeAlias = Literal[
 
 
 class Phase(enum.IntEnum):
-    """The phases of a level, which follow one another.
+    """A phase of a level; phases follow one another.
 
-    Functions take values and return values: variables are read and written
-    beside them, on the devices where they are. Around a function that XLA
-    compiles, the reads and writes of its level may be compiled with it.
+    Functions take and return values: variables are read before a function and
+    written after it, on their devices. If XLA compiles a function, it may
+    compile the reads and writes of its level with it.
 
     Attributes:
         ONCE: what is computed once for all towers.
@@ -83,7 +78,7 @@ class Phase(enum.IntEnum):
 
 
 def axes_of(tensors: Iterable[Tensor]) -> Axes:
-    """Return the axes along which any of some tensors varies."""
+    """Return the axes along which any of the tensors varies."""
     return ONCE.union(*(tensor.axes for tensor in tensors))
 
 
@@ -115,7 +110,7 @@ def phase_of(
     """
     if "towers" not in axes_of(inputs):
         return Phase.ONCE
-    # Of a batch, each micro-batch has rows of its own.
+    # Each micro-batch has its own rows of a batch.
     if of_update and not depends_on_batch(inputs):
         return Phase.UPDATE
     if all(tensor.handle is None for tensor in inputs):
@@ -138,7 +133,7 @@ def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
 
 
 def is_over(tensor: Tensor, phase: Phase) -> bool:
-    """Whether a phase is over when a tensor of the same level is computed."""
+    """Whether a tensor of the same level is computed after a phase."""
     return tensor.operation is not None and tensor.operation.phase > phase
 
 
@@ -212,14 +207,14 @@ class Exchange:
         axis: the axis of a concatenation, or of the rows.
         sizes: the global shape, in symbols, with None for the number of towers;
             None: every tower contributes a tensor of the same shape.
-        rows: of ``scatter``: for each tower, the first of its rows and their
-            number.
-        units: the size of the axis of variables in shards that the towers have
-            these rows of; None: their rows are others.
-        over: the axes that it crosses: of what varies along others there is an
-            exchange at each place along these.
-        gradient: the gradient of an optimizer that it adds up, by the name of
-            the tensor in the trace; "": it adds up none.
+        rows: for ``scatter``: for each tower, its first row and its number of
+            rows.
+        units: if the rows are of a variable in shards, the size of its divided
+            axis; None: they are other rows.
+        over: the axes that it crosses. Along other axes, there is an exchange
+            at each place.
+        gradient: the gradient that it sums for an optimizer, by the name of the
+            tensor in the trace; "": none.
         least: the earliest level at whose end it takes place.
     """
 
@@ -246,7 +241,7 @@ class Exchange:
 
     @property
     def is_own(self) -> bool:
-        """Whether everyone who takes part has a result of its own."""
+        """Whether each participant gets a result of its own."""
         return not self.over.isdisjoint(self.result.axes)
 
     @property
@@ -257,7 +252,9 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Function:
-    """The body of a loop, its condition, a branch, or a compiled function.
+    """A function that an operation calls: a body, a condition or a branch.
+
+    Or one that XLA compiles.
 
     Attributes:
         inputs: its N inputs.
@@ -326,33 +323,33 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """The memory and the work of a program in the order of its operations.
+    """The memory and the work of a scheduled program.
 
     Attributes:
-        bytes: the bytes that a tower has at a time, for an assumed batch.
-        shared: the same of all towers of a process that share memory, while
-            ranks exchange.
+        bytes: the peak bytes of a tower, for an assumed batch.
+        shared: the peak bytes of all towers that share memory, while ranks
+            exchange.
         rounds: the bytes that ranks exchange at a time, by kind of exchange, at
             several times.
-        is_paced: whether a level waits for the end of the one two before it.
-        again: how many operations run again, because their results are not
-            kept.
-        work: how much these compute, as part of the work of a step without.
-        saved: how many bytes fewer a tower has for it.
+        is_paced: whether a level waits for the end of the level two before it.
+        recomputed: the number of operations that run again, because their
+            results are not kept.
+        work: their work, as a fraction of the work of a step without them.
+        saved: the bytes that a tower saves by them.
     """
 
     bytes: int
     shared: int = 0
     rounds: Sequence[Mapping[str, int]] = ()
     is_paced: bool = False
-    again: int = 0
+    recomputed: int = 0
     work: float = 0.0
     saved: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """A step over towers.
+    """A step over towers: operations, and the exchanges between them.
 
     Attributes:
         inputs: its inputs.
@@ -397,7 +394,7 @@ class Program:
 def needed_operations(
     function: Function, repeats: Callable[[Operation], bool]
 ) -> tuple[list[Operation], list[Tensor]]:
-    """Return the operations that a function needs, and what it captures.
+    """Return the operations that a function needs, and its captures.
 
     Args:
         function: the function.

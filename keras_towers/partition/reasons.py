@@ -1,6 +1,6 @@
-"""Why an operation is not divided, and what has to be so.
+"""The reasons why an operation is not divided.
 
-``describe()`` shows the reasons. In them, ``{}`` is the type of the operation.
+``describe()`` shows them; ``{}`` stands for the type of the operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ EXCHANGE = "{} needs an exchange inside of a function"
 
 
 class NotDivided(Exception):
-    """This way of dividing an operation does not apply; another one may.
+    """Raised if a way of dividing an operation does not apply.
+
+    Another one may.
 
     Args:
         reason: what is said of the operation, if it is computed once for this.
@@ -42,6 +44,6 @@ def unless_none(found: FoundT | None, reason: str = ALL_ROWS) -> FoundT:
 
 
 def asserted(there: FoundT | None) -> FoundT:
-    """Return what has to be there: if it is None, there is a mistake."""
+    """Return a value that cannot be None; None is a mistake of this package."""
     assert there is not None
     return there

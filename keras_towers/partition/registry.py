@@ -1,8 +1,8 @@
-"""What is known of operations, by their types.
+"""The registry of operations: one row of facts for each type.
 
-Each has one row, in the file of ``rules`` for its family. The axes that inputs
-and outputs share are labeled as in an einsum: a label stands for one axis that
-may be divided. Shardy calls them factors, too.
+The rows are in the files of ``rules``. The axes that inputs and outputs share
+are labeled as in an einsum: a label stands for one axis, which may be divided.
+Shardy calls such labels factors, too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.partition.layouts import Shape, Value, Values
 from keras_towers.partition.program import Attributes
-from keras_towers.partition.sizes import (
-    UNKNOWN,
-    Dimension,
-    broadcast_size,
-)
+from keras_towers.partition.sizes import UNKNOWN, Dimension, broadcast_size
 
-# What functions of a node and of the values of its inputs return: the values of
+# Functions of a node and the values of its inputs. They return the values of
 # its outputs, or the labels of its axes.
 Rule: TypeAlias = "Callable[..., Values]"
 FactorsOf: TypeAlias = "Callable[..., Factors]"
@@ -31,14 +27,14 @@ Labels: TypeAlias = "Sequence[Hashable | None]"
 
 @dataclasses.dataclass(frozen=True)
 class NewAxis:
-    """The label of an axis of this size, which cannot be divided."""
+    """The label of a new axis of this size, which cannot be divided."""
 
     size: Dimension
 
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """The axes of an operation.
+    """The axes of an operation, labeled as in an einsum.
 
     Attributes:
         inputs: the labels of the axes of each input; None: the input is
@@ -119,7 +115,7 @@ class Factors:
 
 
 def elementwise(*linear: Collection[int]) -> FactorsOf:
-    """Return what returns the axes of elementwise operations.
+    """Return a function that labels the axes of elementwise operations.
 
     Args:
         *linear: as in ``Factors``.
@@ -166,7 +162,7 @@ def along_axes(
 
 @dataclasses.dataclass(frozen=True)
 class OperationFacts:
-    """What is known of operations of a type.
+    """All that is known of a type of operations: axes, rules, effects, ...
 
     Functions take a node, and the values of its inputs.
 
@@ -216,7 +212,7 @@ _NOTHING = OperationFacts()
 
 
 def operation(types: str, *rules: Rule, **facts: Any) -> None:
-    """Say what is known of an operation.
+    """Register the facts about operations of some types.
 
     Args:
         types: its type, or several of which the same is known.
@@ -228,7 +224,7 @@ def operation(types: str, *rules: Rule, **facts: Any) -> None:
 
 
 def add_operation(type_: str, labels: FactorsOf, **facts: Any) -> None:
-    """Say how towers divide an operation of your own.
+    """Register how towers divide an operation of your own.
 
     Args:
         type_: its type, such as ``"MatMul"``.
@@ -249,5 +245,5 @@ def add_operation(type_: str, labels: FactorsOf, **facts: Any) -> None:
 
 
 def facts_of(type_: str) -> OperationFacts:
-    """Return what is known of operations of a type."""
+    """Return the facts about operations of a type."""
     return OPERATIONS.get(type_, _NOTHING)

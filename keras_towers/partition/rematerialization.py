@@ -1,18 +1,18 @@
-"""Rematerialization: a step computes values again instead of keeping them.
+"""Rematerialization: recomputes activations instead of keeping them.
 
-The backward pass uses what the forward pass has computed. Of that, a plan keeps
-some, and computes the rest again, just before it is used, from what it keeps:
+The backward pass uses results of the forward pass. A plan keeps some of them,
+and recomputes the others right before their use:
 
-* **the cheap**: activations, normalizations, dropout, casts. The results of
-  products, such as those of matrices and convolutions, are kept;
+* **cheap operations**: activations, normalizations, dropout, casts. The results
+  of products, such as those of matrices and convolutions, are kept;
 * **segments**: parts of the forward pass between places where little is alive,
-  as in Chen et al. (arXiv 1604.06174). Of a segment only what others use is
-  kept, and all else is computed again. Users may say what is a segment.
+  as in Chen et al. (arXiv 1604.06174). Only what other parts use of a segment
+  is kept. Users may mark segments.
 
-Nothing is exchanged again: the results of exchanges are kept, such as the
-statistics of a batch, or gathered again anyway, such as weights in shards. What
-has an effect or a state runs once. Draws are functions of a seed, so they give
-the same numbers.
+Exchanges are not repeated: their results are kept, such as the statistics of a
+batch, except for weights in shards, which are gathered again in any case.
+Operations with an effect or a state run once. Random draws are functions of a
+seed, so they give the same numbers again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.memory_estimate import MemoryEstimate
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -42,7 +42,7 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 _SEGMENTS = 2, 3, 4, 6, 8, 12, 16, 24, 32
 # The parts of a plan that are tried where less may be enough.
 _PARTS = 0.25, 0.5, 0.75
-# What makes so much less than it takes is kept.
+# Results that are so many times smaller than their inputs are kept.
 _REDUCES = 16
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
@@ -58,7 +58,7 @@ def rematerialize(
     parts: int = 1,
     segments: Segments | None = None,
 ) -> tuple[Program, Schedule, list[Operation]]:
-    """Compute as little again as is needed to stay below a limit.
+    """Recompute as little as possible, so that memory stays below a limit.
 
     Args:
         program: the program; its operations are changed.
@@ -74,7 +74,7 @@ def rematerialize(
         The program, what it computes again and saves, and the operations at
         which it begins to compute a segment again.
     """
-    before = Lifetimes(program, sizes, parts).most_bytes()
+    before = MemoryEstimate(program, sizes, parts).peak_bytes()
     best = Schedule(before)
     begins: list[Operation] = []
 
@@ -87,13 +87,13 @@ def rematerialize(
         )
         best = Schedule(
             plan.bytes,
-            again=best.again + len(plan.copies.originals),
+            recomputed=best.recomputed + len(plan.copies.originals),
             work=best.work + plan.work,
             saved=before - plan.bytes,
         )
 
     if segments is not None:
-        # Of segments inside of others, as many as need least memory.
+        # For nested segments, the depth that needs the least memory.
         peak = _Peak(program, sizes, parts)
         use(min(peak.plans_of(segments), key=lambda plan: plan.bytes))
     for _ in range(_MOST_PEAKS):
@@ -111,7 +111,7 @@ def rematerialize(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """A plan of what to compute again.
+    """A plan of what to recompute.
 
     Attributes:
         copies: what is computed again.
@@ -127,7 +127,9 @@ class _Plan:
 def _chosen(
     plans: Sequence[_Plan], limit: float, now: Schedule
 ) -> _Plan | None:
-    """Return the plan with least work, or else the best one.
+    """Return the plan with the least work among those that suffice.
+
+    If none suffices, the plan with the least memory.
 
     Args:
         plans: the plans.
@@ -147,7 +149,7 @@ def _chosen(
 
 
 class _Peak:
-    """The tensors that are alive when a step needs most memory.
+    """The tensors that are alive when a step needs the most memory.
 
     Args:
         program: the program.
@@ -164,13 +166,13 @@ class _Peak:
     def __init__(self, program: Program, sizes: TensorSizes, parts: int):
         self._program, self._parts = program, parts
         self.sizes = sizes
-        lifetimes = Lifetimes(program, sizes, parts)
-        self.events: Sequence[Operation | Exchange] = lifetimes.events
+        estimate = MemoryEstimate(program, sizes, parts)
+        self.events: Sequence[Operation | Exchange] = estimate.events
         self.repeated: list[Operation] = [
             o for o in program.operations if o.is_repeated
         ]
         self._positions = {id(e): k for k, e in enumerate(self.events)}
-        live = lifetimes.live
+        live = estimate.live
         self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
         self._whole_work = sum(map(self._work_of, self.events)) or 1.0
         # By what they gather: the gathers of weights in shards.
@@ -183,11 +185,11 @@ class _Peak:
         # How many bytes that the backward pass uses are made up to a position,
         # and how many pass it to be used before the peak.
         held, crossing = ([0] * (self.peak + 2) for _ in range(2))
-        for tensor, users in lifetimes.users.items():
+        for tensor, users in estimate.users.items():
             made = self.position_of(tensor)
             if made is None or made > self.peak:
                 continue
-            size = lifetimes.bytes_of(tensor)
+            size = estimate.bytes_of(tensor)
             if users[-1] > self.peak:
                 held[made + 1] += size
             before = users[: bisect.bisect_right(users, self.peak)]
@@ -198,7 +200,7 @@ class _Peak:
         self._crossing = [*itertools.accumulate(crossing)]
 
     def plans(self, limit: float, most_work: float) -> Iterator[_Plan]:
-        """Yield the plans that are tried.
+        """Yield the plans to try.
 
         Args:
             limit: the bytes to stay below.
@@ -219,13 +221,13 @@ class _Peak:
                     yield self._plan(self._divided([*bounds[:count], end]))
 
     def plans_of(self, segments: Segments) -> Iterator[_Plan]:
-        """Yield plans with given segments."""
+        """Yield the plans with the given segments."""
         yield from map(self._plan, segments.divisions(self.events))
 
     def _bounds(self, size: float) -> list[int]:
-        """Return the ends of segments of which the backward pass uses so much.
+        """Return the ends of segments, each of which holds about so many bytes.
 
-        Each ends where least passes its end.
+        Each ends where the fewest bytes pass its end.
         """
         end, start = self.peak + 1, 0
         bounds: list[int] = []
@@ -250,9 +252,9 @@ class _Peak:
     def _divided(
         self, bounds: Sequence[int], keeps_products: bool = False
     ) -> Division:
-        """Return segments with given ends, before the peak.
+        """Return segments with the given ends, before the peak.
 
-        Unless all results of products are kept, all of the last segment is.
+        Without ``keeps_products``, the last segment is not recomputed.
         """
         last = len(bounds) - (0 if keeps_products else 1)
 
@@ -269,7 +271,7 @@ class _Peak:
             program = dataclasses.replace(
                 self._program, operations=copies.operations
             )
-            most = Lifetimes(program, self.sizes, self._parts).most_bytes()
+            most = MemoryEstimate(program, self.sizes, self._parts).peak_bytes()
         again = sum(map(self._work_of, copies.originals))
         return _Plan(copies, most, again / self._whole_work)
 
@@ -283,7 +285,7 @@ class _Peak:
         return self._positions.get(id(tensor.operation))
 
     def gathered_near(self, tensor: Tensor, level: int) -> Tensor:
-        """Return a tensor, or the same weight if it is gathered again later.
+        """Return a tensor, or the same weight where it is gathered again later.
 
         Args:
             tensor: the tensor.
@@ -303,7 +305,7 @@ class _Peak:
         return last.result
 
     def may_run_again(self, operation: Operation) -> bool:
-        """Whether an operation gives the same once more, for its memory."""
+        """Whether an operation gives the same again, and frees memory."""
         if (
             "towers" not in operation.axes
             or operation.phase is not Phase.TOWERS
@@ -318,7 +320,7 @@ class _Peak:
 
 
 class _Copies:
-    """Copies of operations that run again, before those that use them.
+    """The copies of operations that run again, before those that use them.
 
     Args:
         peak: the peak that they lower.
@@ -339,7 +341,7 @@ class _Copies:
         # The inputs of those that use copies.
         self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
         self.operations: list[Operation] = [*peak.repeated]
-        # What the backward pass has computed last.
+        # The last operations of the backward pass so far.
         entered: Sequence[Operation] = ()
         for position, event in enumerate(peak.events):
             if not isinstance(event, Operation):
@@ -356,7 +358,7 @@ class _Copies:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let operations use the copies in this block."""
+        """Make operations use the copies in this block."""
         before = [(o, o.inputs) for o, _ in self._inputs]
         self.use()
         try:
@@ -366,7 +368,7 @@ class _Copies:
                 operation.inputs = inputs
 
     def use(self) -> None:
-        """Let operations use the copies."""
+        """Make operations use the copies."""
         for operation, inputs in self._inputs:
             operation.inputs = inputs
 
@@ -399,7 +401,7 @@ class _Copies:
         return None if position is None else self._division.segment_of(position)
 
     def _needed_for(self, tensor: Tensor, segment: int) -> dict[int, Operation]:
-        """Return what has to run again in a segment to make a tensor."""
+        """Return the operations of a segment that recompute a tensor."""
         found: dict[int, Operation] = {}
         waiting = [tensor]
         while waiting:
@@ -444,7 +446,7 @@ class _Copies:
         self.operations.append(copy)
 
     def _taken(self, tensor: Tensor, level: int) -> Tensor:
-        """Return what a copy takes in place of a tensor."""
+        """Return the tensor that a copy takes in place of another."""
         if tensor in self._copied:
             return self._copied[tensor]
         return self._peak.gathered_near(tensor, level)

@@ -1,4 +1,8 @@
-"""When resources may be read and written, and what variables hold."""
+"""The order of reads and writes of resources, and the values of variables.
+
+``rules/variables.py`` and ``undivided.py`` read and write variables through
+this.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from keras_towers.partition.reasons import asserted, require
 
 
 class Resources:
-    """The resources of a step, at a point of the trace.
+    """The order of reads and writes of resources, at a point of the trace.
 
     A time is a level and a phase of it, as one number.
 
@@ -47,7 +51,7 @@ class Resources:
     def add_copies(
         self, common: Tensor, local: Tensor, rows: Sharded | None = None
     ) -> None:
-        """Add the handles of a variable that every tower has, or rows of it."""
+        """Register the towers' handles of a variable: copies, or shards."""
         self.copies[common] = local
         self._common[local] = common
         if rows is not None:
@@ -79,7 +83,7 @@ class Resources:
     ) -> int:
         """Order later users of the same resources after an operation.
 
-        What it writes is not known any more.
+        The values that it writes are no longer known.
 
         Returns:
             The earliest level of the operation.
@@ -95,7 +99,7 @@ class Resources:
         return least
 
     def read_again(self) -> None:
-        """Forget what was read so far."""
+        """Forget the values that were read so far."""
         for common, content in [*self.contents.items()]:
             tensor = content.local or content.whole
             source = None if tensor is None else tensor.operation
@@ -103,21 +107,22 @@ class Resources:
                 del self.contents[common]
 
     def _keys(self, operands: Sequence[Tensor]) -> list[Any]:
-        """The resources of an operation; None: the one without a handle."""
+        """Return the resources of an operation.
+
+        None stands for a resource without a handle.
+        """
         handles = [t for t in operands if t.dtype == tf.resource]
         return [self.common_handle(t) for t in handles] or [None]
 
 
-class VariableContents:
-    """The values of variables at a point of the trace.
+class VariableContents(Resources):
+    """Resources, and the values of variables, at a point of the trace.
 
     Args:
         converter: converts values of the graph, or of the function.
         around: for a function, what variables hold where it is called.
 
     Attributes:
-        resources: the order of operations that use the same resources, and what
-            is known of what variables hold.
         gathers: whether functions that are called get the whole of variables in
             shards.
     """
@@ -125,15 +130,13 @@ class VariableContents:
     def __init__(
         self, converter: Converter, around: VariableContents | None = None
     ):
-        self.resources: Resources = Resources(
-            None if around is None else around.resources
-        )
+        super().__init__(around)
         self.gathers: bool = around is not None and around.gathers
         self._builder, self._converter = converter.builder, converter
         self._around = around
 
     def content_of(self, variable: Value) -> Value:
-        """Return what a variable holds at this point of the trace.
+        """Return a variable's value at this point of the trace.
 
         A function gets it from its caller, unless it has written it.
 
@@ -142,18 +145,17 @@ class VariableContents:
         """
         handle = self._converter.replicate(variable)
         require(handle.handle is not None)
-        common = self.resources.common_handle(handle)
-        contents = self.resources.contents
-        if common in contents:
-            return contents[common]
+        common = self.common_handle(handle)
+        if common in self.contents:
+            return self.contents[common]
         around = self._around
         if around is not None:
             content = around.content_of(Value(REPLICATED, whole=handle))
             if self.gathers:
                 content = around._converter.gathered(content)
             return around._converter.captured(content)
-        local = self.resources.copies.get(common)
-        rows = self.resources.rows.get(common)
+        local = self.copies.get(common)
+        rows = self.rows.get(common)
         _, shape = type_of_content(common)
         sizes = None if shape.rank is None else sizes_of(shape)
         if rows is not None:
@@ -167,11 +169,11 @@ class VariableContents:
                 whole=self.read(common) if needs_whole else None,
                 shape=sizes,
             )
-        contents[common] = content
+        self.contents[common] = content
         return content
 
     def read(self, handle: Tensor) -> Tensor:
-        """Read a variable, or the towers' copies of it, or their shards."""
+        """Read a shared variable, the towers' copies of it, or their shards."""
         dtype, shape = type_of_content(handle)
         (value,) = self.add_in_order(
             "ReadVariableOp", [handle], {"dtype": dtype}, [(dtype, shape)]
@@ -196,7 +198,7 @@ class VariableContents:
             reads: whether it only reads variables.
         """
         phase = self._builder.phase_of(type_, operands)
-        least = self.resources.record_use(phase, operands, reads)
+        least = self.record_use(phase, operands, reads)
         return self._builder.add(
             type_, operands, attributes, outputs, least, has_effect=not reads
         )
@@ -204,19 +206,19 @@ class VariableContents:
     def assign(self, variable: Value, content: Value) -> None:
         """Assign a value to a variable, and to all of its copies.
 
-        A function leaves it to its caller.
+        A function leaves this to its caller.
 
         Raises:
             NotDivided: the variable is not an input of the step.
         """
         handle = self._converter.replicate(variable)
         require(handle.handle is not None)
-        common = self.resources.common_handle(handle)
+        common = self.common_handle(handle)
         if self._around is not None:
-            self.resources.contents[common] = content
+            self.contents[common] = content
             return
         handle, value = self._operands(handle, content)
-        if (rows := self.resources.rows.get(common)) is not None:
+        if (rows := self.rows.get(common)) is not None:
             content = Value(rows, value, shape=content.shape)
         self.add_in_order(
             "AssignVariableOp",
@@ -224,10 +226,10 @@ class VariableContents:
             {"dtype": value.dtype, "validate_shape": False},
             reads=False,
         )
-        self.resources.contents[common] = content
+        self.contents[common] = content
 
     def add_in_place(self, type_: str, variable: Value, term: Value) -> bool:
-        """Add a term to a variable, and to all of its copies, in their memory.
+        """Add a term to a variable and all of its copies, in their memory.
 
         Args:
             type_: the type of the operation that adds or subtracts it.
@@ -241,9 +243,7 @@ class VariableContents:
         handle = self._converter.replicate(variable)
         if self._around is not None or handle.handle is None:
             return False
-        is_shared = self.resources.common_handle(handle) not in (
-            self.resources.copies
-        )
+        is_shared = self.common_handle(handle) not in (self.copies)
         if not is_shared and not self._builder.of_update:
             return False
         handle, value = self._operands(handle, term)
@@ -255,30 +255,30 @@ class VariableContents:
     def _operands(
         self, handle: Tensor, content: Value
     ) -> tuple[Tensor, Tensor]:
-        """Return a handle and a value as an operation that writes takes them.
+        """Return a handle and a value for an operation that writes.
 
-        Those of rows, of copies, or of what towers share.
+        The handle is of shards, of copies, or of a shared variable.
         """
-        common = self.resources.common_handle(handle)
-        rows = self.resources.rows.get(common)
+        common = self.common_handle(handle)
+        rows = self.rows.get(common)
         if rows is not None:
             _, shape = type_of_content(common)
             if shape.rank is not None:
                 # The trace may not know the sizes of what is assigned.
                 content.shape = sizes_of(shape)
-            local = self.resources.copies[common]
+            local = self.copies[common]
             return local, self._converter.shard(content, rows)
         if "towers" in handle.axes:
             return handle, self._converter.replicate(content)
         return handle, self._converter.assemble(content)
 
     def rows_of(self, variable: Value) -> Sharded | None:
-        """Return the layout of a variable in shards; None: it is not."""
+        """Return the layout of a variable in shards; None if it is whole."""
         whole = variable.whole
-        return None if whole is None else self.resources.rows.get(whole)
+        return None if whole is None else self.rows.get(whole)
 
 
 def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:
-    """Return the dtype and the shape of what a variable holds."""
+    """Return the dtype and the shape of a variable's value."""
     (spec,) = handle.handle.shape_and_type
     return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)

@@ -1,26 +1,21 @@
-"""When a step computes what: the order of its operations.
+"""The schedule: in which order a program's operations run.
 
-TensorFlow's executor runs what became ready last first. In a backward pass the
-gradients of weights, which nothing waits for, then run at its very end, and
-each keeps the gradient and the input of its layer. So an operation that takes
-memory waits for those that, in the order of the program, have freed memory
-before it. Whatever runs at a time then needs no more memory than the order
-does, and what may be in flight beside it::
+TensorFlow's executor first runs what became ready last. In a backward pass, the
+gradients of weights, which nothing waits for, would run at the very end, and
+each would keep the gradient and the input of its layer until then. So an
+operation that takes memory waits for the operations before it, in the order of
+the program, that free memory. A step then needs no more memory than this order
+does, plus what may be in flight::
 
     gradient of layer 2's input     takes memory
     gradient of layer 2's weights   frees the gradient of layer 3's input
     gradient of layer 1's input     takes memory: waits for the line above
 
-XLA orders what it compiles itself.
+XLA orders the operations that it compiles itself.
 
-In the order of the program, what takes as much memory as it frees comes right
-before what uses it, on any level: the gradient that is computed once for all
+An operation that takes as much memory as it frees comes right before its first
+use, on any level. An example is a gradient that is computed once for all
 towers, before the update of its variable.
-
-Gradients are exchanged as they arrive: the backward pass is divided into levels
-at whose ends those of some bytes are exchanged, while the next level is
-computed. A level waits for the end of the one two before it, and so for the
-updates with these gradients.
 """
 
 from __future__ import annotations
@@ -31,24 +26,22 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
-import tensorflow as tf
-
 from keras_towers.partition.axes import COLUMNS
-from keras_towers.partition.lifetimes import (
-    Lifetimes,
-    events_of,
+from keras_towers.partition.gradient_buckets import (
+    bucket_gradients,
+    divide_levels,
+)
+from keras_towers.partition.memory_estimate import (
+    MemoryEstimate,
     rounds_over_ranks,
 )
 from keras_towers.partition.program import (
-    Exchange,
     Operation,
     Phase,
     Program,
     Tensor,
-    depends_on_batch,
     is_over,
     is_pure,
-    level_after,
 )
 from keras_towers.partition.rematerialization import ALIKE, rematerialize
 from keras_towers.partition.segments import Segments
@@ -62,15 +55,11 @@ _SMALL = 512
 # Tensors of fewer bytes never wait. So a counter of steps does not wait for the
 # batch, as on one device: there may be no other batch.
 _SMALL_BYTES = 1024
-# The bytes of gradients that are exchanged together, and how many exchanges of
-# that kind a step has at most.
-_EXCHANGED = 2**24
-_MOST_EXCHANGES = 24
 
 
 @dataclasses.dataclass(frozen=True)
 class RematLimits:
-    """The limits of what may be computed again.
+    """The limits of what may be recomputed.
 
     Attributes:
         limit: the bytes of a tower for which as little as possible is computed
@@ -96,7 +85,7 @@ def schedule(
     sharing: int = 1,
     over_ranks: bool = False,
 ) -> Program:
-    """Decide when a program computes what.
+    """Order the operations of a program, and recompute some.
 
     Args:
         program: the program, whose operations are changed.
@@ -113,35 +102,36 @@ def schedule(
     sizes = TensorSizes(program, towers, rows)
     program = compute_late(program, sizes)
     # Gradients of several micro-batches are added up first.
-    begins = exchange_early(program, sizes) if parts == 1 else []
+    begins = bucket_gradients(program, sizes) if parts == 1 else []
     if begins:
         program = divide_levels(program, begins)
-    program, found, again = rematerialize(
+    program, summary, segment_begins = rematerialize(
         program, sizes, remat.limit, remat.most_work, parts, segments
     )
     if not xla:
         keep_order(program, sizes, parts)
-    elif again and parts == 1:
+    elif segment_begins and parts == 1:
         # XLA merges equal operations of a function.
-        program = divide_levels(program, again)
-    lifetimes = Lifetimes(program, sizes, parts, sharing)
-    shared, rounds = lifetimes.most_bytes(), list[Mapping[str, int]]()
+        program = divide_levels(program, segment_begins)
+    estimate = MemoryEstimate(program, sizes, parts, sharing)
+    shared, rounds = estimate.peak_bytes(), list[Mapping[str, int]]()
     if over_ranks:
-        shared = lifetimes.most_bytes_over_ranks()
+        shared = estimate.peak_bytes_over_ranks()
         rounds = rounds_over_ranks(program, sizes)
-    found = dataclasses.replace(
-        found, shared=shared, rounds=rounds, is_paced=bool(begins)
+    summary = dataclasses.replace(
+        summary, shared=shared, rounds=rounds, is_paced=bool(begins)
     )
-    return dataclasses.replace(program, schedule=found)
+    return dataclasses.replace(program, schedule=summary)
 
 
 def compute_late(program: Program, sizes: TensorSizes) -> Program:
-    """Let operations wait for the first one that uses them, on any level.
+    """Move operations towards the first one that uses them, on any level.
 
-    Only where that keeps no more than is not there yet. So the first operations
-    of the backward pass, which depend on the forward pass only, wait for the
-    others, and those of an optimizer follow on the computation of its gradient,
-    where in the order of the trace those of all gradients come first.
+    Only where this keeps no more memory: the inputs that it keeps alive are no
+    larger than its results. So the first operations of the backward pass, which
+    depend on the forward pass only, wait for the others. And the operations of
+    an optimizer follow the computation of their gradient; in the trace they
+    follow all gradients.
 
     Args:
         program: the program; the levels of its operations are changed.
@@ -221,149 +211,42 @@ class _Place(NamedTuple):
 
 
 def _group_of(operation: Operation) -> Hashable:
-    """Return what the operations that are added to a graph together share."""
+    """Return a key of the operations that are added to a graph together."""
     return operation.level, operation.phase, operation.axes & COLUMNS
 
 
-def exchange_early(program: Program, sizes: TensorSizes) -> list[Operation]:
-    """Return where levels begin at whose ends gradients are exchanged.
-
-    Args:
-        program: the program.
-        sizes: the sizes of its tensors.
-
-    Returns:
-        Operations of the backward pass; none if gradients are few.
-    """
-    gradients = {e.given for e in program.exchanges if e.gradient}
-    total = sum(map(sizes.bytes_of, gradients))
-    together = max(_EXCHANGED, total // _MOST_EXCHANGES)
-    if total < 2 * together:
-        return []
-    begins: list[Operation] = []
-    filled = 0
-    for event in events_of(program):
-        if isinstance(event, Exchange):
-            continue
-        if _is_check(event):
-            # A step whose assertion fails updates nothing.
-            begins, filled = [], 0
-        if not _is_of_pass(event):
-            continue
-        if filled >= together:
-            begins.append(event)
-            filled = 0
-        given = gradients.intersection(event.outputs)
-        filled += sum(map(sizes.bytes_of, given))
-    return begins
-
-
-def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
-    """Let levels begin at operations of the forward or the backward pass.
-
-    Args:
-        program: the program; the levels of its operations are changed.
-        begins: operations, at which the operations of a tower that follow begin
-            another level.
-    """
-    first = {id(operation) for operation in begins}
-    exchanges: list[Exchange] = []
-    levels = _Levels(program)
-    least = reached = 0
-    for event in events_of(program):
-        if isinstance(event, Exchange):
-            # What towers compute with is gathered late; all else is free.
-            later = (
-                reached if event.least and "towers" in event.result.axes else 0
-            )
-            exchanges.append(dataclasses.replace(event, least=later))
-            event.result.level = exchanges[-1].level + 1
-            continue
-        if id(event) in first:
-            least = reached + 1
-        is_of_pass = _is_of_pass(event)
-        levels.place(event, least if is_of_pass else 0)
-        if is_of_pass:
-            reached = max(reached, event.level)
-    return dataclasses.replace(program, exchanges=exchanges)
-
-
-def _is_of_pass(operation: Operation) -> bool:
-    """Whether towers compute rows, or what follows from them."""
-    is_of_towers = operation.phase is Phase.TOWERS
-    return is_of_towers and depends_on_batch(operation.outputs)
-
-
-def _is_check(operation: Operation) -> bool:
-    """Whether an operation has an effect, but writes no variable."""
-    uses = any(tensor.dtype == tf.resource for tensor in operation.inputs)
-    return operation.has_effect and not uses
-
-
-class _Levels:
-    """The levels of operations, which use resources in the order given."""
-
-    def __init__(self, program: Program):
-        inputs = program.inputs
-        # A variable, and its copies on towers, are one resource.
-        self._same: dict[Tensor, Tensor] = {
-            copy: inputs.of_graph[index]
-            for index, copy in inputs.copies.items()
-        }
-        self._used: dict[Tensor | None, tuple[int, Phase]] = {}
-
-    def place(self, operation: Operation, least: int) -> None:
-        """Place an operation on the earliest level that is possible."""
-        phase = operation.phase
-        used: list[Tensor | None] = [
-            self._same.get(t, t)
-            for t in operation.inputs
-            if t.dtype == tf.resource
-        ]
-        if operation.has_effect and not used:
-            used = [None]
-        for key in used:
-            level, last = self._used.get(key, (0, Phase.ONCE))
-            least = max(least, level if phase >= last else level + 1)
-        level = level_after(operation.inputs, phase, least)
-        operation.level = level
-        for tensor in operation.outputs:
-            tensor.level = level
-        self._used |= dict.fromkeys(used, (level, phase))
-
-
 def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
-    """Let operations wait for those that free memory before them.
+    """Make operations wait for those that free memory before them.
 
     Args:
         program: the program; its operations get others that they run after.
         sizes: the sizes of its tensors.
         parts: the number of micro-batches of a tower.
     """
-    lifetimes = Lifetimes(program, sizes, parts)
-    most = lifetimes.most_bytes()
+    estimate = MemoryEstimate(program, sizes, parts)
+    most = estimate.peak_bytes()
     in_flight = (most + _bytes_of_variables(program, sizes)) // _IN_FLIGHT
     queues: dict[Hashable, _Queue] = collections.defaultdict(
         lambda: _Queue(in_flight, max(most // _SMALL, _SMALL_BYTES))
     )
-    for index, event in enumerate(lifetimes.events):
+    for index, event in enumerate(estimate.events):
         if not isinstance(event, Operation):
             continue
         queue = queues[_group_of(event)]
-        reused = lifetimes.reused[index]
-        if lifetimes.made[index] or reused is not None:
-            queue.take(event, lifetimes.made[index])
-        if reused is not None and lifetimes.bytes_of(reused) > queue.small:
+        reused = estimate.reused[index]
+        if estimate.made[index] or reused is not None:
+            queue.take(event, estimate.made[index])
+        if reused is not None and estimate.bytes_of(reused) > queue.small:
             # Its memory is taken over only if nobody else uses it any more.
-            queue.wait(event, _users(lifetimes, reused))
-        for tensor in lifetimes.ending(index):
+            queue.wait(event, _users(estimate, reused))
+        for tensor in estimate.ending(index):
             if tensor is not reused:
-                users = _users(lifetimes, tensor)
-                queue.free(lifetimes.bytes_of(tensor), users)
+                users = _users(estimate, tensor)
+                queue.free(estimate.bytes_of(tensor), users)
 
 
 def _bytes_of_variables(program: Program, sizes: TensorSizes) -> int:
-    """Return what a tower has of the variables that a program reads."""
+    """Return the bytes of the variables that a tower reads."""
     read = {
         operation.inputs[0]: operation.outputs[0]
         for operation in program.operations
@@ -372,13 +255,13 @@ def _bytes_of_variables(program: Program, sizes: TensorSizes) -> int:
     return sum(map(sizes.bytes_of, read.values()))
 
 
-def _users(lifetimes: Lifetimes, tensor: Tensor) -> list[Operation]:
-    events = [lifetimes.events[index] for index in lifetimes.users[tensor]]
+def _users(estimate: MemoryEstimate, tensor: Tensor) -> list[Operation]:
+    events = [estimate.events[index] for index in estimate.users[tensor]]
     return [event for event in events if isinstance(event, Operation)]
 
 
 class _Queue:
-    """The operations of a level that free memory, and those that wait for it.
+    """The operations of a level that free memory, and those that wait for them.
 
     Args:
         in_flight: the bytes of freed memory that nothing waits for.
@@ -415,7 +298,7 @@ class _Queue:
             self._last = operation
 
     def wait(self, operation: Operation, others: list[Operation]) -> None:
-        """Let an operation run after others, none of which follows it."""
+        """Make an operation run after others, none of which depends on it."""
         known = {id(tensor.operation) for tensor in operation.inputs}
         known |= {id(other) for other in operation.after} | {id(operation)}
         found = [o for o in others if id(o) not in known]

@@ -1,4 +1,8 @@
-"""How a step is divided into segments that are computed again."""
+"""Divides a step into segments that are recomputed.
+
+``fit/context/remat_scopes.py`` records the segments that users mark, and
+``rematerialization.py`` recomputes them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from keras_towers.partition.program import Exchange, Operation
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """Where a step is divided, by the positions of its events.
+    """A division of a step into segments, by the positions of its events.
 
     Attributes:
         segment_of: returns the segment of an operation; None: it runs once.
@@ -25,7 +29,7 @@ class Division:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Segments:
-    """Segments that are computed again, since users say so.
+    """The segments that users mark to be recomputed.
 
     Attributes:
         paths: for the names of traced operations, the numbers of the segments
@@ -40,10 +44,10 @@ class Segments:
     def divisions(
         self, events: Sequence[Operation | Exchange]
     ) -> Iterator[Division]:
-        """Yield divisions of a step.
+        """Yield divisions of a step, from the outermost segments inwards.
 
-        The first has the outermost of segments inside of others, the next one
-        those inside of these, if there are any, and so on.
+        The first one has the segments that are in no other, the next one those
+        directly inside of these, and so on.
         """
         names = [
             event.name if isinstance(event, Operation) else ""

@@ -1,8 +1,8 @@
-"""Sizes as exact expressions in the number of examples.
+"""Symbolic sizes: exact expressions in the number of examples.
 
-The shapes of a trace are known except for the number of examples, and sizes
-such as the length of the longest text of a batch. They are represented by
-symbols, and everything a step computes from shapes is computed symbolically.
+A trace knows its shapes except for the number of examples, and for sizes such
+as the length of the longest text of a batch. Symbols stand for these, and what
+a step computes from shapes is computed symbolically.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def symbol_name(size: Size) -> str:
 
 
 def data_dependent_symbol(name: str) -> Size:
-    """Return a symbol for a size that depends on the data of a tower.
+    """Return a symbol for a size that depends on a tower's data.
 
     The global size is the sum of the local ones.
     """
@@ -140,13 +140,13 @@ def data_dependent_symbol(name: str) -> Size:
 
 
 def one_more(size: Size) -> Dimension:
-    """Return a size and 1, such as the number of row splits of rows."""
+    """Return a size plus 1, such as the number of row splits."""
     (name, _), *_ = size.powers
     return symbol(name + _MORE) if size == symbol(name) else UNKNOWN
 
 
 def one_less(size: Size) -> Dimension:
-    """Return the size that one more than it is this one."""
+    """Return a size minus 1; undoes ``one_more``."""
     (name, _), *_ = size.powers
     is_more = name.endswith(_MORE) and size == symbol(name)
     return symbol(name.removesuffix(_MORE)) if is_more else UNKNOWN
@@ -160,7 +160,7 @@ def is_data_dependent(size: Dimension) -> bool:
 
 
 def multiple_of(size: Dimension, unit: Size) -> int | None:
-    """Return m if a size is m times another size, or None."""
+    """Return m if a size is m times another size, else None."""
     quotient = size // unit if isinstance(size, Size) else None
     return quotient if isinstance(quotient, int) else None
 
@@ -175,7 +175,7 @@ def compared(
 ) -> bool | Unknown:
     """Compare sizes with an operator, such as ``operator.lt``.
 
-    A symbol may be any number from 0: a batch or a text may be empty.
+    A symbol may be any number from 0 on: a batch or a text may be empty.
     """
     if UNKNOWN in (a, b):
         return UNKNOWN
@@ -191,7 +191,7 @@ def compared(
 
 
 def _ends(size: Dimension) -> tuple[Any, Any]:
-    """The smallest and the largest possible value of a size."""
+    """Return the smallest and the largest possible value of a size."""
     if not isinstance(size, Size):
         return size, size
     least = math.prod(name.count(_MORE) ** p for name, p in size.powers)

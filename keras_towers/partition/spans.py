@@ -1,4 +1,4 @@
-"""The ranges of axes that slices and splits select, if they are known."""
+"""The ranges of axes that slices and splits select, as far as known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Span:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of an axis is selected."""
+        """Whether it covers the whole axis."""
         return self.axis is not None and self.size is None
 
 

@@ -1,8 +1,8 @@
-"""Lists of tensors that go from one function to another as a stack.
+"""Lists of tensors that pass between functions as a stack.
 
-XLA compiles functions of numbers: what they take and return of a list are its
-elements, as the rows of a tensor. So the elements must not be lists, and no
-function may append to a list that it has from another one.
+XLA compiles functions of numbers. A list passes in or out of such a function as
+one tensor, the stack of its elements. So the elements must not be lists, and no
+function may append to a list that it gets from another one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIKE_INPUTS = (
 
 
 class Stackable:
-    """Tells which lists of a program may go from one function to another.
+    """Tells which lists of a program may pass between functions as stacks.
 
     Args:
         program: the program.
@@ -63,7 +63,7 @@ class Stackable:
     def _element_dtype(
         self, tensor: Tensor, inputs: Mapping[Tensor, Tensor] = _NOTHING
     ) -> tf.DType | None:
-        """Return the dtype of elements; None: unknown, or they are lists.
+        """Return the dtype of a list's tensors; None if it is unknown.
 
         Args:
             tensor: the list.
@@ -89,7 +89,7 @@ class Stackable:
     def _becomes(
         self, tensor: Tensor, users: Mapping[Tensor, Sequence[Operation]]
     ) -> set[Tensor] | None:
-        """Return what becomes of a list; None: it may grow.
+        """Return the tensors that a list becomes; None: it may grow.
 
         Args:
             tensor: the list.
@@ -115,7 +115,10 @@ class Stackable:
     def _after(
         self, operation: Operation, tensor: Tensor
     ) -> Iterable[Tensor] | None:
-        """Return what an operation makes of a list; None: it may grow."""
+        """Return the tensors into which an operation turns a list.
+
+        None: the list may grow.
+        """
         is_element = tensor in operation.inputs[1:]
         if operation.type == _PUSH or (operation.type == _SET and is_element):
             return None
@@ -172,13 +175,13 @@ class Stackable:
 def _passed(
     operation: Operation, function: Function
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Return the inputs of a function, and what an operation gives it."""
+    """Yield each input of a function with the tensor that its caller passes."""
     first = len(operation.inputs) - len(function.inputs)
     return function.inputs, operation.inputs[first:]
 
 
 def _becomes_in(definition: FunctionDef, name: str) -> set[str] | None:
-    """Return what becomes of a list in a function; None: it may grow.
+    """Return the outputs of a function that a list becomes; None: it may grow.
 
     Args:
         definition: the function.
@@ -207,7 +210,7 @@ def _becomes_in(definition: FunctionDef, name: str) -> set[str] | None:
 def _users_of_lists(
     operations: Iterable[Operation],
 ) -> dict[Tensor, list[Operation]]:
-    """Return for each list the operations that use it."""
+    """Return the operations that use each list."""
     users: dict[Tensor, list[Operation]] = {}
     for operation in operations:
         for tensor in operation.inputs:

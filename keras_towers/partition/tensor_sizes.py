@@ -1,7 +1,7 @@
-"""How large the tensors of a program are, for an assumed batch.
+"""The sizes of a program's tensors, for an assumed batch.
 
-The sizes follow from the layouts, as far as these know them: no shapes are
-inferred, and nothing is added to a graph.
+They follow from the layouts, as far as these know them. No shapes are inferred,
+and nothing is added to a graph.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ from keras_towers.partition.layouts import (
     Value,
     stacked_layout,
 )
-from keras_towers.partition.program import (
-    Exchange,
-    Operation,
-    Program,
-    Tensor,
-)
+from keras_towers.partition.program import Exchange, Operation, Program, Tensor
 from keras_towers.partition.sizes import (
     EXAMPLES,
     Dimension,
@@ -36,7 +31,7 @@ from keras_towers.partition.sizes import (
 
 
 class TensorSizes:
-    """The sizes of tensors, if all towers have equally many examples.
+    """The sizes of a tower's tensors, if all towers have equally many examples.
 
     Args:
         program: the program.
@@ -73,14 +68,14 @@ class TensorSizes:
                 self._add_exchange(exchange)
 
     def entries(self, tensor: Tensor) -> int:
-        """Return how many entries a tensor has; of a list, all tensors."""
+        """Return the number of entries of a tensor, or of a list's tensors."""
         shape = self._shapes.get(tensor)
         if shape is None:
             shape = self._filled(tensor, ())
         return math.prod(shape)
 
     def bytes_of(self, tensor: Tensor) -> int:
-        """Return the bytes of a tensor; of the handle of a variable, none."""
+        """Return the bytes of a tensor; 0 for the handle of a variable."""
         if tensor not in self._bytes:
             self._bytes[tensor] = self._bytes_of(tensor)
         return self._bytes[tensor]
@@ -94,7 +89,7 @@ class TensorSizes:
         return self.entries(tensor) * tensor.dtype.size
 
     def work_of(self, operation: Operation) -> float:
-        """Return how much an operation computes, estimated."""
+        """Estimate how many multiplications an operation takes."""
         if not operation.outputs:
             return 0.0
         return estimated_work(
@@ -113,7 +108,7 @@ class TensorSizes:
                 self._shapes[tensor] = self._shapes[other]
 
     def _add_value(self, value: Value) -> None:
-        """Add what towers have of a value of the trace, and the whole."""
+        """Add the sizes of a value of the trace: local and whole."""
         if value.local is not None:
             self._add_part(value.local, value, value.layout)
         if value.whole is not None and value.whole not in self._shapes:
@@ -136,7 +131,7 @@ class TensorSizes:
         self._shapes[tensor] = sizes
 
     def _own_rows(self, layout: Sharded) -> int:
-        """Return how many rows a tower has."""
+        """Return the number of rows of a tower."""
         unit, units = layout.unit, self._rows
         if isinstance(unit, Unit) and unit.of_variables:
             size = self._length(unit.size)
@@ -158,7 +153,7 @@ class TensorSizes:
     def _filled(
         self, tensor: Tensor, inputs: Sequence[Tensor]
     ) -> Sequence[int]:
-        """Return a shape, with what it leaves open as in one of the inputs."""
+        """Return a shape whose unknown sizes are taken from an input."""
         rank = tensor.shape.rank
         if rank is None:
             known = (self._shapes.get(t, ()) for t in inputs)
@@ -180,16 +175,13 @@ class TensorSizes:
         own = self._shapes.get(given)
         if result in self._shapes or own is None:
             return
-        shape = list(own)
-        along, shares = "columns" in exchange.over, self._towers
-        if exchange.kind == "gather":
-            static = result.shape.rank == len(shape)
-            size = result.shape[exchange.axis] if static else None
-            shape[exchange.axis] = size or shape[exchange.axis] * (
-                1 if along else shares
+        shape, axis = list(own), exchange.axis
+        if exchange.kind in ("gather", "scatter"):
+            shares = 1 if "columns" in exchange.over else self._towers
+            known = result.shape.rank == len(shape) and result.shape[axis]
+            whole = shape[axis] * shares
+            part = -(-shape[axis] // self._towers)
+            shape[axis] = known or (
+                whole if exchange.kind == "gather" else part
             )
-        elif exchange.kind == "scatter":
-            static = result.shape.rank == len(shape)
-            size = result.shape[exchange.axis] if static else None
-            shape[exchange.axis] = size or -(-shape[exchange.axis] // shares)
         self._shapes[result] = shape

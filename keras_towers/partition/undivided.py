@@ -1,6 +1,7 @@
-"""Computes what is not divided as one device does, and shares the result.
+"""Computes an operation once, as one device does, and shares the result.
 
-``fit/step/step_costs.py`` tells users which lines of their code that is.
+``layout_pass.py`` does this if no rule divides the operation.
+``fit/step/step_costs.py`` tells users the lines of their code that cause it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from keras_towers.partition.resources import type_of_content
 
 
 def compute_once(node: Node, inputs: Values) -> Values:
-    """Compute an operation as one device does, and share the result."""
+    """Compute an operation once, as one device does, and share the result."""
     variables = node.variables
     in_shards = [v for v in inputs if variables.rows_of(v) is not None]
     if not in_shards:
@@ -54,7 +55,7 @@ def compute_once(node: Node, inputs: Values) -> Values:
 
 
 def wholes_of(node: Node, inputs: Values) -> Values:
-    """Return inputs as one device has them, for an operation of all towers."""
+    """Return whole inputs, as on one device, for an operation on all towers."""
     if any(not v.is_replicated for v in inputs):
         node.scope.computed_once[node.operation] = node.reason
     return [
@@ -71,7 +72,10 @@ def wholes_of(node: Node, inputs: Values) -> Values:
 
 
 def _whole_of(node: Node, variable: Value) -> Value:
-    """Return a variable with the whole of one in shards, for one operation."""
+    """Return a variable with a whole value, in place of one in shards.
+
+    For one operation.
+    """
     variables = node.variables
     common = asserted(variable.whole)
     dtype, shape = type_of_content(common)
@@ -128,9 +132,9 @@ def _compute_whole(node: Node, inputs: Values) -> Values:
 
 
 def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
-    """Add an operation that has an effect, for all towers.
+    """Add an operation with an effect, which happens once for all towers.
 
-    Inside of a function nothing is done: the whole function is computed once.
+    Inside of a function nothing is added: the whole function is computed once.
     """
     builder, converter = node.builder, node.converter
     require(builder.can_exchange)
@@ -150,7 +154,7 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
         results = [_broadcast_from_root(builder, whole) for whole in results]
     if effect is Effect.EXTERNAL:
         # A function of Python may write any variable.
-        node.variables.resources.contents.clear()
+        node.variables.contents.clear()
     for index in targets if at_root else mirrored:
         _share_content(node, inputs[index], at_root)
     return [Value(REPLICATED, whole=whole) for whole in results]
@@ -167,7 +171,7 @@ def _copy_in_order(
     least = 0
     if node.operation.op_def.is_stateful or uses_handles(node):
         phase = node.builder.phase_of(node.type, operands)
-        least = node.variables.resources.record_use(phase, operands, reads)
+        least = node.variables.record_use(phase, operands, reads)
     return node.copy(
         operands,
         least=least,
@@ -191,7 +195,7 @@ def _broadcast_from_root(builder: Builder, whole: Tensor) -> Tensor:
 
 
 def _share_content(node: Node, variable: Value, at_root: bool) -> None:
-    """Give all towers what a variable holds after it was written once.
+    """Give all towers the new value of a variable that was written once.
 
     Args:
         node: the operation.
@@ -209,10 +213,10 @@ def _share_content(node: Node, variable: Value, at_root: bool) -> None:
 
 
 def _should_run_on_towers(node: Node, inputs: Values) -> bool:
-    """Whether towers compute an operation on replicated values themselves.
+    """Whether all towers compute an operation on replicated values.
 
-    Small values are cheaper to recompute than to exchange, and towers have
-    what their own copies of variables hold.
+    Recomputing small values is cheaper than an exchange, and towers have the
+    values of their own copies of variables.
     """
     if uses_handles(node) or not all(v.is_replicated for v in inputs):
         return False
@@ -253,9 +257,9 @@ def _is_on_every_tower(value: Value) -> bool:
 
 
 def _is_constant(node: Node, inputs: Values) -> bool:
-    """Whether an operation gives small constants, which need no exchange.
+    """Whether an operation returns small constants, which need no exchange.
 
-    Draws are not: XLA may compile only some of the repetitions.
+    Random draws do not count: XLA may compile only some of their repetitions.
     """
     return (
         all(map(_is_repeated, inputs))
@@ -267,6 +271,6 @@ def _is_constant(node: Node, inputs: Values) -> bool:
 
 
 def _is_repeated(value: Value) -> bool:
-    """Whether every function that uses a value computes it again."""
+    """Whether every function that uses a value computes it itself."""
     operation = None if value.whole is None else value.whole.operation
     return operation is not None and operation.is_repeated

@@ -1,4 +1,7 @@
-"""The units that rows are counted in, and the sizes that follow from them."""
+"""Units: what rows are counted in, and the sizes that follow from them.
+
+``layouts.py`` has ``Unit``; rules find the rows of an axis by ``Units``.
+"""
 
 from __future__ import annotations
 
@@ -75,13 +78,13 @@ class Units:
             self._numbers = around._numbers
 
     def rows_in(self, layout: InShards) -> Sharded:
-        """Return the layout of what a variable in shards holds."""
+        """Return the layout of the value of a variable in shards."""
         return Sharded(layout.axis, self.of_variables[layout.size])
 
     def in_function(self, builder: Builder) -> Units:
-        """Return the units of a function that is called here.
+        """Return the units for a function that is called here.
 
-        Its own ones, which it finds, have counts that are its own tensors.
+        The counts of units that the function finds are tensors of its own.
         """
         inside = Units(builder, self.of_batch, self)
         inside.found.update(self.found)
@@ -90,7 +93,9 @@ class Units:
         return inside
 
     def new_size(self, tensor: Tensor) -> Size:
-        """Return a symbol for a size that arises here, equal on all towers.
+        """Return a symbol for a size that first occurs here.
+
+        It is equal on all towers.
 
         Args:
             tensor: the size, which is computed once.
@@ -100,7 +105,7 @@ class Units:
         return size
 
     def symbol_of(self, unit: AnyUnit) -> Size:
-        """Return a size that nothing but the number of units has.
+        """Return a symbol that only the number of a unit has.
 
         Other sizes may equal a static number of examples.
         """
@@ -113,7 +118,7 @@ class Units:
     def data_dependent_unit(
         self, key: object, count: Tensor
     ) -> DataDependentUnit:
-        """Return the unit of rows that a tower has because of its data.
+        """Return the unit of rows whose number depends on a tower's data.
 
         Args:
             key: identifies the unit: equal keys yield the same unit.
@@ -126,16 +131,16 @@ class Units:
         return self._by_key[key]
 
     def alias_unit(self, key: object, unit: DataDependentUnit) -> None:
-        """Have another key identify a unit, unless the key is in use."""
+        """Let another key identify a unit, unless the key is in use."""
         self._by_key.setdefault(key, unit)
 
     def rows_of(
         self, axis: int, unit: AnyUnit, blocks: int, rows: Dimension
     ) -> Sharded:
-        """Return a layout of as many rows of a unit as a size says.
+        """Return the layout of an axis of a given size, in rows of a unit.
 
-        If the size varies, such as the length of texts, the rows are units of
-        their own: a part of the unit each.
+        If the size varies between examples, such as the length of texts, the
+        rows are a unit of their own, part of the first one.
 
         Raises:
             NotDivided: the size is not available.
@@ -148,7 +153,7 @@ class Units:
         return Sharded(axis, self._part_of(unit, each), blocks, rows.number)
 
     def _part_of(self, unit: AnyUnit, each: Size) -> AnyUnit:
-        """Return the unit of which another unit has so many."""
+        """Return the unit that is each n-th part of another one."""
         require(not is_data_dependent(each), NUMBERS)
         if (unit, each) not in self._parts:
             number = unless_none(self.global_size(each), NUMBERS)
@@ -170,14 +175,14 @@ class Units:
         return self._parts[unit, each]
 
     def whole_unit(self, unit: AnyUnit) -> tuple[AnyUnit, Dimension]:
-        """Return the unit of which a unit is a part, and how many it has."""
+        """Return the unit that a unit is a part of, and the number of parts."""
         for (whole, each), part in self._parts.items():
             if part is unit:
                 return whole, each
         return unit, 1
 
     def has_unit(self, unit: AnyUnit) -> bool:
-        """Whether a unit is counted outside of the functions that it calls."""
+        """Whether a unit was counted here, not in a function that is called."""
         known = (
             self.of_batch,
             *self.found.values(),
@@ -187,7 +192,7 @@ class Units:
         return any(unit is other for other in known)
 
     def unit_fraction(self, unit: AnyUnit, dtype: tf.DType) -> Tensor:
-        """Return the fraction of all units that each tower has."""
+        """Return a tower's fraction of all units."""
         key = unit, dtype
         if key not in self._fractions:
             counts = [
@@ -253,7 +258,7 @@ class Units:
         return unless_none(grown[0])
 
     def local_rows(self, layout: Sharded) -> Tensor:
-        """Return the local size of the axis of a layout."""
+        """Return the local size of a sharded axis."""
         return self.builder.scaled_size(layout.rows_per_unit, layout.unit.count)
 
     def global_size(self, size: Dimension) -> Tensor | None:
@@ -333,5 +338,5 @@ class Units:
         return self.builder.slice_rows(tensor, sizes, layout.axis, 0, count)
 
     def least_one(self, count: Tensor) -> Tensor:
-        """Return a number of rows, or 1 if it is 0."""
+        """Return a number of rows, but at least 1."""
         return self.builder.compute_size("Maximum", count, 1)

@@ -1,8 +1,8 @@
-"""The parts of a level: functions that XLA compiles, and single operations.
+"""Divides a level into functions that XLA compiles, and single operations.
 
-XLA compiles functions of numbers, of the operations that it has kernels for.
-What uses variables, files or strings stays outside of them, and may need their
-results, or they may need its.
+XLA compiles functions of numbers, if it has kernels for their operations.
+Operations on variables, files or strings stay outside. They may need the
+results of such functions, or the functions theirs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LEFT_OUT = (
     "gets a value that a branch keeps for its gradient, and XLA has to know "
     "its size"
 )
-# What values decide, and XLA then knows only a limit of.
+# Operations whose output size depends on values: XLA knows only a limit.
 _OF_VALUES = ("DynamicPartition", "Unique", "UniqueV2", "Where")
 _SIZES = "has a size that depends on values in two of its functions"
 _EFFECTS = "has effects in a function"
@@ -63,7 +63,7 @@ class Stage:
 
 
 class Stages:
-    """Divides a program into what XLA compiles and what it does not.
+    """Divides a program into functions that XLA compiles, and the rest.
 
     Args:
         program: the program.
@@ -96,7 +96,7 @@ class Stages:
         self._used = {*ends, *(t for o in program.operations for t in o.inputs)}
 
     def of(self, operations: Sequence[Operation]) -> list[Stage]:
-        """Divide operations of a level into as few stages as possible.
+        """Divide the operations of a level into as few stages as possible.
 
         Args:
             operations: N operations, in order.
@@ -125,7 +125,7 @@ class Stages:
                     continue
                 is_done = False
                 if max(of_list) > len(operations):
-                    # What runs without XLA is between its users.
+                    # An operation without XLA is between two of its users.
                     self._leave_out(found, single)
                 # No function takes it from another one.
                 least |= {id(o): max(of_list) for o in found}
@@ -133,9 +133,9 @@ class Stages:
                 return stages
 
     def _kept_in(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return what no function takes from another one.
+        """Return the tensors that no function may take from another one.
 
-        Of what is repeated each function has its own.
+        Each function computes repeated tensors itself.
         """
         return [
             tensor
@@ -149,7 +149,7 @@ class Stages:
         ]
 
     def _is_kept_list(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a list that is no stack between functions."""
+        """Whether a tensor is a list that cannot be passed as a stack."""
         is_list = tensor.dtype == tf.variant
         return is_list and self.stackable.dtype_of(tensor) is None
 
@@ -161,7 +161,7 @@ class Stages:
     def _groups_of(
         self, operations: Sequence[Operation]
     ) -> list[list[Operation]]:
-        """Return operations that have to be in the same function, together."""
+        """Return groups of operations that must be in the same function."""
         groups: dict[Tensor, list[Operation]] = {}
         for operation in operations:
             lists = {*self._kept_in((*operation.inputs, *operation.outputs))}
@@ -177,7 +177,7 @@ class Stages:
     def _leave_out(
         self, operations: Sequence[Operation], single: set[int]
     ) -> None:
-        """Compute what takes something that is kept, without XLA."""
+        """Leave operations to TensorFlow if they use a kept tensor."""
         for operation in operations:
             reason = self._reason_to_leave_out(operation)
             if reason and id(operation) not in single:
@@ -185,9 +185,9 @@ class Stages:
                 self.not_compiled.setdefault(reason, operation)
 
     def _reason_to_leave_out(self, operation: Operation) -> str | None:
-        """Return why an operation may not be compiled where others are not.
+        """Return why an operation cannot be compiled here; None: it can.
 
-        XLA makes what branches leave out, and takes it from itself only.
+        XLA itself makes what a branch leaves out, and takes it only from there.
         """
         if any(map(self._is_left_out, operation.inputs)):
             return _LEFT_OUT
@@ -197,7 +197,7 @@ class Stages:
         return _LISTS if any(map(self._is_kept_list, ends)) else None
 
     def _is_single(self, operation: Operation) -> bool:
-        """Whether an operation is no part of a function of numbers."""
+        """Whether an operation cannot be part of a compiled function."""
         tensors = (*operation.inputs, *operation.outputs)
         elsewhere = operation.device and "towers" not in operation.axes
         if elsewhere and not same_device(operation.device, self._device):
@@ -214,7 +214,7 @@ class Stages:
         return True
 
     def _only_checks(self, operation: Operation) -> bool:
-        """Whether an operation may fail, and does nothing else."""
+        """Whether an operation's only effect is that it may fail."""
         source = operation.source
         is_unused = self._used.isdisjoint(operation.outputs)
         if not is_unused or source is None:
@@ -223,10 +223,10 @@ class Stages:
 
 
 def needs_call(operations: Sequence[Operation]) -> bool:
-    """Whether operations have to be called as a function, or gain by it.
+    """Whether a function must be compiled, or becomes faster if it is.
 
-    A call takes longer than some operations on single numbers. But XLA draws
-    other numbers than TensorFlow, and functions may do so.
+    For a few operations on single numbers, a call takes longer. But XLA draws
+    other random numbers than TensorFlow.
     """
     draws = any(is_draw(o.type) or calls_functions(o) for o in operations)
     outputs = [tensor for o in operations for tensor in o.outputs]
@@ -250,7 +250,7 @@ def _draws_statefully(type_: str) -> bool:
 
 
 def _sized_by_values(program: Program) -> set[Tensor]:
-    """Return the tensors that have a size which values decide in XLA."""
+    """Return the tensors whose size in XLA depends on values."""
     found: set[Tensor] = set()
     for operation in program.operations:
         if operation.type in _OF_VALUES or not found.isdisjoint(
@@ -263,7 +263,7 @@ def _sized_by_values(program: Program) -> set[Tensor]:
 
 
 def _is_sized(tensor: Tensor, program: Program) -> bool:
-    """Whether sizes of a tensor are known, or those of the batch."""
+    """Whether the sizes of a tensor are known, or those of the batch."""
     operation = tensor.operation
     if operation is None or operation.source is None:
         return tensor.shape.is_fully_defined()
@@ -275,11 +275,9 @@ def _is_sized(tensor: Tensor, program: Program) -> bool:
 
 
 def _in_stages(
-    operations: Sequence[Operation],
-    single: set[int],
-    least: Mapping[int, int],
+    operations: Sequence[Operation], single: set[int], least: Mapping[int, int]
 ) -> tuple[list[Stage], Mapping[int, int]]:
-    """Divide operations into stages; return the stages, and their numbers.
+    """Divide operations into stages; return stages, and numbers by operation.
 
     Args:
         operations: N operations, in order.

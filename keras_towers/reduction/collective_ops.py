@@ -1,4 +1,4 @@
-"""Exchanges among devices by TensorFlow's collective operations, and NCCL."""
+"""Exchanges among devices by TensorFlow's collective ops, and by NCCL."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from keras_towers import compat
 from keras_towers.devices import all_on_host
 from keras_towers.reduction.collectives import (
     Collectives,
+    Column,
     OnTowers,
     copy_to,
+    on_each,
 )
 from keras_towers.reduction.gradients import Gradient, dense_of
 from keras_towers.transport import messages, nccl_trial
@@ -34,6 +36,8 @@ _KEYS_PER_TENSOR = 16
 
 # The collection of a graph for what its runs add to keys.
 _SLOTS = "keras_towers_slots"
+
+_ADDS = {"merge_op": "Add", "final_op": "Id"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,99 +92,65 @@ class CollectiveOps(OnTowers):
         # per device.
         self._orders: dict[str, tf.Variable] = {}
 
-    def _sum(
-        self, index: int, tensors: Sequence[tf.Tensor], devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
-        sent = _summable(tensors, devices)
+    def _sum(self, column: Column) -> Sequence[tf.Tensor]:
+        sent = _summable(column)
         if sent is None:
-            return super()._sum(index, tensors, devices)
-        sums = self._exchange(
-            tf.raw_ops.CollectiveReduceV2,
-            sent,
-            devices,
-            merge_op="Add",
-            final_op="Id",
-        )
-        for total, tensor in zip(sums, sent, strict=True):
+            return super()._sum(column)
+        sums = self._exchange(tf.raw_ops.CollectiveReduceV2, sent, **_ADDS)
+        for total, tensor in zip(sums.tensors, sent.tensors, strict=True):
             total.set_shape(tensor.shape)
-        return _on_each(devices, messages.summed, sums, tensors[0].dtype)
+        return _summed(sums, column)
 
-    def _scatter(
-        self,
-        index: int,
-        tensors: Sequence[tf.Tensor],
-        devices: Sequence[str],
-        rows: Rows,
-    ) -> Sequence[tf.Tensor]:
-        sent = _summable(tensors, devices)
+    def _scatter(self, column: Column) -> Sequence[tf.Tensor]:
+        sent, rows = _summable(column), column.rows
         if sent is None or not rows.is_known:
-            return super()._scatter(index, tensors, devices, rows)
-        vectors: list[tf.Tensor] = []
-        sizes: list[int] = []
-        for device, tensor in zip(devices, sent, strict=True):
-            with tf.device(device):
-                vector, sizes = messages.joined_rows([tensor], [rows])
-                vectors.append(messages.with_rows_each(vector, sizes))
-        has_nccl = self._group_of(devices).hint == "nccl"
-        scatter = self._reduce_scatter if has_nccl else self._swap_and_add
-        shapes = rows.shapes(sent[0].shape)
-        results = []
-        for device, part, size, shape in zip(
-            devices, scatter(vectors, devices), sizes, shapes, strict=True
-        ):
-            with tf.device(device):
-                own = tf.reshape(part[:size], shape)
-                results.append(messages.summed(own, tensors[0].dtype))
-        return results
+            return super()._scatter(column)
+        shape = sent.tensors[0].shape
+        sizes = messages.elements_of_members([shape], [rows])
 
-    def _reduce_scatter(
-        self, vectors: Sequence[tf.Tensor], devices: Sequence[str]
-    ) -> list[tf.Tensor]:
-        """Sum vectors; return an equal part of the sum for each device."""
-        return self._exchange(
-            tf.raw_ops.CollectiveReduceScatterV2,
-            vectors,
-            devices,
-            merge_op="Add",
-            final_op="Id",
+        def vector_of(tensor: tf.Tensor) -> tf.Tensor:
+            vector, _ = messages.joined_rows([tensor], [rows])
+            return messages.with_rows_each(vector, sizes)
+
+        vectors = sent.with_tensors(sent.on_each(vector_of))
+        if self._group_of(column.devices).hint == "nccl":
+            operation = tf.raw_ops.CollectiveReduceScatterV2
+            parts = self._exchange(operation, vectors, **_ADDS)
+        else:
+            parts = self._swap_and_add(vectors)
+        own = parts.on_each(
+            lambda part, size, shape: tf.reshape(part[:size], shape),
+            sizes,
+            rows.shapes(shape),
         )
+        return _summed(column.with_tensors(own), column)
 
-    def _swap_and_add(
-        self, vectors: Sequence[tf.Tensor], devices: Sequence[str]
-    ) -> list[tf.Tensor]:
-        """Do likewise where TensorFlow has no operation for it."""
-        number = len(devices)
+    def _swap_and_add(self, vectors: Column) -> Column:
+        """Sum vectors; return an equal part of the sum for each device.
 
-        def in_rows(vector: tf.Tensor) -> tf.Tensor:
-            return tf.reshape(vector, [number, -1])
-
+        TensorFlow has an operation for it on GPUs only.
+        """
+        number = len(vectors.devices)
+        rows = vectors.on_each(lambda v: tf.reshape(v, [number, -1]))
         received = self._exchange(
-            tf.raw_ops.CollectiveAllToAllV2,
-            _on_each(devices, in_rows, vectors),
-            devices,
+            tf.raw_ops.CollectiveAllToAllV2, vectors.with_tensors(rows)
         )
-        return _on_each(devices, lambda part: tf.reduce_sum(part, 0), received)
+        sums = received.on_each(lambda part: tf.reduce_sum(part, 0))
+        return vectors.with_tensors(sums)
 
-    def _gather(
-        self,
-        index: int,
-        tensors: Sequence[tf.Tensor],
-        devices: Sequence[str],
-        rows: Rows,
-    ) -> Sequence[tf.Tensor]:
-        dtype, shape = tensors[0].dtype, rows.whole_shape(tensors[0].shape)
+    def _gather(self, column: Column) -> Sequence[tf.Tensor]:
+        first, rows = column.tensors[0], column.rows
+        dtype, shape = first.dtype, rows.whole_shape(first.shape)
         # Its bits travel as those of another one.
         is_bfloat16 = dtype == tf.bfloat16
         sent_as = tf.float16 if is_bfloat16 else dtype
-        spec = tf.TensorSpec(shape, sent_as)
-        if not _can_send(spec, devices):
-            return super()._gather(index, tensors, devices, rows)
+        if not _can_send(tf.TensorSpec(shape, sent_as), column.devices):
+            return super()._gather(column)
         sizes = messages.elements_of_members([shape], [rows])
-        most = max(sizes)
 
         def padded(tensor: tf.Tensor) -> tf.Tensor:
             sent = tf.bitcast(tensor, sent_as) if is_bfloat16 else tensor
-            return messages.with_rows(tf.reshape(sent, [-1]), most)
+            return messages.with_rows(tf.reshape(sent, [-1]), max(sizes))
 
         def whole(vector: tf.Tensor) -> tf.Tensor:
             parts = zip(tf.split(vector, len(sizes)), sizes, strict=True)
@@ -188,12 +158,9 @@ class CollectiveOps(OnTowers):
             (found,) = messages.wholes_of(own, [shape], [rows])
             return tf.bitcast(found, dtype) if is_bfloat16 else found
 
-        vectors = self._exchange(
-            tf.raw_ops.CollectiveGatherV2,
-            _on_each(devices, padded, tensors),
-            devices,
-        )
-        return _on_each(devices, whole, vectors)
+        vectors = column.with_tensors(column.on_each(padded))
+        operation = tf.raw_ops.CollectiveGatherV2
+        return self._exchange(operation, vectors).on_each(whole)
 
     def _copy(
         self, tensor: tf.Tensor, devices: Sequence[str]
@@ -210,37 +177,32 @@ class CollectiveOps(OnTowers):
         with tf.device(tensor.device):
             parts = rows.split(tf.reshape(tensor, [-1]))
         parts = list(map(copy_to, devices, parts))
-        return _on_each(
-            devices,
-            lambda whole: tf.reshape(whole, tensor.shape),
-            self._gather(0, parts, devices, rows),
-        )
+        wholes = self._gather(Column(0, parts, devices, rows))
+        return on_each(devices, lambda w: tf.reshape(w, tensor.shape), wholes)
 
     def _exchange(
         self,
         operation: Callable[..., tf.Tensor],
-        tensors: Sequence[tf.Tensor],
-        devices: Sequence[str],
+        sent: Column,
         **arguments: object,
-    ) -> list[tf.Tensor]:
-        """Add an operation on each device; return what they get."""
-        group, first_key = self._group_of(devices), next(self._keys)
+    ) -> Column:
+        """Add an operation on each device; return its results."""
+        group, first_key = self._group_of(sent.devices), next(self._keys)
         with tf.device(compat.HOST):
             instance_key = first_key + self._slot()
-        results = []
-        for device, tensor in zip(devices, tensors, strict=True):
-            with tf.device(device):
-                result = operation(
-                    input=tensor,
-                    group_size=len(devices),
-                    group_key=group.key,
-                    instance_key=instance_key,
-                    ordering_token=[self._order_on(device).handle],
-                    communication_hint=group.hint,
-                    **arguments,
-                )
-            results.append(result)
-        return results
+        received = sent.on_each(
+            lambda tensor, device: operation(
+                input=tensor,
+                group_size=len(sent.devices),
+                group_key=group.key,
+                instance_key=instance_key,
+                ordering_token=[self._order_on(device).handle],
+                communication_hint=group.hint,
+                **arguments,
+            ),
+            sent.devices,
+        )
+        return sent.with_tensors(received)
 
     def _group_of(self, devices: Sequence[str]) -> _Group:
         names = tuple(devices)
@@ -256,7 +218,7 @@ class CollectiveOps(OnTowers):
         return self._orders[device]
 
     def _slot(self) -> tf.Tensor:
-        """Count the runs of this graph; return what that adds to its keys.
+        """Return a number to add to keys, which counts the runs of this graph.
 
         With a single key, two threads that run the same graph would mix up
         their buffers. With a new key for every step, TensorFlow would leak
@@ -302,33 +264,26 @@ def _can_send(
 
 
 def _summable(
-    tensors: Sequence[tf.Tensor],
-    devices: Sequence[str],
-    dtypes: Collection[tf.DType] | None = None,
-) -> list[tf.Tensor] | None:
-    """Return tensors as an operation can sum them; None: it cannot.
+    column: Column, dtypes: Collection[tf.DType] | None = None
+) -> Column | None:
+    """Return tensors in a dtype that an operation can sum; None: there is none.
 
-    Other dtypes are sent as one that has all of their values.
+    The dtype has all values of the original one.
     """
-    if all(_can_send(tensor, devices, dtypes) for tensor in tensors):
-        return list(tensors)
-    wider = _on_each(devices, messages.summable, tensors)
-    can = all(_can_send(tensor, devices, dtypes) for tensor in wider)
-    return wider if can else None
+
+    def can_send(sent: Column) -> bool:
+        return all(_can_send(t, sent.devices, dtypes) for t in sent.tensors)
+
+    if can_send(column):
+        return column
+    wider = column.with_tensors(column.on_each(messages.summable))
+    return wider if can_send(wider) else None
 
 
-def _on_each(
-    devices: Sequence[str],
-    function: Callable[..., tf.Tensor],
-    tensors: Sequence[tf.Tensor],
-    *args: object,
-) -> list[tf.Tensor]:
-    """Call a function of each device's tensor, there."""
-    results = []
-    for device, tensor in zip(devices, tensors, strict=True):
-        with tf.device(device):
-            results.append(function(tensor, *args))
-    return results
+def _summed(sums: Column, column: Column) -> list[tf.Tensor]:
+    """Return sums in the dtype of the original tensors."""
+    dtype = column.tensors[0].dtype
+    return sums.on_each(lambda total: messages.summed(total, dtype))
 
 
 # The dtypes that TensorFlow's kernel supports.
@@ -345,32 +300,28 @@ class NcclAllReduce(OnTowers):
     ``SyncMultiGPUTrainerReplicated``.
     """
 
-    def _sum(
-        self, index: int, tensors: Sequence[tf.Tensor], devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
-        sent = _summable(tensors, devices, _NCCL_DTYPES)
+    def _sum(self, column: Column) -> Sequence[tf.Tensor]:
+        sent = _summable(column, _NCCL_DTYPES)
         if sent is None:
-            return super()._sum(index, tensors, devices)
+            return super()._sum(column)
         name = f"keras_towers_{next(_names)}"
-        sums = _on_each(
-            devices,
+        sums = sent.on_each(
             lambda tensor: tf.raw_ops.NcclAllReduce(
                 input=tensor,
                 reduction="sum",
-                num_devices=len(devices),
+                num_devices=len(column.devices),
                 shared_name=name,
-            ),
-            sent,
+            )
         )
         # An op that waits for its peers hangs if one of them is pruned from the
         # graph because its result is unused: each depends on all of them.
         with tf.control_dependencies(sums):
-            sums = list(map(copy_to, devices, sums))
-        return _on_each(devices, messages.summed, sums, tensors[0].dtype)
+            sums = list(map(copy_to, column.devices, sums))
+        return _summed(sent.with_tensors(sums), column)
 
 
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
-    """Whether NCCL can sum over these devices, and why (not), as a clause."""
+    """Return whether NCCL can sum over devices, and why (not), as a clause."""
     if len(devices) < 2:
         return False, "it needs at least two GPUs"
     # The physical GPU of each logical one.
@@ -397,7 +348,7 @@ def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
 def failure_of(
     collectives: Collectives, devices: Sequence[str], all_kinds: bool = True
 ) -> str:
-    """Exchange small tensors of the devices; return why that fails, or nothing.
+    """Try an exchange of small tensors; return why it fails, or "".
 
     Args:
         collectives: exchange them.
@@ -408,19 +359,15 @@ def failure_of(
 
     @tf.function(autograph=False)
     def step() -> list[Gradient]:
-        parts = []
-        for k, device in enumerate(devices):
-            with tf.device(device):
-                parts.append([nccl_trial.part_of(k)])
-        totals = [row[0] for row in collectives.all_reduce(parts, devices)]
+        parts = on_each(devices, nccl_trial.part_of, range(number))
+        sums = collectives.all_reduce([[part] for part in parts], devices)
+        totals = [total for (total,) in sums]
         if not all_kinds:
             return totals
         size = totals[0].shape[0]
         assert size is not None
         rows = [Rows(0, [size] * number)]
-        repeated = _on_each(
-            devices, lambda part: tf.tile(part, [number]), [p for (p,) in parts]
-        )
+        repeated = on_each(devices, lambda p: tf.tile(p, [number]), parts)
         own = collectives.reduce_scatter([[r] for r in repeated], devices, rows)
         whole = collectives.all_gather(own, devices, rows)
         copies = collectives.broadcast(dense_of(totals[:1]), devices)

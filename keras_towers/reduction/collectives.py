@@ -1,7 +1,12 @@
-"""Exchanges among the devices of a process: the protocol, and additions."""
+"""Exchanges among the devices of a process: the protocol, and additions.
+
+``collective_ops.py`` has NCCL and TensorFlow's collectives; ``packing.py``
+packs tensors for any of them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -14,7 +19,6 @@ from keras_towers.reduction.gradients import (
     Gradients,
     check_sums,
     check_towers,
-    dense_of,
     sparse_of,
 )
 from keras_towers.transport.messages import Rows
@@ -43,7 +47,7 @@ class Collectives(Protocol):
     def all_reduce(
         self, grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
-        """Sum each of N tensors over the devices; they get the same bits.
+        """Sum each of N tensors over the devices, with the same bits on all.
 
         Args:
             grads: K lists of N tensors, or slices of rows.
@@ -85,51 +89,64 @@ class Collectives(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One of N tensors: K values, one on each device.
+
+    Attributes:
+        index: its number.
+        tensors: the tensor of each device.
+        devices: the devices.
+        rows: the rows that each device has of a whole, or gets of it.
+    """
+
+    index: int
+    tensors: Sequence[Any]
+    devices: Sequence[str]
+    rows: Rows
+
+    def on_each(
+        self, function: Callable[..., tf.Tensor], *more: Sequence[Any]
+    ) -> list[tf.Tensor]:
+        """Call a function of each device's tensor, on that device."""
+        return on_each(self.devices, function, self.tensors, *more)
+
+    def with_tensors(self, tensors: Sequence[tf.Tensor]) -> Column:
+        """Return a column with other tensors."""
+        return dataclasses.replace(self, tensors=tensors)
+
+    def terms(self) -> list[Sequence[tf.Tensor]]:
+        """Return all terms of the rows that each device gets."""
+        parts = on_each(self.devices, self.rows.split, self.tensors)
+        return list(zip(*parts, strict=True))
+
+
 class OnTowers(Collectives):
-    """Adds up on the towers in turn, which copy from one another.
+    """Sums each tensor on one tower, and copies it to the others.
 
-    Tower i mod K adds tensor i up, which spreads the work and the traffic. Rows
-    are added up, and put together, by the tower that gets them. Ports mode
-    "gpu" of tensorpack's ``SyncMultiGPUTrainerReplicated``, which divides the
-    variables among the GPUs in the same way.
+    Tower i mod K sums tensor i, which spreads the work and the traffic. A tower
+    that gets rows sums or concatenates them itself. Ports mode "gpu" of
+    tensorpack's ``SyncMultiGPUTrainerReplicated``, which divides the variables
+    among the GPUs in the same way.
 
-    Other modes inherit from this one, and replace what they do differently.
+    Other modes inherit from this one, and override some methods.
     """
 
     def all_reduce(
         self, grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         check_towers(grads, devices)
-
-        def exchange(
-            index: int, column: Sequence[Gradient]
-        ) -> Sequence[Gradient]:
-            if slices := sparse_of(column):
-                place = self._place(index, devices)
-                return _concat_slices(slices, place, devices)
-            return self._sum(index, dense_of(column), devices)
-
-        return _for_each(grads, exchange)
+        return _for_each(self._reduce, grads, devices)
 
     def reduce_scatter(
         self, tensors: Tensors, devices: Sequence[str], rows: Sequence[Rows]
     ) -> list[list[tf.Tensor]]:
-        return _for_each(
-            tensors,
-            lambda index, column: self._scatter(
-                index, column, devices, rows[index]
-            ),
-        )
+        return _for_each(self._scatter, tensors, devices, rows)
 
     def all_gather(
         self, tensors: Tensors, devices: Sequence[str], rows: Sequence[Rows]
     ) -> list[list[tf.Tensor]]:
-        return _for_each(
-            tensors,
-            lambda index, column: self._gather(
-                index, column, devices, rows[index]
-            ),
-        )
+        return _for_each(self._gather, tensors, devices, rows)
 
     def broadcast(
         self, tensors: Sequence[tf.Tensor], devices: Sequence[str]
@@ -141,47 +158,36 @@ class OnTowers(Collectives):
             [column[k] for column in columns] for k, _ in enumerate(devices)
         ]
 
-    def _place(self, index: int, devices: Sequence[str]) -> str:
-        """Return where tensor ``index`` is added up for all."""
-        return devices[index % len(devices)]
+    def _place(self, number: int, devices: Sequence[str]) -> str:
+        """Return the device that computes a tensor, or a tower's rows."""
+        return devices[number % len(devices)]
 
-    def _place_of(self, tower: int, devices: Sequence[str]) -> str:
-        """Return where what a tower alone gets is put together."""
-        return devices[tower]
+    def _reduce(self, column: Column) -> Sequence[Gradient]:
+        if slices := sparse_of(column.tensors):
+            place = self._place(column.index, column.devices)
+            return _concat_slices(slices, place, column.devices)
+        return self._sum(column)
 
-    def _sum(
-        self, index: int, tensors: Sequence[tf.Tensor], devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
+    def _sum(self, column: Column) -> Sequence[tf.Tensor]:
         """Sum a tensor of each device; return the sum for each."""
-        total = add_on(self._place(index, devices), tensors)
-        return [copy_to(device, total) for device in devices]
+        place = self._place(column.index, column.devices)
+        total = add_on(place, column.tensors)
+        return [copy_to(device, total) for device in column.devices]
 
-    def _scatter(
-        self,
-        index: int,
-        tensors: Sequence[tf.Tensor],
-        devices: Sequence[str],
-        rows: Rows,
-    ) -> Sequence[tf.Tensor]:
+    def _scatter(self, column: Column) -> Sequence[tf.Tensor]:
         """Sum a tensor of each device; return the rows for each."""
+        devices = column.devices
         return [
-            copy_to(device, add_on(self._place_of(tower, devices), terms))
-            for tower, (device, terms) in enumerate(
-                zip(devices, _terms(tensors, devices, rows), strict=True)
-            )
+            copy_to(devices[tower], add_on(self._place(tower, devices), terms))
+            for tower, terms in enumerate(column.terms())
         ]
 
-    def _gather(
-        self,
-        index: int,
-        tensors: Sequence[tf.Tensor],
-        devices: Sequence[str],
-        rows: Rows,
-    ) -> Sequence[tf.Tensor]:
+    def _gather(self, column: Column) -> Sequence[tf.Tensor]:
         """Concatenate a tensor of each device; return the whole for each."""
-        places = [self._place_of(k, devices) for k, _ in enumerate(devices)]
+        devices = column.devices
+        places = [self._place(k, devices) for k, _ in enumerate(devices)]
         wholes = {
-            place: _concat_on(place, tensors, rows.axis)
+            place: _concat_on(place, column.tensors, column.rows.axis)
             for place in dict.fromkeys(places)
         }
         return [
@@ -216,63 +222,45 @@ class OnDevice(OnTowers):
     def __init__(self, device: str | None = None):
         self._device = device
 
-    def _place(self, index: int, devices: Sequence[str]) -> str:
-        return self._device or host_of(devices[0])
-
-    def _place_of(self, tower: int, devices: Sequence[str]) -> str:
+    def _place(self, number: int, devices: Sequence[str]) -> str:
         return self._device or host_of(devices[0])
 
 
 class Hierarchical(OnTowers):
-    """Adds up within two groups, then across them.
+    """Sums within two groups of devices, then across them.
 
     Only the main devices of the groups communicate across groups: on a DGX-1, a
     group is four GPUs with direct links to each other. The main devices rotate
-    from tensor to tensor, so that all links between the groups are used. What
-    one device alone gets crosses between it and one device of the other group.
-    Ports mode "hierarchical" of tensorpack's ``SyncMultiGPUTrainerReplicated``,
-    which supports only eight GPUs.
+    from tensor to tensor, so that all links between the groups are used. A
+    result for one device alone crosses between it and one device of the other
+    group. Ports mode "hierarchical" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``, which supports only eight GPUs.
     """
 
-    def _sum(
-        self, index: int, tensors: Sequence[tf.Tensor], devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
-        groups, mains = _in_two(devices), _mains(index, devices)
-        inside = [
-            add_on(main, own)
-            for main, own in zip(mains, _in_two(tensors), strict=True)
-        ]
+    def _sum(self, column: Column) -> Sequence[tf.Tensor]:
+        mains = _mains(column.index, column.devices)
+        inside = list(map(add_on, mains, _in_two(column.tensors)))
         totals = [add_on(main, inside) for main in mains]
-        return _copies_in(groups, totals)
+        return _copies_in(_in_two(column.devices), totals)
 
-    def _scatter(
-        self,
-        index: int,
-        tensors: Sequence[tf.Tensor],
-        devices: Sequence[str],
-        rows: Rows,
-    ) -> Sequence[tf.Tensor]:
-        first, second = _in_two(devices)
+    def _scatter(self, column: Column) -> Sequence[tf.Tensor]:
+        first, second = _in_two(column.devices)
         results = []
-        for tower, terms in enumerate(_terms(tensors, devices, rows)):
+        for tower, terms in enumerate(column.terms()):
             own, other = _in_two(terms)
             others = second
             if tower >= len(first):
                 own, other, others = other, own, first
             across = add_on(others[tower % len(others)], other)
-            results.append(add_on(devices[tower], [*own, across]))
+            results.append(add_on(column.devices[tower], [*own, across]))
         return results
 
-    def _gather(
-        self,
-        index: int,
-        tensors: Sequence[tf.Tensor],
-        devices: Sequence[str],
-        rows: Rows,
-    ) -> Sequence[tf.Tensor]:
-        mains = _mains(index, devices)
-        wholes = [_concat_on(main, tensors, rows.axis) for main in mains]
-        return _copies_in(_in_two(devices), wholes)
+    def _gather(self, column: Column) -> Sequence[tf.Tensor]:
+        wholes = [
+            _concat_on(main, column.tensors, column.rows.axis)
+            for main in _mains(column.index, column.devices)
+        ]
+        return _copies_in(_in_two(column.devices), wholes)
 
     def _copy(
         self, tensor: tf.Tensor, devices: Sequence[str]
@@ -283,7 +271,7 @@ class Hierarchical(OnTowers):
 
 
 class SumsByFunction(OnTowers):
-    """Sums by a function; what is not a sum is exchanged among the towers.
+    """Sums by a function; other exchanges are among the towers.
 
     Args:
         reduction: the function.
@@ -313,13 +301,24 @@ class SumsByFunction(OnTowers):
     def reduce_scatter(
         self, tensors: Tensors, devices: Sequence[str], rows: Sequence[Rows]
     ) -> list[list[tf.Tensor]]:
-        sums: Any = self.all_reduce(tensors, devices)
-        results = []
-        for tower, (device, own) in enumerate(zip(devices, sums, strict=True)):
-            with tf.device(device):
-                parts = map(Rows.split, rows, own)
-                results.append([part[tower] for part in parts])
-        return results
+        towers = range(len(devices))
+        return on_each(
+            devices,
+            lambda tower, own: [p[tower] for p in map(Rows.split, rows, own)],
+            towers,
+            self.all_reduce(tensors, devices),
+        )
+
+
+def on_each(
+    devices: Sequence[str], function: Callable[..., _T], *values: Sequence[Any]
+) -> list[_T]:
+    """Call a function of each device's values in some lists, on that device."""
+    results = []
+    for device, *own in zip(devices, *values, strict=True):
+        with tf.device(device):
+            results.append(function(*own))
+    return results
 
 
 def add_on(device: str, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -361,19 +360,8 @@ def _concat_slices(
     ]
 
 
-def _terms(
-    tensors: Sequence[tf.Tensor], devices: Sequence[str], rows: Rows
-) -> list[Sequence[tf.Tensor]]:
-    """Return for each device that gets rows what the devices have of them."""
-    parts = []
-    for device, tensor in zip(devices, tensors, strict=True):
-        with tf.device(device):
-            parts.append(rows.split(tensor))
-    return list(zip(*parts, strict=True))
-
-
 def _in_two(values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]]:
-    """Divide what K devices have into two groups."""
+    """Divide the values of K devices into two groups."""
     half = len(values) // 2
     return values[:half], values[half:]
 
@@ -398,17 +386,23 @@ def _copies_in(
 
 
 def _for_each(
-    rows: Sequence[Sequence[_T]],
-    exchange: Callable[[int, Sequence[_T]], Sequence[_T]],
-) -> list[list[_T]]:
+    exchange: Callable[[Column], Sequence[Any]],
+    tensors: Gradients,
+    devices: Sequence[str],
+    rows: Sequence[Rows] | None = None,
+) -> list[list[Any]]:
     """Exchange N tensors of K devices, from the last to the first.
 
-    The backward pass computes gradients in this order: where ops keep their
-    order, exchanges can then start before the backward pass ends. One device
-    exchanges nothing.
+    The backward pass computes gradients in this order: if ops keep their order,
+    exchanges can start before the backward pass ends. A single device exchanges
+    nothing.
     """
-    if len(rows) == 1:
-        return [list(rows[0])]
-    columns = list(enumerate(zip(*rows, strict=True)))
-    results = [exchange(*column) for column in reversed(columns)][::-1]
-    return [[result[k] for result in results] for k, _ in enumerate(rows)]
+    if len(tensors) == 1:
+        return [list(tensors[0])]
+    rows = rows or [Rows(0)] * len(tensors[0])
+    columns = [
+        Column(index, own, devices, rows[index])
+        for index, own in enumerate(zip(*tensors, strict=True))
+    ]
+    results = [exchange(column) for column in reversed(columns)][::-1]
+    return [[result[k] for result in results] for k, _ in enumerate(devices)]

@@ -1,4 +1,4 @@
-"""Gradients of K towers: their kinds, and what they must have in common."""
+"""The gradients of K towers: dense or sparse, and checks that they match."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
 def check_sums(
     sums: object, gradients: Sequence[Gradient], source: str
 ) -> Sequence[Gradient]:
-    """Return sums; refuse what cannot be the sums of gradients.
+    """Return sums; refuse results that cannot be sums of the gradients.
 
     Args:
         sums: what was returned as these.
@@ -163,7 +163,7 @@ def _describe(gradient: object) -> str:
 
 
 def _form(gradient: Gradient) -> tuple[str, tf.TensorShape]:
-    """The kind, dtype and shape of a gradient, for any number of slices."""
+    """Return the kind, dtype and shape of a gradient; slices in any number."""
     if not isinstance(gradient, tf.IndexedSlices):
         return f"a tf.Tensor of {gradient.dtype.name}", gradient.shape
     # The number of slices may differ between towers.

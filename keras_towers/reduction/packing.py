@@ -1,26 +1,20 @@
-"""Packing of what towers exchange into a few buffers."""
+"""Packs the tensors that towers exchange into a few buffers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.devices import as_whole_number
 from keras_towers.errors import TowerError
-from keras_towers.reduction.collectives import Collectives, Tensors
-from keras_towers.reduction.gradients import (
-    Gradient,
-    Gradients,
-    check_towers,
-    dense_of,
-    in_order,
-    sparse_of,
-)
+from keras_towers.reduction.collectives import Collectives, Tensors, on_each
+from keras_towers.reduction.gradients import Gradient, Gradients, check_towers
 from keras_towers.transport import messages
-from keras_towers.transport.messages import Rows, buckets
+from keras_towers.transport.messages import Rows, group_by_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +62,9 @@ class GradientPacker:
             of_dtype = [grads[i] for i in indices]
             total = sum(g.shape.num_elements() or 0 for g in of_dtype)
             elements = max(self.min_elements, -(-total // self.num_split))
-            for group in reversed(buckets(of_dtype, elements * dtype.size)):
+            for group in reversed(
+                group_by_bytes(of_dtype, elements * dtype.size)
+            ):
                 groups.append([indices[i] for i in group])
         return groups
 
@@ -77,8 +73,8 @@ class Packed(Collectives):
     """Exchanges packed tensors, with the same results.
 
     Each device packs and unpacks its own tensors, with the shapes of the first
-    device. IndexedSlices, and rows of which the numbers are not known before a
-    step, are passed on unchanged.
+    device. IndexedSlices, and rows whose numbers are unknown before a step,
+    pass unchanged.
 
     Args:
         collectives: exchange K lists of buffers.
@@ -96,50 +92,38 @@ class Packed(Collectives):
         self, grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         check_towers(grads, devices)
-        if len(devices) == 1:
-            return self.collectives.all_reduce(grads, devices)
-        like = grads[0]
-        first = dense_of(like)
-        groups = self._packer.groups(first)
-        rows: list[list[Gradient]] = []
-        for device, row in zip(devices, grads, strict=True):
-            with tf.device(device):
-                buffers = messages.pack(dense_of(row), groups)
-            rows.append([*buffers, *sparse_of(row)])
-        sums = self.collectives.all_reduce(rows, devices)
-        results: list[list[Gradient]] = []
-        for device, row in zip(devices, sums, strict=True):
-            with tf.device(device):
-                tensors = messages.unpack(
-                    dense_of(row), groups, _without_empty(first)
-                )
-            results.append(in_order(like, tensors, sparse_of(row)))
-        return results
+        dense = {
+            i: grad
+            for i, grad in enumerate(grads[0])
+            if isinstance(grad, tf.Tensor)
+        }
+        return self._exchange(
+            self.collectives.all_reduce,
+            grads,
+            devices,
+            self._groups(dense, len(grads[0])),
+            _joined,
+            _divided_as(dense),
+        )
 
     def broadcast(
         self, tensors: Sequence[tf.Tensor], devices: Sequence[str]
     ) -> list[list[tf.Tensor]]:
-        if len(devices) == 1:
-            return [list(tensors)]
-        groups = self._packer.groups(tensors)
-        copies = self.collectives.broadcast(
-            messages.pack(tensors, groups), devices
+        known = dict(enumerate(tensors))
+        return self._exchange(
+            lambda rows, to: self.collectives.broadcast(rows[0], to),
+            [tensors],
+            devices,
+            self._groups(known, len(tensors)),
+            _joined,
+            _divided_as(known),
         )
-        results = []
-        for device, row in zip(devices, copies, strict=True):
-            with tf.device(device):
-                results.append(
-                    messages.unpack(row, groups, _without_empty(tensors))
-                )
-        return results
 
     def reduce_scatter(
         self, tensors: Tensors, devices: Sequence[str], rows: Sequence[Rows]
     ) -> list[list[tf.Tensor]]:
-        if len(devices) == 1:
-            return list(map(list, tensors))
         shapes = [tensor.shape for tensor in tensors[0]]
-        groups = self._groups(tensors[0], shapes, rows)
+        groups = self._groups_of_rows(tensors[0], shapes, rows)
 
         def pack(own: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
             wholes, own_rows = _all_of(group, own, rows)
@@ -152,26 +136,20 @@ class Packed(Collectives):
             of_device = [rows[i].shapes(shapes[i])[k] for i in group]
             return messages.divided(part, of_device)
 
-        parts = self.collectives.reduce_scatter(
-            _packed(tensors, devices, groups, pack),
-            devices,
-            _rows_of_buffers(groups, shapes, rows),
+        scatter = functools.partial(
+            self.collectives.reduce_scatter,
+            rows=_rows_of_buffers(groups, shapes, rows),
         )
-        return _unpacked(parts, devices, groups, unpack)
+        return self._exchange(scatter, tensors, devices, groups, pack, unpack)
 
     def all_gather(
         self, tensors: Tensors, devices: Sequence[str], rows: Sequence[Rows]
     ) -> list[list[tf.Tensor]]:
-        if len(devices) == 1:
-            return list(map(list, tensors))
         shapes = [
             own.whole_shape(tensor.shape)
             for own, tensor in zip(rows, tensors[0], strict=True)
         ]
-        groups = self._groups(tensors[0], shapes, rows)
-
-        def pack(own: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
-            return messages.joined(own[i] for i in group)
+        groups = self._groups_of_rows(tensors[0], shapes, rows)
 
         def unpack(
             whole: tf.Tensor, group: Sequence[int], _: int
@@ -179,38 +157,98 @@ class Packed(Collectives):
             of_group, own_rows = _all_of(group, shapes, rows)
             return messages.wholes_of(whole, of_group, own_rows)
 
-        wholes = self.collectives.all_gather(
-            _packed(tensors, devices, groups, pack),
-            devices,
-            _rows_of_buffers(groups, shapes, rows),
+        gather = functools.partial(
+            self.collectives.all_gather,
+            rows=_rows_of_buffers(groups, shapes, rows),
         )
-        return _unpacked(wholes, devices, groups, unpack)
+        return self._exchange(gather, tensors, devices, groups, _joined, unpack)
+
+    def _exchange(
+        self,
+        exchange: Callable[..., list[list[Any]]],
+        tensors: Gradients,
+        devices: Sequence[str],
+        groups: Sequence[Sequence[int]],
+        pack: Callable[[Sequence[Any], Sequence[int]], tf.Tensor],
+        unpack: Callable[[Any, Sequence[int], int], list[tf.Tensor]],
+    ) -> list[list[Any]]:
+        """Exchange the buffers of groups; a single tensor is not copied.
+
+        Args:
+            exchange: exchanges buffers.
+            tensors: what each device has, or what one has for all.
+            devices: the devices.
+            groups: the indices of the tensors of each buffer.
+            pack: makes a buffer of what a device has for a group.
+            unpack: undoes that, given a buffer, its group, and which device.
+        """
+        if len(devices) == 1:
+            return list(map(list, tensors))
+
+        def packed(own: Sequence[Any]) -> list[Any]:
+            return [
+                own[group[0]] if len(group) == 1 else pack(own, group)
+                for group in groups
+            ]
+
+        def unpacked(own: Sequence[Any], k: int) -> list[Any]:
+            found: dict[int, Any] = {}
+            for group, buffer in zip(groups, own, strict=True):
+                parts = [buffer]
+                if len(group) > 1:
+                    parts = unpack(buffer, group, k)
+                found.update(zip(group, parts, strict=True))
+            return [found[i] for i in sorted(found)]
+
+        buffers = on_each(devices[: len(tensors)], packed, tensors)
+        exchanged = exchange(buffers, devices)
+        return on_each(devices, unpacked, exchanged, range(len(devices)))
 
     def _groups(
+        self, specs: Mapping[int, tf.Tensor | tf.TensorSpec], number: int
+    ) -> list[list[int]]:
+        """Return the indices of the tensors of each buffer.
+
+        Args:
+            specs: the tensors that may be packed, by their indices.
+            number: the number of all tensors.
+        """
+        known = list(specs)
+        packed = self._packer.groups(list(specs.values()))
+        groups = [[known[i] for i in own] for own in packed]
+        alone = set(range(number)).difference(*groups)
+        return [*groups, *([i] for i in sorted(alone))]
+
+    def _groups_of_rows(
         self,
         tensors: Sequence[tf.Tensor],
         shapes: Sequence[tf.TensorShape],
         rows: Sequence[Rows],
     ) -> list[list[int]]:
-        """Return the indices of the tensors of each buffer, or of one alone.
-
-        Args:
-            tensors: what a device has of N tensors.
-            shapes: the shapes of the wholes.
-            rows: for each of them, the rows of the devices.
-        """
-        known = [
-            i
+        """Return groups of tensors whose rows devices have, or get."""
+        specs = {
+            i: tf.TensorSpec(shapes[i], tensors[i].dtype)
             for i, own in enumerate(rows)
-            if own.is_known and shapes[i].num_elements()
-        ]
-        specs = [tf.TensorSpec(shapes[i], tensors[i].dtype) for i in known]
-        groups = [[known[i] for i in own] for own in self._packer.groups(specs)]
-        return groups + [[i] for i, _ in enumerate(rows) if i not in known]
+            if own.is_known
+        }
+        return self._groups(specs, len(rows))
+
+
+def _joined(own: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
+    return messages.joined(own[i] for i in group)
+
+
+def _divided_as(
+    like: Mapping[int, tf.Tensor],
+) -> Callable[..., list[tf.Tensor]]:
+    """Return a function that undoes ``_joined``, for tensors like these."""
+    return lambda whole, group, _: messages.divided(
+        whole, [like[i].shape for i in group]
+    )
 
 
 def _all_of(group: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:
-    """Return the members of a group in each of some lists."""
+    """Return the members of a group from each of some lists."""
     return [[values[i] for i in group] for values in lists]
 
 
@@ -219,7 +257,7 @@ def _rows_of_buffers(
     shapes: Sequence[tf.TensorShape],
     rows: Sequence[Rows],
 ) -> list[Rows]:
-    """Return the rows that the devices have of buffers, or of one tensor."""
+    """Return the devices' rows of buffers, or of a single tensor."""
     found = []
     for group in groups:
         own_shapes, own_rows = _all_of(group, shapes, rows)
@@ -229,55 +267,3 @@ def _rows_of_buffers(
             sizes = messages.elements_of_members(own_shapes, own_rows)
             found.append(Rows(0, sizes))
     return found
-
-
-def _packed(
-    tensors: Tensors,
-    devices: Sequence[str],
-    groups: Sequence[Sequence[int]],
-    pack: Callable[[Sequence[tf.Tensor], Sequence[int]], tf.Tensor],
-) -> list[list[tf.Tensor]]:
-    """Return the buffers of each device; a tensor alone is not copied."""
-    buffers = []
-    for device, own in zip(devices, tensors, strict=True):
-        with tf.device(device):
-            buffers.append(
-                [
-                    own[group[0]] if len(group) == 1 else pack(own, group)
-                    for group in groups
-                ]
-            )
-    return buffers
-
-
-def _unpacked(
-    buffers: Tensors,
-    devices: Sequence[str],
-    groups: Sequence[Sequence[int]],
-    unpack: Callable[[tf.Tensor, Sequence[int], int], list[tf.Tensor]],
-) -> list[list[tf.Tensor]]:
-    """Return the tensors of each device, in their order."""
-    results = []
-    for k, (device, own) in enumerate(zip(devices, buffers, strict=True)):
-        found: dict[int, tf.Tensor] = {}
-        with tf.device(device):
-            for group, buffer in zip(groups, own, strict=True):
-                tensors = [buffer]
-                if len(group) > 1:
-                    tensors = unpack(buffer, group, k)
-                found.update(zip(group, tensors, strict=True))
-        results.append([found[i] for i in sorted(found)])
-    return results
-
-
-def _without_empty(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return tensors, of which no empty one is that of a device.
-
-    No buffer contains them, as they are the same everywhere.
-    """
-    return [
-        tf.zeros(tensor.shape, tensor.dtype)
-        if tensor.shape.num_elements() == 0
-        else tensor
-        for tensor in tensors
-    ]

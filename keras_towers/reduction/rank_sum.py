@@ -1,4 +1,4 @@
-"""Sums of gradients over ranks, also sparse; keeps and saves hooks' states."""
+"""Sums gradients over ranks, dense or sparse; keeps the states of hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_towers import compat
 from keras_towers._incomplete import name_of
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     CommunicationHook,
     all_reduce,
 )
@@ -55,8 +55,8 @@ def sum_over_ranks(
 ) -> list[Summed]:
     """Sum each of N gradients over the ranks.
 
-    A hook sums dense ones; of sparse ones, such as those of an embedding, the
-    slices of all ranks are gathered, and the optimizer adds up equal rows.
+    A hook sums dense gradients. Of sparse ones, such as those of an embedding,
+    the slices of all ranks are gathered, and the optimizer adds up equal rows.
 
     Args:
         transport: connects the ranks.
@@ -95,13 +95,16 @@ class SavedStates:
 
 @dataclasses.dataclass(frozen=True)
 class _KeptState:
-    """A state in variables; the weights are kept since ids identify them."""
+    """A hook's state in variables, with the weights that it is for.
+
+    It keeps the weights alive, since their ids identify it.
+    """
 
     weights: Sequence[Variable]
     variables: HookState
 
     def leaves(self) -> list[tuple[tf.Variable, bool]]:
-        """Return the variables, and whether each is this rank's own."""
+        """Return the variables, and whether each differs between ranks."""
         own, common = map(tf.nest.flatten, self.variables)
         return [*((v, True) for v in own), *((v, False) for v in common)]
 
@@ -120,10 +123,10 @@ class _KeptState:
 
 
 class RankSum:
-    """Sums gradients over the ranks by a hook, whose state it has in variables.
+    """Sums gradients over the ranks by a hook, whose state it keeps.
 
-    An optimizer has one state for each list of weights of which it gets
-    gradients, as it has slots.
+    For each list of weights, an optimizer has a state of its own in variables,
+    like slots.
 
     Args:
         transport: connects the ranks.
@@ -141,7 +144,7 @@ class RankSum:
         self._states: weakref.WeakKeyDictionary[
             keras.Optimizer, dict[tuple[int | tf.TensorSpec, ...], _KeptState]
         ] = weakref.WeakKeyDictionary()
-        # Of each optimizer, the values for states that are not made yet.
+        # For each optimizer, the values of states that do not exist yet.
         self._restored: weakref.WeakKeyDictionary[
             keras.Optimizer, list[list[tf.Tensor]]
         ] = weakref.WeakKeyDictionary()
@@ -243,7 +246,7 @@ class RankSum:
         return getattr(self._given, "kept_bytes", 0)
 
     def states(self, optimizer: keras.Optimizer) -> list[HookState]:
-        """Return this rank's states for an optimizer, of variables."""
+        """Return this rank's states for an optimizer's variables."""
         return [state.variables for state in self._states_of(optimizer)]
 
     def _states_of(self, optimizer: keras.Optimizer) -> list[_KeptState]:
@@ -278,7 +281,7 @@ class RankSum:
         """Give each rank its saved state. Collective.
 
         If the number of ranks has changed, each gets an equal share of the sum
-        of what was the ranks' own.
+        of the values that differed between ranks.
 
         Args:
             optimizers: as many as were saved.
@@ -312,7 +315,7 @@ class RankSum:
 def _shares(
     rows: list[list[np.ndarray]], is_own: Sequence[bool], size: int
 ) -> list[np.ndarray]:
-    """Return each new rank's share of the values of other ranks."""
+    """Return each new rank's share of the old ranks' values."""
     return [
         (np.sum(values, 0, "float64") / size).astype(values[0].dtype)
         if own

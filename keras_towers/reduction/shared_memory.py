@@ -23,10 +23,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.reduction.communication_hooks import sum_separately
+from keras_towers.reduction.compression_hooks import sum_separately
 from keras_towers.transport import Transport
 from keras_towers.transport.memory_turns import Turns
-from keras_towers.transport.messages import buckets
+from keras_towers.transport.messages import group_by_bytes
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -68,9 +68,9 @@ class SharedMemoryAllReduce:
         if size < MIN_BYTES:
             return transport.all_reduce(tensors, key)
 
-        def by_buckets(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        def bucket_by_bucket(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             sums = list(tensors)
-            for n, members in enumerate(buckets(tensors, BUCKET_BYTES)):
+            for n, members in enumerate(group_by_bytes(tensors, BUCKET_BYTES)):
                 sum_bucket = functools.partial(
                     self._sum,
                     transport,
@@ -83,7 +83,7 @@ class SharedMemoryAllReduce:
             return sums
 
         return sum_separately(
-            transport, tensors, key, _can_be_shared, by_buckets
+            transport, tensors, key, _can_be_shared, bucket_by_bucket
         )
 
     def _sum(
@@ -150,7 +150,7 @@ _ALIGNMENT = 64
 
 
 class Room(NamedTuple):
-    """The bytes in a segment.
+    """The size of a segment, in bytes.
 
     Attributes:
         sums: for sums, at its beginning.
@@ -161,31 +161,31 @@ class Room(NamedTuple):
     posted: int
 
     def holds(self, other: Room) -> bool:
-        """Whether it is as large as another one."""
+        """Whether it is at least as large as another one."""
         return self.sums >= other.sums and self.posted >= other.posted
 
 
 class SharedMemory:
-    """A segment of each rank of a machine, for one bucket after another.
+    """A shared memory segment for each rank of a machine, for all buckets.
 
     A segment is as large as the largest bucket that was known when it was
-    created, and gives way to a larger one. What a rank posts of a bucket never
-    overlaps the sums of the one before, which others may be reading.
+    created; a larger bucket replaces it. What a rank posts of a bucket never
+    overlaps the sums of the bucket before, which others may still read.
 
     Args:
         rank: this rank.
         size: the number of ranks.
 
     Attributes:
-        rank: likewise.
-        size: likewise.
+        rank: this rank.
+        size: the number of ranks.
     """
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self._largest = self._own = Room(0, 0)
         self._has_failed = False
-        # Those of all ranks, and their names; 0: none is known.
+        # The segments of all ranks, and their names; 0: unknown.
         self._names = [0] * size
         self._segments = [np.empty(0, np.uint8)] * size
         self._remove: Callable[[], object] = lambda: None
@@ -198,11 +198,11 @@ class SharedMemory:
         return 0 if self._has_failed else whole + 2 * posted
 
     def reserve(self, room: Room) -> None:
-        """Note what a bucket needs in this rank's segment."""
+        """Reserve space for a bucket in this rank's segment."""
         self._largest = Room(*map(max, self._largest, room))
 
     def publish(self, room: Room) -> int:
-        """Return the name of this rank's segment; 0: there is no memory.
+        """Return the name of this rank's segment; 0 if there is no memory.
 
         Args:
             room: what it needs at least.
@@ -247,7 +247,10 @@ class SharedMemory:
         return self._segments[rank]
 
     def remove_name(self) -> None:
-        """Let the memory be freed when all ranks, who have it now, end."""
+        """Remove the name of the segment, so that it is freed at the end.
+
+        All ranks have it open by then.
+        """
         self._remove()
 
     def _fail(self, error: Exception) -> None:
@@ -339,7 +342,7 @@ class SharedBucket:
         return self._memory.segment(0)[:size].view(self._dtype)
 
     def _posted(self, rank: int, share: int) -> np.ndarray:
-        """Return what a rank has posted of the share of another rank."""
+        """Return one rank's values of the share of another rank."""
         size = self._posts[rank] * self._dtype.itemsize
         posted = self._memory.segment(rank)[-size:].view(self._dtype)
         low, high = self._bounds[share:][:2]
@@ -350,7 +353,7 @@ class SharedBucket:
     def _parts(
         self, rank: int, arrays: Sequence[np.ndarray]
     ) -> Iterator[tuple[slice, np.ndarray]]:
-        """The share of ``rank``: slices of the share, and their values."""
+        """Return slices of the share of ``rank``, and their values."""
         low, high = self._bounds[rank:][:2]
         for start, array in zip(self._starts, arrays, strict=True):
             begin, end = max(low, start), min(high, start + array.size)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_towers._incomplete import Extensible
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     CommunicationHook,
     is_rounded,
     sum_separately,
@@ -100,7 +100,7 @@ class StatefulHook(Extensible):
 
 @dataclasses.dataclass(frozen=True)
 class WithoutState(StatefulHook):
-    """A hook that keeps nothing, in the form of one with a state.
+    """A hook without a state, in the form of a stateful one.
 
     Attributes:
         hook: sums tensors.
@@ -124,7 +124,7 @@ class WithoutState(StatefulHook):
 
 
 def as_stateful(hook: CommunicationHook | StatefulHook) -> StatefulHook:
-    """Return a hook of either kind as one with a state."""
+    """Return a hook of either kind as a stateful one."""
     return hook if isinstance(hook, StatefulHook) else WithoutState(hook)
 
 

@@ -1,8 +1,8 @@
-"""The activity of this rank: what it does, and in which exchanges it waits.
+"""What this rank does, and in which exchanges it waits.
 
-Whoever begins something for which a rank may wait marks it here. All ranks make
-the same marks and exchanges, in the same order: their numbers tell how far a
-rank is.
+Code that begins something for which a rank may wait marks it here. All ranks
+make the same marks and exchanges, in the same order, so their numbers tell how
+far a rank is. ``watch.py`` reports them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from keras_towers.system import InThread
 
 
 class UpdateCounts:
-    """How many weight updates of this process have begun and have ended.
+    """The numbers of weight updates of this process: begun, and ended.
 
-    They are the steps of a compiled loop, which Python does not see; used by
-    several threads.
+    They count the steps of a compiled loop, which Python does not see. Several
+    threads use them.
     """
 
     def __init__(self):
         self._lock = threading.Lock()
         self._counts: dict[weakref.ref, Callable[[], tuple[int, int]]] = {}
-        # Of owners that are gone: a rank whose count falls would seem late.
+        # The counts of freed owners: a rank whose count falls would seem late.
         self._of_gone = 0
 
     def add(self, owner: object, count: Callable[[], tuple[int, int]]) -> None:
-        """Count the updates of an owner, also when it is gone.
+        """Count the updates of an owner, also after it is freed.
 
         Args:
             owner: what updates; it is not kept alive.
@@ -72,8 +72,8 @@ SAVE = "a save of another rank"
 class ExchangeCounts:
     """The exchanges of this process; used by several threads.
 
-    Python notes its own when they begin and when they end. Those of a graph are
-    counted there.
+    Python records its own when they begin and end. Those of a graph are counted
+    in the graph.
     """
 
     def __init__(self):
@@ -85,7 +85,7 @@ class ExchangeCounts:
 
     @contextlib.contextmanager
     def running(self, name: str, is_counted: bool = True) -> Iterator[None]:
-        """Note the exchange of this block, and count it unless told not to."""
+        """Record the exchange of this block; count it unless told not to."""
         with self._lock:
             if is_counted:
                 self._begun += 1
@@ -107,15 +107,15 @@ class ExchangeCounts:
             self._of_graphs[name] = count
 
     def settle(self) -> None:
-        """Record that no graph runs: what was cancelled has ended, too."""
+        """Record that no graph runs: cancelled exchanges have ended, too."""
         with self._lock:
             of_graphs = dict(self._of_graphs)
         self._settled = {name: count()[0] for name, count in of_graphs.items()}
 
     def read(self) -> tuple[int, list[str], list[str]]:
-        """Return how many have begun, and the names of those that run.
+        """Return how many exchanges have begun, and the names of running ones.
 
-        First those that Python waits for, and then those in graphs.
+        First those that Python waits for, then those in graphs.
         """
         with self._lock:
             begun, of_graphs = self._begun, dict(self._of_graphs)
@@ -175,7 +175,7 @@ class Activity:
         self.in_order = False
 
     def mark(self, action: str, exchanges: bool = False) -> None:
-        """Record what this rank is about to do, or to wait for.
+        """Record the next action of this rank, or what it waits for.
 
         Args:
             action: what it is; empty: it is outside of training.
@@ -204,7 +204,7 @@ class Activity:
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Record what this rank does in the exchanges of a block."""
+        """Record the action of this rank during the exchanges of a block."""
         before, self.does = self.does, what
         try:
             yield
@@ -213,7 +213,7 @@ class Activity:
 
     @contextlib.contextmanager
     def within(self, action: str, waits: bool = False) -> Iterator[None]:
-        """Record what only this rank does, as a part of its action."""
+        """Record an action that only this rank takes, as part of another."""
         before = self.action, self.waits, self.is_over
         self.action, self.waits, self.is_over = action, waits, False
         self.since = time.monotonic()
@@ -225,7 +225,7 @@ class Activity:
 
     @property
     def refuse(self) -> Callable[[str], Exception] | None:
-        """Makes the error of this rank, given which ranks have ended.
+        """Return this rank's error, given which ranks have ended.
 
         None: starting again may help.
         """

@@ -1,8 +1,8 @@
-"""The backups of a job that starts again, as far as its launcher knows them.
+"""The backups of a job that starts again, as its launcher knows them.
 
-Rank 0 completes each backup. Its launcher names the folder of those of
-``kt.elastic``, and remembers the last one of a job: a rank that does not find
-it has to say so, and not to train from the beginning.
+Rank 0 completes each backup. The launcher chooses the folder for those of
+``kt.elastic``, and remembers the last one of a job. A rank that does not find
+that backup then reports an error, rather than train from the beginning.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def folder() -> Path | None:
 
 
 def report_resumes(resumes: bool) -> None:
-    """Report whether ranks make a backup when they are told to end."""
+    """Report whether ranks make a backup when a signal tells them to end."""
     _put(store.RESUMES, resumes)
 
 
 def report_last(path: str, position: Sequence[int]) -> None:
-    """Report the last backup; an empty position if it is not needed again."""
+    """Report the last backup; an empty position if it is no longer needed."""
     _put(store.COMMITTED, [path, *position] if position else None)
 
 
 def check_last(path: str, position: Sequence[int]) -> None:
-    """Refuse to go on from an earlier position than that of the last backup.
+    """Refuse to resume from an earlier position than the last backup's.
 
     Args:
         path: where the backup is.
@@ -100,7 +100,7 @@ def has_other_ranks() -> bool:
 
 
 def share(content: bytes) -> bytes:
-    """Give all ranks what rank 0 has, before they are connected.
+    """Give all ranks rank 0's value, before an engine connects them.
 
     All ranks call it equally often.
     """

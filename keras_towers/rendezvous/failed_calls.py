@@ -1,10 +1,10 @@
-"""A call that fails on one rank ends on all ranks.
+"""Makes a call that fails on one rank end on all ranks.
 
 Ranks wait for one another in collectives, and no engine knows that a script has
-caught an error of its rank and has gone on. So a rank whose call fails says so
-in the job's store, and leaves the collectives: those of the other ranks fail,
-and with them their calls. Once all ranks have left the call they connect again,
-and the next one can begin.
+caught an error of its rank and has gone on. So a rank whose call fails reports
+it in the job's store, and leaves the collectives. Those of the other ranks then
+fail, and so do their calls. Once all ranks have left the call they connect
+again, and the next one can begin.
 
 Without a store, ranks connect again when their next call begins, and do not
 know each other's errors.
@@ -34,7 +34,7 @@ _FAILED, _LEFT, _RENEWED = "failed-", "left-", "renewed-"
 
 
 class Abortable(Peers, Protocol):
-    """Ranks whose connection can be aborted."""
+    """A connection of ranks that can be aborted."""
 
     @property
     def loses_exchanges(self) -> bool:
@@ -45,30 +45,30 @@ class Abortable(Peers, Protocol):
         ...
 
     def abort(self) -> None:
-        """End the collectives in which this rank waits for others.
+        """End the collectives in which this rank waits, with an error.
 
-        They raise an error. Another thread calls it, again and again until the
-        call of the rank has ended.
+        Another thread calls it again and again, until the call of the rank has
+        ended.
         """
         ...
 
     def leave(self) -> None:
-        """Let the collectives end in which others wait for this rank.
+        """End the collectives in which others wait for this rank.
 
-        Called once this rank has left its call, and again and again until all
-        ranks have left theirs.
+        It is called when this rank has left its call, and then again and again
+        until all ranks have left theirs.
         """
         ...
 
     def renew(self) -> None:
         """Make collectives possible again, once all ranks have left theirs.
 
-        What a rank still sends in its call must not meet the next call.
+        Messages of the failed call must not reach the next one.
         """
         ...
 
     def reconnect(self) -> None:
-        """Connect again, once all ranks have renewed theirs. Collective."""
+        """Connect again, once all ranks have called ``renew``. Collective."""
         ...
 
 
@@ -90,7 +90,7 @@ class Failure:
 
 
 class JointCalls:
-    """The calls of this process that all ranks make.
+    """The calls that all ranks make, in this process.
 
     Attributes:
         number: of the last call that has begun.
@@ -110,7 +110,7 @@ class JointCalls:
         self._losses = 0
         # The ranks of a call while it runs.
         self._running: Abortable | None = None
-        # Those of the last call; and whether they connect again.
+        # The ranks of the last call, and whether they connect again.
         self._ranks: Abortable | None = None
         self._connects = False
         self._thread: int | None = None
@@ -118,7 +118,7 @@ class JointCalls:
         self._listens = False
 
     def begin(self, ranks: Abortable) -> Failure | None:
-        """Begin a call; return why it has failed on another rank already.
+        """Begin a call; return the failure of another rank in it, if any.
 
         Raises:
             TowerError: ranks have ended, and cannot connect again.
@@ -215,7 +215,7 @@ class JointCalls:
         return None if is_cause else first
 
     def repeat(self, ranks: Abortable, why: str | None) -> bool:
-        """Leave a step that has failed within a call, to repeat it.
+        """Leave a failed step within a call on all ranks, to repeat it.
 
         Args:
             ranks: the ranks of the call.
@@ -252,7 +252,7 @@ class JointCalls:
         return self._is_broken or self._failure(store) is not None
 
     def _first(self, store: StoreClient | None, own: Failure) -> Failure:
-        """Tell of a failure on this rank; return the first one of all ranks."""
+        """Report a failure of this rank; return the first one of all ranks."""
         if store is not None:
             with contextlib.suppress(OSError):
                 key, value = f"{_FAILED}{self.round}", dataclasses.asdict(own)
@@ -273,7 +273,7 @@ class JointCalls:
     ) -> bool:
         """Connect again once all ranks have left their calls; or return False.
 
-        They may not do so within the limit, or be gone.
+        They may be gone, or not leave within the limit.
         """
         store = store_lib.store_of_job()
         with self._lock:
@@ -301,7 +301,7 @@ class JointCalls:
     def _leave_together(
         self, ranks: Abortable, store: StoreClient, until: float, lost: bool
     ) -> bool:
-        """Leave a call with all ranks; return whether they have to do it again.
+        """Leave a call with all ranks; return whether to do it again.
 
         Args:
             ranks: the ranks.
@@ -333,7 +333,7 @@ class JointCalls:
         key: str,
         part: int | None,
     ) -> list[int]:
-        """Act, again and again, until all ranks have; return their parts.
+        """Act again and again until all ranks have acted; return their parts.
 
         Raises:
             TimeoutError: not all have done so in time, or some are gone.
@@ -349,7 +349,7 @@ class JointCalls:
         return parts
 
     def _listen(self) -> None:
-        """Start the thread that hears of failures on other ranks."""
+        """Start the thread that waits for failures of other ranks."""
         store = store_lib.store_of_job()
         if not self._listens and store is not None:
             self._listens = True
@@ -388,18 +388,18 @@ class JointCalls:
             return True
 
     def _waiting(self) -> Abortable | None:
-        """The ranks of what waits for others: a call, or one of its exchanges.
+        """Return the ranks with which a call, or one of its exchanges, waits.
 
-        Between two calls that is Python's, such as to read a variable.
+        Between two calls, Python exchanges values, such as to read a variable.
         """
         _, in_python, _ = activity.exchanges.read()
         between = None if self._connects or not in_python else self._ranks
         return self._running or between
 
     def _end_lost(self, store: StoreClient, round_: int) -> None:
-        """End the exchanges that run, if they may be lost.
+        """End the running exchanges, if they may be lost.
 
-        For the thread that waits in them.
+        The thread that waits in them then gets an error.
         """
         with self._lock, contextlib.suppress(OSError):
             ranks = self._waiting()

@@ -1,4 +1,8 @@
-"""The hosts of a job, named or allocated, and the placement of its ranks."""
+"""The hosts of a job, named or allocated, and the placement of its ranks.
+
+``cli/run.py`` parses and allocates hosts; ``launching/rank_job.py`` places
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def parse_hostfile(path: Path) -> dict[str, int]:
 
 
 def read_entries(entries: Iterable[str], form: str) -> dict[str, int]:
-    """Read a host and its slots, by default one, from each entry."""
+    """Read a host and its slots from each entry; slots default to 1."""
     hosts: dict[str, int] = {}
     for entry in map(str.strip, entries):
         match = _HOST.fullmatch(entry)
@@ -54,7 +58,7 @@ def read_entries(entries: Iterable[str], form: str) -> dict[str, int]:
 def allocation(
     variables: _Variables = os.environ,
 ) -> tuple[str, dict[str, int]] | None:
-    """The cluster manager, and its number of processes on each host."""
+    """Return the cluster manager, and its number of processes on each host."""
     for manager, hosts_of in _MANAGERS.items():
         hosts = hosts_of(variables)
         if hosts:
@@ -87,7 +91,7 @@ def _slurm(variables: _Variables) -> dict[str, int]:
 
 
 def _mpi_operator(variables: _Variables) -> dict[str, int]:
-    """The hosts of an MPIJob, as its launcher's pod sees them."""
+    """Return the hosts of an MPIJob, as its launcher's pod sees them."""
     names = "OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE"
     files = [variables[name] for name in names if name in variables]
     file = Path(files[0] if files else "/etc/mpi/hostfile")
@@ -95,7 +99,7 @@ def _mpi_operator(variables: _Variables) -> dict[str, int]:
 
 
 def _one_line_per_process(name: str, variables: _Variables) -> dict[str, int]:
-    """Read a file, named by a variable, with one host per process."""
+    """Read a file with one host per process, which a variable names."""
     file = variables.get(name)
     if not file:
         return {}
@@ -119,7 +123,7 @@ _MANAGERS: dict[str, Callable[[_Variables], dict[str, int]]] = {
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The names in a Slurm host list, such as ``gpu1,r[1-2]n[09-10]``."""
+    """Return the names in a Slurm host list: ``gpu1,r[1-2]n[09-10]``."""
     return [
         name
         for part in re.findall(r"(?:\[[^]]*\]|[^][,])+", text)
@@ -143,7 +147,7 @@ def _expand(part: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank runs, with Horovod's field names in Horovod's order."""
+    """The placement of a rank, with Horovod's field names in their order."""
 
     hostname: str
     rank: int

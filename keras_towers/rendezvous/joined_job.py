@@ -1,4 +1,4 @@
-"""The job of this process, for transports that other packages add."""
+"""``kt.extending.join_job``: the job of this process, for other transports."""
 
 from __future__ import annotations
 

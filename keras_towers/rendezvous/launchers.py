@@ -97,7 +97,7 @@ class ClusterEnvironment:
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> Self | None:
-        """The environment; None if another launcher started the process."""
+        """Return the environment; None if another launcher is used."""
         if whole_number_in(variables, cls.rank_in) is None:
             return None
         if any(name not in variables for name in cls.needs):
@@ -317,7 +317,7 @@ def detect(
 
 
 def _refuse_without_rank(variables: Mapping[str, str]) -> None:
-    """Refuse a number of processes of which this one would train alone."""
+    """Refuse to be one of several processes without knowing the rank."""
     for chosen in _CHOSEN:
         size = whole_number_in(variables, chosen.size_in) or 1
         if size > 1:
@@ -337,12 +337,12 @@ def detect_foreign() -> ClusterEnvironment | None:
 
 
 def whole_number_in(variables: Mapping[str, str], name: str) -> int | None:
-    """The whole number in a variable; None if it has none."""
+    """Return the whole number in a variable; None if it has none."""
     text = variables.get(name, "")
     return int(text) if text.isdecimal() else None
 
 
 def session_parent() -> str:
-    """The process that started this process's session, or an empty text."""
+    """Return the process that started this process's session, or ""."""
     parent = psutil.Process(os.getsid(0)).parent()
     return f"{parent.pid} {parent.create_time()}" if parent else ""

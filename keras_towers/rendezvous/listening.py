@@ -93,7 +93,7 @@ def check_can_listen(address: str) -> None:
 
 
 def _local_addresses(host: str) -> list[_Address]:
-    """The addresses of this machine by which all processes reach a host.
+    """Return the addresses by which processes here reach a local host.
 
     Empty if other machines may resolve the host's name to another address.
     """
@@ -134,8 +134,8 @@ def _check_free(address: _Address, port: int, name: str) -> None:
 def _ends(port: int) -> Iterator[socket.socket]:
     """Yield copies of this process's sockets at a port that it listens at.
 
-    First those that listen: what they accept later inherits their options. Then
-    the connections that the server has accepted before, which have not.
+    Listening sockets come first: sockets that they accept later inherit their
+    options. Then come connections that were accepted before.
     """
 
     def copies(status: str) -> list[socket.socket]:
@@ -152,7 +152,7 @@ def _ends(port: int) -> Iterator[socket.socket]:
 
 
 def _number_waiting(listener: socket.socket) -> int:
-    """How many connections the server has yet to accept."""
+    """Return the number of connections that the server has yet to accept."""
     size = _WAITING_AT + struct.calcsize("I")
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
     return struct.unpack_from("I", info, _WAITING_AT)[0]
@@ -167,7 +167,7 @@ def _attach_filter(listener: socket.socket, program: bytes) -> None:
 
 
 def _accept_destination(address: _Address) -> bytes:
-    """Filter instructions that accept packets to an address.
+    """Return filter instructions that accept packets to an address.
 
     Packets to any other address jump to the instruction after these.
     """
@@ -186,5 +186,5 @@ def _accept_destination(address: _Address) -> bytes:
 
 
 def _bpf(operation: int, operand: int = 0, jump_if_not: int = 0) -> bytes:
-    """One instruction of the Berkeley Packet Filter."""
+    """Return one instruction of the Berkeley Packet Filter."""
     return struct.pack("HBBI", operation, 0, jump_if_not, operand)

@@ -1,4 +1,8 @@
-"""Decides which processes of a job are alive."""
+"""Decides which processes of a job are alive, by how long they are silent.
+
+The limits are in ``settings.py`` (``LOST_S``, ``BEAT_S``). ``watch.py``,
+servers and launchers use these classes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ def ask_each(
 ) -> Callable[[Sequence[int]], dict[int, Hashable]]:
     """Return a source of signs that asks all processes at the same time.
 
-    However many are silent, it takes as long as one of them does.
+    However many are silent, it takes no longer than for one of them.
 
     Args:
         ask: asks a process, in a thread of its own, and returns its sign or
@@ -142,8 +146,9 @@ class Liveness:
 class Heartbeats:
     """Decides which processes are gone by the signs that they send.
 
-    However many there are, a sign and a beat cost the same. Silence is counted
-    in beats of this process, which may have been stopped as well.
+    A sign and a beat cost the same for any number of processes. Silence is
+    counted in beats of this process, because this process may have been
+    stopped, too.
 
     Args:
         ranks: the processes to watch.
@@ -187,7 +192,7 @@ class Heartbeats:
 def wait_loop(
     limit_s: float | None, pause_s: float, answered: Collection[float] = ()
 ) -> Iterator[float]:
-    """Loop with pauses, for waits that are reported when they take long.
+    """Iterate with pauses, for a wait that is reported if it takes long.
 
     Args:
         limit_s: end the loop so long after its start, or after the last time

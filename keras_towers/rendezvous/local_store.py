@@ -1,4 +1,4 @@
-"""A job's store, in the process that has its values."""
+"""A job's store in the process that holds its values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_towers._types import JsonObject
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.reports import Reports
-from keras_towers.rendezvous.store import Missing, Progress, Store
+from keras_towers.rendezvous.store import MissingRanks, Progress, Store
 from keras_towers.rendezvous.store_link import SCOPE
 
 RENDEZVOUS_SCOPE = "global"
@@ -22,7 +22,7 @@ _KEPT = (store.FACTS, store.COMMITTED)
 
 
 class _Gathering:
-    """A value of which ranks give parts.
+    """A list to which ranks contribute.
 
     Attributes:
         parts: those that have been given, by rank.
@@ -35,7 +35,7 @@ class _Gathering:
 
 
 class LocalStore(Store):
-    """The values of a job, and those who wait for some; for all threads.
+    """The values of a job, and the requests that wait for some; thread-safe.
 
     Attributes:
         gone: the name and state of each rank that is gone.
@@ -47,7 +47,7 @@ class LocalStore(Store):
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self._reports = Reports()
         self._gatherings: dict[str, _Gathering] = {}
-        # Those that wait for a key: what to call when it is written.
+        # The functions to call when a key is written.
         self._awaited: dict[tuple[str, str], set[Callable[[], None]]] = {}
         self._given_up: collections.Counter[str] = collections.Counter()
         self._scope_size: dict[str, int] = {}
@@ -93,13 +93,13 @@ class LocalStore(Store):
                 self._wake(scope, key)
 
     def _wake(self, scope: str, key: str) -> None:
-        """Have those called that wait for a key."""
+        """Call the functions that wait for a key."""
         waiting = self._awaited.pop((scope, key), None)
         if waiting:
             self._call_each(waiting)
 
     def forget(self, scope: str, key: str, wake: Callable[[], None]) -> None:
-        """Do not call ``wake`` any more."""
+        """Remove ``wake`` from the waiting functions."""
         with self._lock:
             waiting = self._awaited.get((scope, key), set())
             waiting.discard(wake)
@@ -115,7 +115,9 @@ class LocalStore(Store):
             self._wake(scope, key)
             return values[key]
 
-    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+    def give(
+        self, key: str, rank: int, size: int, value: object
+    ) -> MissingRanks:
         with self._lock:
             gathering = self._gatherings.get(key)
             if gathering is None:
@@ -128,7 +130,7 @@ class LocalStore(Store):
                 parts = (gathering.parts[r] for r in range(size))
                 self.put(key, [part for part in parts if part is not None])
             some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
-            return Missing(list(some), len(missing))
+            return MissingRanks(list(some), len(missing))
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         with self._lock:
@@ -140,7 +142,7 @@ class LocalStore(Store):
             self.put(key, added)
 
     def delete(self, scope: str, key: str) -> None:
-        """Delete a value; a shared scope, once all its ranks have asked."""
+        """Delete a value; a shared scope only once all its ranks have asked."""
         with self._lock:
             if scope not in self._scope_size:
                 self.values[scope].pop(key, None)

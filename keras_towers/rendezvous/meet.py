@@ -47,7 +47,7 @@ from keras_towers.rendezvous.liveness import Heartbeats, TaskState, wait_loop
 from keras_towers.rendezvous.store import (
     HEARTBEAT,
     Endpoint,
-    Missing,
+    MissingRanks,
     StoreClient,
     client_of,
 )
@@ -72,7 +72,7 @@ _HELPER_PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from keras_towers.rendezvous import meet; meet.help_rank()"
 )
-# What the store's process has open besides connections.
+# The open files of the store's process, besides connections.
 _OTHER_FILES = 100
 _MIN_SECRET_LENGTH = 16
 # Rank 0 has not started; or the address is left over from an earlier job, and
@@ -108,7 +108,7 @@ def join_job() -> None:
 
 
 def given_endpoint() -> Endpoint | None:
-    """The address and secret that the user has set, or None."""
+    """Return the address and secret that the user has set, or None."""
     point = os.environ.get(ENV_RENDEZVOUS)
     if not point:
         return None
@@ -183,7 +183,7 @@ class RendezvousFile:
 
 
 class Meeting:
-    """How a rank joins its job; both methods return the rank's environment."""
+    """A rank that joins its job; both methods return the rank's environment."""
 
     def __init__(self, environment: ClusterEnvironment):
         self._rank, self._size = environment.rank, environment.size or 0
@@ -192,7 +192,7 @@ class Meeting:
         self._file = None if self._given else RendezvousFile(environment)
         self._limit_s = rank_environment.meeting_limit_s()
         # As rank 0's helper has said last.
-        self._missing = Missing([], 0)
+        self._missing = MissingRanks([], 0)
 
     def join_as_rank_0(self) -> dict[str, str]:
         """Open the store, and wait there for all other ranks."""
@@ -309,7 +309,7 @@ class Meeting:
         raise TimeoutError(last)
 
 
-def _not_there(missing: Missing) -> str:
+def _not_there(missing: MissingRanks) -> str:
     """Say which ranks have not arrived."""
     if not missing.number:
         return "all ranks have arrived, and are about to get their placements"
@@ -339,7 +339,7 @@ def _introduction(endpoint: Endpoint, nonce: str) -> JsonObject:
 
 
 def _take_place(endpoint: Endpoint, placement: JsonObject) -> dict[str, str]:
-    """Start this rank's heartbeat, set up its host; return its variables."""
+    """Start this rank's heartbeat and set up its host; return its variables."""
     slot = RankPlacement(**placement["slot"])
     watch.name_rank0(placement["rank0_name"])
     if slot.rank > 0:
@@ -395,10 +395,10 @@ def start_heartbeat(endpoint: Endpoint, rank: int, size: int) -> Helper:
 
 
 def heartbeat_pause_s(size: int) -> float:
-    """The time between two heartbeats of a rank, of so many ranks.
+    """Return the pause between two heartbeats of each of so many ranks.
 
-    It is a part of the time after which a silent rank is lost, so that one that
-    is late or gets no answer means nothing.
+    It is a fraction of the limit for silence, so that a single late or lost
+    heartbeat does not matter.
     """
     pause_s = max(settings.HEARTBEAT_S, size / settings.HEARTBEATS_PER_S)
     return min(pause_s, settings.LOST_S / 4)
@@ -492,7 +492,7 @@ def serve(
 
 
 def _placements(ranks: Sequence[JsonObject]) -> list[JsonObject]:
-    """The placement of each rank; its size does not grow with the job.
+    """Return the placement of each rank, in a size independent of the job's.
 
     Args:
         ranks: the introduction of each rank.
@@ -521,7 +521,7 @@ def _name(rank: int, introduction: Mapping[str, object]) -> str:
 
 
 def help_rank() -> None:
-    """Do the task read from stdin, until stdin is closed or the rank ends."""
+    """Do a task read from stdin, until stdin is closed or the rank ends."""
     parent, task, *arguments = json.loads(sys.stdin.readline())
     ended = threading.Event()
 

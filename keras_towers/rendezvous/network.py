@@ -23,7 +23,7 @@ _REMOTE = "192.0.2.1"
 
 
 def resolve(host: str) -> str:
-    """The IPv4 address of a host."""
+    """Return the IPv4 address of a host."""
     try:
         return socket.gethostbyname(host)
     except (OSError, UnicodeError) as error:
@@ -80,9 +80,9 @@ def own_sockets(status: str) -> list[Any]:
 def copies_of(
     sockets: Iterable[Any], stack: contextlib.ExitStack
 ) -> list[socket.socket]:
-    """Return copies of sockets of this process, whoever has opened them.
+    """Return copies of sockets of this process, also of those opened in C++.
 
-    What is set at a copy is set at the socket.
+    An option that is set on a copy is set on the socket.
 
     Args:
         sockets: as ``own_sockets`` returns them.
@@ -117,7 +117,7 @@ def task_answers(address: str) -> bool:
 
 
 def address_of_name(name: str) -> str | None:
-    """The first address of this machine that its name resolves to, if any."""
+    """Return the first address of this machine for its own name, or None."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -129,7 +129,7 @@ def address_of_name(name: str) -> str | None:
 def store_address(
     interface: str | None, remote: Iterable[str]
 ) -> tuple[str, str | None]:
-    """The address for a job's store, and the interface of its ranks if known.
+    """Return the address for a job's store, and its ranks' interface if known.
 
     Args:
         interface: the network interface that the user has chosen, if any.
@@ -159,7 +159,7 @@ def store_address(
 
 
 def reachable_address(environment: ClusterEnvironment) -> str:
-    """The address of this machine at which other ranks can reach rank 0."""
+    """Return the address of this machine at which other ranks reach rank 0."""
     if environment.one_machine:
         return LOOPBACK
     interface = os.environ.get(INTERFACE)
@@ -185,7 +185,7 @@ def reachable_address(environment: ClusterEnvironment) -> str:
 
 
 def listen_address(address: str) -> str:
-    """The address to listen at to be reached at another; empty: all of them."""
+    """Return the address to listen at, to be reached at another; empty: all."""
     try:
         return resolve(address) if is_local(address) else ""
     except TowerError:

@@ -1,8 +1,7 @@
-"""Comparisons of the ranks of a job: versions, scripts, and their next steps.
+"""Gathers and compares plain values of the ranks, such as versions and steps.
 
-Ranks exchange plain values and compare them. ``fit`` does so for the arguments
-of a call (``fit/ranks/call_agreement.py``) and for variables
-(``fit/weights/agreement.py``).
+``fit`` compares the arguments of a call (``fit/ranks/call_agreement.py``) and
+variables (``fit/weights/agreement.py``) in this way.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def gather(
 
 
 def different_things(points: Mapping[str, str]) -> str:
-    """Say that ranks do different things: what each does, by its name."""
+    """Return the message that ranks do different things, by name."""
     return (
         f"the ranks do different things: {describe_each(points)}. Every rank "
         "must call the same methods in the same order, and compile its model "
@@ -103,7 +102,7 @@ def different_things(points: Mapping[str, str]) -> str:
 def raise_together(
     ranks: Peers, failure: str, where: str, value: Plain | None = None
 ) -> list[Plain]:
-    """Raise the failure of any rank on all. Collective.
+    """Raise a failure of any rank on all ranks. Collective.
 
     Args:
         ranks: all ranks.
@@ -211,7 +210,7 @@ def describe_steps(
 
 
 def _only_on(ranks: Sequence[Collection[tuple[Hashable, str]]]) -> str:
-    """Describe what some ranks lack.
+    """Describe names that some ranks lack.
 
     Args:
         ranks: for each rank, what it has: a key to compare, and its name.
@@ -236,7 +235,7 @@ def without_numbers(path: str) -> str:
 
 @functools.cache
 def process_facts(engine: str = "") -> dict[str, str]:
-    """The versions and script of this process, to compare between ranks."""
+    """Return the versions and the script of this process, to compare."""
     import keras_towers
 
     facts = {
@@ -256,7 +255,7 @@ def process_facts(engine: str = "") -> dict[str, str]:
 
 
 def _version(module: str) -> str:
-    """The version of a module, imported or not."""
+    """Return the version of a module, without importing it."""
     version = getattr(sys.modules.get(module), "__version__", None)
     return version or ", ".join(packages(module).values())
 

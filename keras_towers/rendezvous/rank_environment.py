@@ -24,7 +24,7 @@ def process_environment(
     seed: int | None = None,
     device_memory: str | None = None,
 ) -> dict[str, str]:
-    """Variables for every process of a job, from the options of ``Job``."""
+    """Return variables for every process of a job, from options of ``Job``."""
     environment = {
         # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
@@ -51,7 +51,10 @@ def process_environment(
 def job_environment(
     endpoint: Endpoint, common: Mapping[str, str], interface: str | None
 ) -> dict[str, str]:
-    """Variables by which a process finds its store, and ranks of Horovod."""
+    """Return the variables by which a process finds its store.
+
+    They include those of Horovod's ranks.
+    """
     host, port = endpoint.address, endpoint.port
     no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     if no_proxy != "*":  # An asterisk means all hosts only if it is alone.
@@ -84,7 +87,7 @@ def job_environment(
 
 
 def meeting_limit_s() -> int:
-    """Seconds in which all processes of a job have to start."""
+    """Return the seconds within which all processes of a job must start."""
     return seconds(
         settings.ENV_RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
     )

@@ -1,7 +1,7 @@
-"""The reports of ranks on their progress, and what these say of others.
+"""The ranks' reports on their progress: who is late, and who waits in vain.
 
-Every rank reports again and again. So no report looks at all of the others: a
-job that is twice as large costs twice as much, not four times.
+Every rank reports again and again. So no report looks at all others: the work
+grows linearly with the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keras_towers.rendezvous.store import Progress
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The last report of a rank.
+    """The last report of a rank on its progress.
 
     Attributes:
         arrived: when it came, by ``time.monotonic``.
@@ -32,7 +32,7 @@ class Report:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the rank has said the same at two beats."""
+        """Whether the rank has reported the same at two beats."""
         return self.since < self.arrived
 
 
@@ -62,7 +62,7 @@ class Reports:
             self._least = None
 
     def awaited(self, rank: int) -> dict[str, str]:
-        """The ranks for which a rank that has just reported waits, and why.
+        """Return the ranks for which a reporting rank waits, and why.
 
         They are late; or all ranks wait, and none has moved between two beats.
         """
@@ -84,7 +84,7 @@ class Reports:
         return _by_name(late or self._all_that_wait(rank))
 
     def _all_that_wait(self, rank: int) -> dict[int, str]:
-        """The other ranks, if this one waits and none of the job moves."""
+        """Return the other ranks if this one waits and no rank moves."""
         mine = self._last[rank].progress
         if not mine.waits or len(self._last) < mine.size or self._moving:
             return {}
@@ -101,7 +101,7 @@ class Reports:
         return waiting
 
     def apart(self, rank: int) -> dict[str, str]:
-        """Describe a rank that waits, and those that wait in other exchanges.
+        """Describe a waiting rank, and those that wait in other exchanges.
 
         Returns:
             What each of them does, by their names; empty if there are none.
@@ -128,7 +128,7 @@ class Reports:
 
 
 def _ranks_after(rank: int, size: int) -> list[int]:
-    """The other ranks at which a rank looks.
+    """Return the other ranks that a rank checks.
 
     In a large job these are only some of the ranks that follow it, so that a
     missing rank is reported by a limited number of ranks.

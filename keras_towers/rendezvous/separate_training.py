@@ -1,4 +1,4 @@
-"""Whether the processes of a job would each train a model of their own."""
+"""Refuses processes of a job that would each train a model of their own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from keras_towers.message_lists import listed
 from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.tf_config import Member
 
-# What the error says; None: this process may train.
+# The message of the error; None: this process may train.
 _reason: str | None = None
 
 
 def member_of_job(*, certainly: bool = False) -> Member | None:
-    """This process as one of several, by its launcher or ``TF_CONFIG``.
+    """Return this process as one of several, by its launcher or ``TF_CONFIG``.
 
     Args:
         certainly: only if there is another process without doubt. In a job of
@@ -36,7 +36,7 @@ def member_of_job(*, certainly: bool = False) -> Member | None:
 
 
 def describe(member: Member, cause: str, advice: str = "") -> str:
-    """Say that each process of a job would train its own model.
+    """Return the message that each process would train its own model.
 
     Args:
         member: this process.

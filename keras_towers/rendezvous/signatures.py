@@ -1,4 +1,4 @@
-"""Who may speak to a job's store: the token, and the signatures.
+"""Authenticates requests to a job's store: the token, and the signatures.
 
 Requests and answers of this package are signed with the job's secret. Horovod's
 clients, which cannot sign, send a token in their paths.
@@ -23,37 +23,37 @@ class Endpoint:
 
 
 def path_token(secret: str) -> str:
-    """The start of every path, which reveals nothing about the secret.
+    """Return the start of every path, which reveals nothing about the secret.
 
     Horovod's C++ code cannot sign its requests. But it concatenates "http://",
-    the host's name, the port and the path as text, so that a token at the end
-    of the host's name becomes part of every path.
+    the host's name, the port and the path as text. So a token at the end of the
+    host's name becomes part of every path.
     """
     return _digest(secret, b"token")
 
 
 def path_prefix(endpoint: Endpoint) -> str:
-    """The start of every path: the token, and the port as Horovod adds it."""
+    """Return the start of every path: the token and Horovod's port."""
     return f"{path_token(endpoint.secret)}:{endpoint.port}"
 
 
 def sign_request(secret: str, method: str, path: str, body: bytes) -> str:
-    """The signature of a request."""
+    """Return the signature of a request."""
     return _digest(secret, f"{method} {path}\n".encode() + body)
 
 
 def sign_answer(secret: str, method: str, path: str, body: bytes) -> str:
-    """The signature of the answer to a request."""
+    """Return the signature of the answer to a request."""
     return sign_request(secret, f"ANSWER {method}", path, body)
 
 
 def sign_file(secret: str, content: bytes) -> bytes:
-    """The signature of a file of the job."""
+    """Return the signature of a file of the job."""
     return bytes.fromhex(_digest(secret, b"file\n" + content))
 
 
 def is_equal(one: str, other: str) -> bool:
-    """Compare secrets, in a time that does not depend on them."""
+    """Compare secrets in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 

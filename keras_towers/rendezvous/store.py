@@ -1,6 +1,6 @@
-"""The key-value store through which a job's processes meet.
+"""The key-value store through which the processes of a job meet.
 
-One process serves it.
+One process serves it (``store_server.py``).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ HEARTBEAT = "heartbeat-"
 """Followed by a rank, the key of the rank's last sign of life."""
 PROGRESS = "progress-"
 """Followed by a rank, the key under which the rank reports its progress."""
-PARTS = "parts-"
-"""Followed by a key, the key under which ranks give their parts of it."""
+CONTRIBUTIONS = "contributions-"
+"""Followed by a key, the key under which ranks contribute to its list."""
 ADDED = "added-"
 """Followed by a key, the key under which ranks add items to it."""
 OUTSIDE = "outside of training"
@@ -52,8 +52,8 @@ OUTSIDE = "outside of training"
 
 
 @dataclasses.dataclass(frozen=True)
-class Missing:
-    """The ranks that have not given their parts of a value.
+class MissingRanks:
+    """The ranks that have not contributed to a list.
 
     Attributes:
         some: the first ones.
@@ -64,7 +64,7 @@ class Missing:
     number: int
 
     def named(self, some: Sequence[object]) -> str:
-        """List them by the names of the first ones."""
+        """List them, given the names of the first ones."""
         return listed(some, number=self.number)
 
 
@@ -88,10 +88,12 @@ class Store(ABC):
         """Write bytes, optionally only if there are none; return the result."""
 
     @abstractmethod
-    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
-        """Give a rank's part of a value; return which ranks have yet to do so.
+    def give(
+        self, key: str, rank: int, size: int, value: object
+    ) -> MissingRanks:
+        """Contribute to a list; return the ranks that have yet to contribute.
 
-        When all have, the value of the key is the list of what they gave, so
+        When all have, the value of the key is the list of contributions, so
         that no rank reads a key of each other one.
 
         Args:
@@ -105,11 +107,11 @@ class Store(ABC):
 
     @abstractmethod
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
-        """Add items of a rank to a value, which says who has added each.
+        """Add items of a rank to a value, which records who has added each.
 
-        The value is a dictionary with the first two ranks of each item: so that
-        each rank reads in one key, which does not grow with the number of
-        ranks, whether another one has added it.
+        The value is a dictionary with the first two ranks of each item. So a
+        rank reads in one key, which does not grow with the number of ranks,
+        whether another rank has added an item.
         """
 
     def wait(
@@ -156,7 +158,7 @@ class Store(ABC):
 
 @dataclasses.dataclass
 class Progress:
-    """How far a rank is, as it reports at every beat.
+    """The progress of a rank, as it reports it at every beat.
 
     Attributes:
         size: the number of ranks.
@@ -186,7 +188,7 @@ class Progress:
 
     @property
     def where(self) -> str:
-        """Where the rank is, or was last seen, to follow its name."""
+        """The words for where the rank was last seen, to follow its name."""
         if not self.action:
             return f"is {OUTSIDE}"
         if self.waits:
@@ -196,11 +198,11 @@ class Progress:
         )
 
     def stands_against(self, other: Progress) -> bool:
-        """Whether the two ranks wait for each other in different exchanges.
+        """Whether two ranks wait for each other in different exchanges.
 
-        Both have begun as many exchanges, so that each has begun one which the
-        other has not. Graphs alone may begin exchanges in another order. What
-        a rank waits for at a save is no exchange, and has no place among them.
+        Both have begun equally many exchanges, and each has begun one that the
+        other has not. If only graphs exchange, they may begin in another order.
+        A wait at a save is no exchange, and does not count.
         """
         saves = activity.SAVE in other.exchanges
         return (
@@ -236,10 +238,12 @@ class StoreClient(Store):
         self._link.ask("PUT", f"/{scope}/{key}", value)
         return value
 
-    def give(self, key: str, rank: int, size: int, value: object) -> Missing:
+    def give(
+        self, key: str, rank: int, size: int, value: object
+    ) -> MissingRanks:
         part = json.dumps([rank, size, value]).encode()
-        answer = self._post(SCOPE, f"{PARTS}{key}", part)
-        return Missing(*json.loads(answer))
+        answer = self._post(SCOPE, f"{CONTRIBUTIONS}{key}", part)
+        return MissingRanks(*json.loads(answer))
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         added = json.dumps([rank, [*items]]).encode()

@@ -1,4 +1,7 @@
-"""The connection of a process to the store of its job."""
+"""The connection of a process to the store of its job.
+
+``store.py`` makes requests through it; ``store_server.py`` answers them.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,9 @@ _WAIT = _Request("POST", _ANY)
 class StoreLink:
     """A connection to a store, which all threads of a process share.
 
-    The server answers requests in turn. What threads wait for, it holds: one
-    request for any of several keys, in place of the one before. The connection
-    is closed when nobody has asked or waited for a moment.
+    The server answers requests in turn. It holds the requests of waiting
+    threads: one request for any of several keys, which replaces the one before.
+    The connection is closed when no thread has asked or waited for a moment.
 
     Args:
         endpoint: the store.
@@ -67,7 +70,7 @@ class StoreLink:
         self._keeps = keeps
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
-        # Those that have no answer yet.
+        # The requests without an answer yet.
         self._requests: collections.deque[_Request] = collections.deque()
         # By scope and key, what threads wait for; set when it may be there.
         self._awaited: dict[str, set[threading.Event]] = {}
@@ -96,7 +99,7 @@ class StoreLink:
                     raise
 
     def wait(self, place: str, limit_s: float) -> None:
-        """Wait until a key is there, or the store is gone, or the limit.
+        """Wait until a key exists, the store is gone, or the limit has passed.
 
         Args:
             place: the scope and the key.
@@ -190,7 +193,7 @@ class StoreLink:
     def _read_answer(
         self, file: io.BufferedReader
     ) -> tuple[bool, bytes | None]:
-        """Read whether an answer is of what is awaited, and its content."""
+        """Read an answer: whether it is the awaited one, and its content."""
         first = file.readline(_MAX_LINE_BYTES)
         if not first:
             raise ConnectionResetError("the store has closed the connection")
@@ -220,20 +223,16 @@ class StoreLink:
         return is_awaited, content
 
     def _hang_up(self) -> None:
-        """Give up the connection; the requests that it has fail."""
+        """Close the connection; its requests fail."""
         with self._lock, contextlib.suppress(OSError):
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def encode_request(
-    endpoint: Endpoint,
-    method: str,
-    path: str,
-    body: bytes,
-    keeps: bool = True,
+    endpoint: Endpoint, method: str, path: str, body: bytes, keeps: bool = True
 ) -> bytes:
-    """A signed request.
+    """Return a signed request.
 
     Args:
         endpoint: the store.

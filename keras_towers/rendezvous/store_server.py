@@ -1,4 +1,4 @@
-"""The server of a job's store, at one address, for the job's own processes.
+"""The server of a job's store, and the format of requests.
 
 One thread answers all connections. It speaks the protocol of Horovod's
 rendezvous server, for Horovod's clients: they connect for each request, and the
@@ -58,7 +58,7 @@ _MAX_REFUSED_BYTES = 64 << 10
 
 
 class StoreServer(LocalStore):
-    """A job's store, for the process that serves it.
+    """The server of a job's store, in the process that owns it.
 
     Attributes:
         endpoint: where it listens.
@@ -118,7 +118,7 @@ class StoreServer(LocalStore):
         loop.close()
 
     def _end_late(self) -> None:
-        """End what takes too long, in all connections, again and again."""
+        """End requests that take too long, in all connections, repeatedly."""
         now = time.monotonic()
         for connection in [*self.connections]:
             connection.end_late(now)
@@ -160,7 +160,7 @@ class _Head:
 
 
 def _parse(head: bytes, job: str) -> _Head:
-    """Parse the head of a request to the job with this prefix of paths."""
+    """Parse the head of a request to the job with this path prefix."""
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {}
     for line in lines:
@@ -183,12 +183,12 @@ def _parse(head: bytes, job: str) -> _Head:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection, and the requests on it, which are answered in turn.
+    """A connection and its requests, which are answered in order.
 
-    But for one that waits, beside which others are answered.
+    A request that waits does not hold up the others.
 
-    It is closed if the rest of a request does not arrive in time, or if its
-    client does not read the answer.
+    The connection is closed if the rest of a request does not arrive in time,
+    or if its client does not read the answer.
     """
 
     def __init__(self, server: StoreServer):
@@ -214,7 +214,7 @@ class _Connection(asyncio.Protocol):
         self._stop_waiting()
 
     def close(self) -> None:
-        """Close it, once what has been answered is sent."""
+        """Close the connection, once all answers are sent."""
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -228,7 +228,7 @@ class _Connection(asyncio.Protocol):
         self._until = time.monotonic() + seconds
 
     def end_late(self, now: float) -> None:
-        """End what should have come to its end at a time."""
+        """End a request that has taken too long."""
         if self._end_wait is not None and now >= self._waits_until:
             self._end_wait()
         if now >= self._until:
@@ -248,13 +248,13 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _next_request(self) -> tuple[_Head, bytes] | None:
-        """Take the next request off what was received; None: it is cut."""
+        """Take the next request from the bytes; None: it is incomplete."""
         received, head = self._received, self._head
         if head is None:
             end = received.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
             if end < 0 and len(received) < _MAX_HEAD_BYTES:
                 return None
-            # What is too long for a head is none of ours.
+            # A head that is too long is not from our clients.
             head = _parse(bytes(received[: max(end, 0)]), self._server.prefix)
             del received[: end + 4]
             self._head = head
@@ -305,7 +305,7 @@ class _Connection(asyncio.Protocol):
             answer(read())
 
     def _answer_any(self, head: _Head, body: bytes) -> None:
-        """Answer which of the keys in a body there are, when one is."""
+        """Answer with the existing ones of some keys, when there is one."""
         places = [tuple(place.split("/", 1)) for place in json.loads(body)]
 
         def found() -> bytes | None:
@@ -329,7 +329,7 @@ class _Connection(asyncio.Protocol):
         read: Callable[[], bytes | None],
         answer: Callable[[bytes | None], None],
     ) -> None:
-        """Answer with what is read, when it is there.
+        """Answer with a value when it exists.
 
         Or when the time is over; not at all if the client waits for something
         else before.
@@ -358,7 +358,7 @@ class _Connection(asyncio.Protocol):
             self._end_wait = None
 
     def _put(self, scope: str, key: str, body: bytes) -> None:
-        """Store a value, and tell the server of what it means."""
+        """Store a value, and handle its meaning for the server."""
         server = self._server
         server.write(scope, key, body)
         ours = scope == SCOPE
@@ -372,14 +372,14 @@ class _Connection(asyncio.Protocol):
             server.on_connected(int(key.removeprefix(store.CONNECTED)))
 
     def _post(self, scope: str, key: str, body: bytes) -> bytes:
-        """Return the answer to a report, a part of a value, or a value."""
+        """Return the answer to a report, a contribution, or a value."""
         server = self._server
         if scope == SCOPE and key.startswith(store.PROGRESS):
             rank = int(key.removeprefix(store.PROGRESS))
             others = server.report(rank, Progress(**json.loads(body)))
             return json.dumps(others).encode()
-        if scope == SCOPE and key.startswith(store.PARTS):
-            whole = key.removeprefix(store.PARTS)
+        if scope == SCOPE and key.startswith(store.CONTRIBUTIONS):
+            whole = key.removeprefix(store.CONTRIBUTIONS)
             missing = server.give(whole, *json.loads(body))
             return json.dumps([missing.some, missing.number]).encode()
         if scope == SCOPE and key.startswith(store.ADDED):

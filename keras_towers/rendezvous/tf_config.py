@@ -96,7 +96,7 @@ class Cluster:
 
     @property
     def how_to_connect(self) -> str:
-        """How all tasks train one model, as a sentence."""
+        """A sentence that says how all tasks train one model."""
         if self.role == "evaluator":
             return EVALUATOR
         kind = "DistributedReplicated" if self.ps else "MultiWorkerTower"
@@ -151,7 +151,7 @@ def this_member() -> Member | None:
 
 
 def make_task() -> None:
-    """Make a task of TensorFlow of this rank, by ``TF_CONFIG``.
+    """Make this rank a task of TensorFlow, by ``TF_CONFIG``.
 
     Ranks tell each other in the job's store where they will listen.
     """
@@ -174,7 +174,7 @@ def make_task() -> None:
 
 
 def store_of_tasks() -> store.StoreClient | None:
-    """The store of a job whose tasks are those of ``TF_CONFIG``, if any."""
+    """Return the store of a job with the tasks of ``TF_CONFIG``, if any."""
     return _store
 
 

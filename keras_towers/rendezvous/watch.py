@@ -1,4 +1,4 @@
-"""Threads that watch which ranks this rank waits for, and which are gone.
+"""Threads that watch for ranks that are late or gone.
 
 ``Liveness`` decides who is gone; ``StallWatch`` asks the store, and
 ``AnswerWatch`` polls processes.
@@ -49,7 +49,7 @@ _SILENT_BEATS = 2.5
 # A rank that nothing interrupts ends when it has heard so often that it waits
 # in vain: before that, another one fails, and with it the call of all.
 _BEATS_TO_FAIL = 4
-# What a rank waits for in an exchange outside of a call.
+# The words for an exchange outside of a call.
 _UNMARKED = "an exchange"
 
 
@@ -77,7 +77,7 @@ def wait_for_ranks(collective: Callable[[], T]) -> T:
 
 
 def _end_wait(error: Exception) -> bool:
-    """Let ``wait_for_ranks`` raise an error; return if this rank is in it."""
+    """Make ``wait_for_ranks`` raise an error; return if this rank is in it."""
     running = [*this_rank.running]
     for each in running:
         each.end_wait(error)
@@ -85,7 +85,7 @@ def _end_wait(error: Exception) -> bool:
 
 
 def join_wait() -> bool:
-    """Wait a little for a wait that was given up; return whether it ends."""
+    """Wait a little for an abandoned wait; return whether it ends."""
     if this_rank.thread is not None:
         this_rank.thread.join(settings.CANCEL_S)
     return this_rank.thread is None or not this_rank.thread.is_alive()
@@ -221,7 +221,7 @@ class StallWatch(threading.Thread):
         return self._gone
 
     def _report(self, _: Sequence[int]) -> dict[int, Hashable]:
-        """Report to the store; its answer is rank 0's sign of life."""
+        """Report to the store, whose answer is rank 0's sign of life."""
         try:
             answer = self.store.report(self.rank, self._progress)
         except OSError as error:
@@ -349,10 +349,10 @@ def start_watch(rank: int, size: int) -> None:
 
 @functools.cache
 def _stop_at_exit() -> None:
-    """Let TensorFlow not be called while it is torn down.
+    """Stop calls of TensorFlow before it is torn down.
 
-    It is registered once, for a watch that starts later, too: what ranks still
-    do together at the end of the script, registered since, is watched.
+    It is registered once, for a watch that starts later, too: exchanges of
+    ranks at the end of the script, registered since, are still watched.
     """
     atexit.register(stop_watch)
 
@@ -366,7 +366,7 @@ def stop_watch() -> None:
 
 
 def gone_ranks() -> dict[str, TaskState]:
-    """The states of ranks that are gone, as far as that is known."""
+    """Return the states of ranks that are gone, as far as known."""
     if _watch is None:
         return {}
     _watch.refresh()
@@ -374,7 +374,7 @@ def gone_ranks() -> dict[str, TaskState]:
 
 
 def wait_for_gone_ranks() -> dict[str, TaskState]:
-    """Wait a little for a rank to be known as gone; return what is known."""
+    """Wait a little until a rank is known as gone; return the known ones."""
     for _ in wait_loop(settings.LEFT_S, settings.NETWORK_POLL_S):
         gone = gone_ranks()
         if gone or _watch is None:

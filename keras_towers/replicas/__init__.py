@@ -3,21 +3,23 @@
 ``named_resources``
   Named resources of TensorFlow's runtime, and functions that use them.
 ``accumulators``
-  Accumulators, which average the gradients of a variable.
+  Accumulators average the gradients of a variable, and drop stale ones.
 ``replica_counts``
-  Counts of replicas: gradients of an update, and staleness of steps.
+  Counts of gradients: of an update, and of each replica.
+``staleness``
+  The staleness of asynchronous steps: measured, not bounded.
 ``replica_group``
-  The state that a model's replicas share, and what is done with it.
+  The state that the replicas of a model share, and operations on it.
 ``averages``
-  Averages of the replicas' gradients, and updates by them.
+  Averages the replicas' gradients, and updates weights by them.
 ``coordinator``
   The thread that counts arrivals and applies averages.
 ``hogwild``
   Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
 ``tower_threads``
-  Training steps of asynchronous towers, and the threads that run them.
+  Threads of asynchronous towers, and the training steps they run.
 ``replica_calls``
-  Calls of Keras's methods on replicas, here or on workers.
+  Runs calls of Keras's methods on replicas, here or on workers.
 
 Queues, accumulators and the coordinator are the parts of
 ``tf.compat.v1.train.SyncReplicasOptimizer`` (Chen, Pan, Monga, Bengio and

@@ -1,4 +1,4 @@
-"""Accumulators, which average the gradients of a variable."""
+"""Accumulators average the gradients of a variable, and drop stale ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction import Gradient
+from keras_towers.reduction.gradients import Gradient
 from keras_towers.replicas.named_resources import make_handle
 
 # TensorFlow's accumulators cannot add bfloat16; float16 could overflow.

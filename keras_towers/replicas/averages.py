@@ -1,4 +1,4 @@
-"""Averages of the replicas' gradients, and updates by them."""
+"""Averages the replicas' gradients, and updates weights by them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from keras_towers.replicas.replica_group import ReplicaGroup
 
 @dataclasses.dataclass(eq=False)
 class AveragedOptimizer:
-    """One optimizer, with an accumulator for each gradient, or None."""
+    """One optimizer, and an accumulator or None for each gradient."""
 
     call: ApplyCall
     gradients: list[str]
@@ -124,7 +124,7 @@ class Averages:
     def end_step(self, replica: int) -> None:
         """Count the arrival of a replica, in the trace of its step.
 
-        In the same function, so that a replica cannot die in between.
+        It is in the same function, so that a replica cannot die in between.
         """
         if not self._traced:
             refuse_without_update("whose gradients the replicas average")

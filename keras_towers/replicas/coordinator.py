@@ -1,4 +1,8 @@
-"""The thread that counts arrivals and applies averages."""
+"""The thread that counts arrivals and applies averages.
+
+``tower_threads.py`` starts it, and so does the chief in
+``averaged_updates.py``.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +46,10 @@ class _Replica:
     untold: int = 0
 
     def tell(self, pushed: int, is_next: bool) -> None:
-        """Count the arrival of a gradient, unless it is known.
+        """Count the arrival of a gradient, unless it is counted already.
 
-        A replica may have died before it sent the event of a gradient, of which
-        its next event tells.
+        A replica may have died before it sent the event of a gradient; its next
+        event reports it.
 
         Args:
             pushed: how many gradients the replica has pushed.
@@ -107,7 +111,7 @@ class Coordinator(threading.Thread):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """How many gradients were used and dropped so far."""
+        """The numbers of gradients used and dropped so far."""
         return ReplicaCounts(
             self._step - self._first,
             tuple(replica.used for replica in self._replicas),
@@ -199,7 +203,7 @@ class Coordinator(threading.Thread):
                 self._group.send_end(number)
 
     def _needed(self) -> int:
-        """How many gradients the next update waits for."""
+        """Return the number of gradients that the next update waits for."""
         left = [r for r in self._replicas if r.has_left]
         if self._until_left is not None:
             return max(1, self._aggregate - len(left))

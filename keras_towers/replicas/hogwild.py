@@ -24,22 +24,23 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.update.variable_layouts import VariableLayouts
+from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.reduction import Collectives, scaled
+from keras_towers.reduction.collectives import Collectives
+from keras_towers.reduction.gradients import scaled
 from keras_towers.replicas.named_resources import after_writes_of
 
 _numbers = itertools.count()
 
 
 class Forgets(Protocol):
-    """Drops its traces when the strategy is exited."""
+    """Steps whose traces are dropped when the strategy is exited."""
 
     def forget(self) -> None: ...
 
 
 class HogwildUpdate(WeightUpdate):
-    """Every tower applies its own gradients to shared weights."""
+    """An update in which every tower applies its own gradients."""
 
     name = "concurrent"
     description = "every tower updates the shared weights independently"
@@ -53,8 +54,8 @@ class HogwildUpdate(WeightUpdate):
             [Sequence[Variable]], object
         ] = lambda variables: None,
     ):
-        layouts = VariableLayouts(config, mirrors=False)
-        super().__init__(config, layouts, collectives)
+        sharding = ShardingPolicy(config, mirrors=False)
+        super().__init__(config, sharding, collectives)
         self._scale = scale
         self.after_update = after_update
         self._steps: weakref.WeakSet[Forgets] = weakref.WeakSet()
@@ -68,7 +69,7 @@ class HogwildUpdate(WeightUpdate):
         self._steps.add(steps)
 
     def release(self, asks_ranks: bool = True) -> None:
-        """Undo every placement, and free what averages gradients."""
+        """Undo every placement, and free the accumulators."""
         try:
             super().release(asks_ranks)
         finally:
@@ -109,7 +110,7 @@ class HogwildUpdate(WeightUpdate):
         self.after_update(variables)
 
     def _turn(self, optimizer: keras.Optimizer) -> tf.CriticalSection:
-        """The lock of an optimizer, shared by all towers."""
+        """Return the lock of an optimizer, shared by all towers."""
         if optimizer not in self._turns:
             with tf.init_scope(), tf.device(compat.HOST):
                 # TensorFlow's default name is shared by all sections: a step
@@ -137,7 +138,7 @@ def takes_turns(
 
 
 def _scale_of_loss(optimizer: keras.Optimizer) -> tf.Tensor | None:
-    """Return the scale that the traced step has read for its loss, if any."""
+    """Return the loss scale that the traced step has read, if any."""
     variable = getattr(optimizer, "dynamic_scale", None)
     native = getattr(variable, "_value", None)
     if not isinstance(native, tf.Variable):

@@ -1,4 +1,4 @@
-"""Calls of Keras's methods on replicas, here or on workers."""
+"""Runs calls of Keras's methods on replicas, here or on workers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from keras_towers.replicas.hogwild import SHARED_STATE, HogwildUpdate
 from keras_towers.replicas.replica_counts import (
     Quorum,
     ReplicaCounts,
-    Staleness,
 )
+from keras_towers.replicas.staleness import Staleness
 from keras_towers.replicas.tower_threads import (
     ReplicaSteps,
     TowerSteps,

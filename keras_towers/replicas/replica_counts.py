@@ -1,12 +1,8 @@
-"""Counts of replicas: gradients of an update, and staleness of steps."""
+"""Counts of gradients: of an update, and of each replica."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-
-import numpy as np
-import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas.accumulators import MAX_GRADIENTS
@@ -42,7 +38,7 @@ class Quorum:
 
     @property
     def quotas(self) -> list[int]:
-        """How many gradients of an update each of T replicas computes."""
+        """For each of T replicas, its number of gradients in an update."""
         # 1 each if there are replicas to spare, else R in total.
         if self.replicas >= self.aggregate:
             return [1] * self.replicas
@@ -51,7 +47,7 @@ class Quorum:
 
     @property
     def max_per_replica(self) -> int:
-        """How many gradients of an update one replica computes, at most."""
+        """The largest number of gradients of an update from one replica."""
         if self.shared:
             return max(self.aggregate, self.replicas)
         return max(self.quotas)
@@ -100,48 +96,3 @@ class ReplicaCounts:
             f"{self.updates} updates; used by replica: {used}; "
             f"dropped: {dropped}"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Staleness:
-    """The staleness of the steps of one epoch, in updates.
-
-    Attributes:
-        histogram: number of steps, by staleness.
-
-    Example:
-        >>> with keras_towers.AsyncTowerStrategy(4) as strategy:
-        ...     model.fit(x, y)
-        >>> strategy.staleness.mean
-        2.9
-    """
-
-    histogram: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return sum(self.histogram.values())
-
-    @property
-    def mean(self) -> float:
-        """Mean staleness; 0 without steps."""
-        total = sum(value * count for value, count in self.histogram.items())
-        return total / max(self.steps, 1)
-
-    @property
-    def max(self) -> int:
-        """Maximum staleness; 0 without steps."""
-        return max(self.histogram, default=0)
-
-    def __str__(self) -> str:
-        return f"mean {self.mean:.2f}, max {self.max} over {self.steps} steps"
-
-    def write(self, epoch: int) -> None:
-        """Write mean, maximum and histogram of an epoch to TensorBoard."""
-        if not self.steps:
-            return
-        values = np.repeat(list(self.histogram), list(self.histogram.values()))
-        tf.summary.scalar("epoch_staleness_mean", self.mean, step=epoch)
-        tf.summary.scalar("epoch_staleness_max", self.max, step=epoch)
-        tf.summary.histogram("staleness", values, step=epoch)

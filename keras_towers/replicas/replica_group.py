@@ -1,4 +1,4 @@
-"""The state that a model's replicas share, and what is done with it."""
+"""The state that the replicas of a model share, and operations on it."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class GroupOperations:
             Queue(f"{name}/steps_{index}", device)
             for index in range(1 if quorum.shared else quorum.replicas)
         ]
-        # For each replica and part of the weights, the step that may read it.
-        self._parts: dict[tuple[int, int], Queue] = {}
+        # For each replica and chunk of the weights, the step that may read it.
+        self._chunks: dict[tuple[int, int], Queue] = {}
         self._events = Queue(f"{name}/events", device, 4)
         # Part of every average: the replicas that have pushed all gradients.
         arrivals = GradientSpec(
@@ -132,15 +132,15 @@ class GroupOperations:
                 is_first, lambda: step, lambda: self._steps[0].get()[0]
             )
 
-    def wait_for_part(self, replica: int, part: int) -> tf.Tensor:
-        """Wait for a part of the next step's weights."""
-        return self._wait_in(self._part(replica, part), replica)
+    def wait_for_chunk(self, replica: int, chunk: int) -> tf.Tensor:
+        """Wait for a chunk of the next step's weights."""
+        return self._wait_in(self._chunk(replica, chunk), replica)
 
-    def _part(self, replica: int, part: int) -> Queue:
-        if (replica, part) not in self._parts:
-            name = f"{self._name}/part_{part}_{replica}"
-            self._parts[replica, part] = Queue(name, self._device)
-        return self._parts[replica, part]
+    def _chunk(self, replica: int, chunk: int) -> Queue:
+        if (replica, chunk) not in self._chunks:
+            name = f"{self._name}/chunk_{chunk}_{replica}"
+            self._chunks[replica, chunk] = Queue(name, self._device)
+        return self._chunks[replica, chunk]
 
     def _wait_in(self, queue: Queue, replica: int) -> tf.Tensor:
         quota = self.quorum.quotas[replica]
@@ -234,12 +234,12 @@ class GroupOperations:
             tokens = tf.fill([number], step)
             return tf.group(self._steps[0].put_many(tokens))
 
-    def publish_part(self, part: int) -> None:
-        """Publish that a part of the next step's weights is ready."""
+    def publish_chunk(self, chunk: int) -> None:
+        """Publish that a chunk of the next step's weights is ready."""
         with tf.device(self._device):
             step = self.step.read_value() + 1
             for replica in range(self.quorum.replicas):
-                self._part(replica, part).put(step)
+                self._chunk(replica, chunk).put(step)
 
     def _put(self, event: ReplicaEvent, replica: int) -> tf.Operation | None:
         with tf.device(self._device):
@@ -295,13 +295,13 @@ class ReplicaGroup(GroupOperations):
 
     def send_end(self, replica: int) -> None:
         """End a replica; with shared tokens, the next one that waits."""
-        own = [q for (owner, _), q in self._parts.items() if owner == replica]
+        own = [q for (owner, _), q in self._chunks.items() if owner == replica]
 
         def body() -> None:
             with tf.device(self._device):
                 step = self.step.read_value() + 1
-            for part in own:
-                part.put(step)
+            for chunk in own:
+                chunk.put(step)
             steps = self._steps[0 if self.quorum.shared else replica]
             steps.put(tf.constant(END, tf.int64))
 

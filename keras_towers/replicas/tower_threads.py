@@ -1,4 +1,4 @@
-"""Training steps of asynchronous towers, and the threads that run them.
+"""Threads of asynchronous towers, and the training steps they run.
 
 Keras cannot trace in several threads: steps are traced one by one in the thread
 of ``fit``; the towers' threads call the traced functions only.
@@ -30,8 +30,9 @@ from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.named_resources import free
-from keras_towers.replicas.replica_counts import Quorum, Staleness
+from keras_towers.replicas.replica_counts import Quorum
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
+from keras_towers.replicas.staleness import Staleness
 
 _numbers = itertools.count()
 

@@ -12,7 +12,7 @@ Other packages can add strategies by entry points in the group
 ``model_parallel``
   Towers of several devices, which divide each layer: tensor parallelism.
 ``modes``
-  Modes of exchanges among towers: who makes them, updates, and reasons.
+  Modes of exchanges among towers, and the update that a mode needs.
 ``noop``
   A strategy under which ``fit`` runs callbacks but no steps.
 ``parameter_server_strategies``
@@ -20,11 +20,11 @@ Other packages can add strategies by entry points in the group
 ``replica_strategies``
   Strategies whose towers or workers each take the next whole batch.
 ``tower``
-  A replica of the model on each tower of one process, kept in sync.
+  ``TowerStrategy``: the towers of one process divide each step.
 ``tower_extended``
   ``strategy.extended``: what TensorFlow uses outside of ``fit``.
 ``composed``
-  A strategy of parts that other packages write.
+  A strategy composed of parts that other packages write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The base of all strategies: a TensorFlow strategy of three components."""
+"""The base of all strategies: a TensorFlow strategy of three components.
+
+The components are in ``fit/components.py``, ``fit/update/weight_update.py`` and
+``fit/calls/tower_runner.py``.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
-from keras_towers.strategies.device_mesh import LayoutsOnMesh, Mesh
+from keras_towers.strategies.device_mesh import Mesh, ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
@@ -55,7 +59,7 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 
 
 class _StrategyClass(type):
-    """The type of strategies' classes: says what is wrong with their use."""
+    """The type of strategies' classes, which explains wrong use."""
 
     if not TYPE_CHECKING:  # Checkers know the constructors themselves.
 
@@ -162,15 +166,15 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         """Assemble the components; by default gradients are all-reduced."""
         self._follows_options = update is runner is None
         if update is None:
-            config, mesh, layouts = self._config, self._mesh, None
+            config, mesh, sharding = self._config, self._mesh, None
             if mesh is not None:
 
                 def models() -> list[keras.Model]:
                     return self._adoption.models
 
-                layouts = LayoutsOnMesh(config, mesh, models)
+                sharding = ShardedOverMesh(config, mesh, models)
             self._mode = modes.fall_back_unless_tried(self._mode, config)
-            update = modes.create_update(config, self._mode, layouts)
+            update = modes.create_update(config, self._mode, sharding)
         self._update = update
         self._runner = runner or TowerRunner(update)
 
@@ -426,10 +430,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
-        variables = self._update.variables
+        access = self._update.variables.access
         # All ranks have refused a model at the same place.
         ends_well = error[0] is None or isinstance(error[1], DoesNotFit)
-        if self._update.layouts.are_over_ranks:
+        if access.may_need_all:
             # A script may end in the block, and other ranks still read.
             left = error[1]
             is_exit = isinstance(left, SystemExit) and not left.code
@@ -439,8 +443,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             if ends_well and not is_alone:
                 self._config.transport.note_wait("the end of the block")
                 self._adoption.end_rounds()
-                if self._update.layouts.are_over_ranks:
-                    variables.access.serve("is at the end of the block")
+                if access.may_need_all:
+                    access.serve("is at the end of the block")
             if stack is not None:
                 stack.__exit__(*error)
         finally:
@@ -450,8 +454,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                     # The other ranks may not take part after an error.
                     self._adoption.release(asks_ranks=ends_well or is_alone)
                 finally:
-                    if self._update.layouts.are_over_ranks:
-                        variables.access.serve_at_exit()
+                    if access.may_need_all:
+                        access.serve_at_exit()
                     self._config.transport.note_wait("")
 
     def __copy__(self) -> Self:

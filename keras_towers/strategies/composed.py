@@ -1,4 +1,4 @@
-"""A strategy of parts that other packages write."""
+"""A strategy composed of parts that other packages write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_towers.fit.options import (
     StrategyOptions,
     options_of,
 )
-from keras_towers.fit.update.variable_layouts import OnDevices
+from keras_towers.fit.update.sharding_policy import OnDevices
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.strategies import modes
@@ -71,8 +71,8 @@ class ComposedStrategy(BaseStrategy):
         if placement is not None:
             self._mode_name = "placement"
             sums = modes.sums_over_ranks(self._config)
-            layouts = OnDevices(self._config, placement)
-            update = WeightUpdate(self._config, layouts, **sums)
+            sharding = OnDevices(self._config, placement)
+            update = WeightUpdate(self._config, sharding, **sums)
         self._placement = placement
         self._compose(update)
 

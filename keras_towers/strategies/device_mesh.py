@@ -20,7 +20,7 @@ from keras_towers import devices as devices_lib
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
-from keras_towers.fit.update.variable_layouts import ShardedLayouts
+from keras_towers.fit.update.sharding_policy import ShardedOverTowers
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.partition.layouts import REPLICATED, InShards, MeshLayout
 from keras_towers.rendezvous.tf_config import Cluster
@@ -161,7 +161,7 @@ def _quoted(keys: Iterable[str]) -> str:
     return ", ".join(map(repr, keys))
 
 
-class LayoutsOnMesh(ShardedLayouts):
+class ShardedOverMesh(ShardedOverTowers):
     """How a layout map divides the variables of Keras over a mesh.
 
     Args:
@@ -248,7 +248,7 @@ class LayoutsOnMesh(ShardedLayouts):
     def choose(
         self, variable: Any, shape: Sequence[int], dtype: tf.DType
     ) -> MeshLayout:
-        """Return how a variable is divided; see ``VariableLayouts``.
+        """Return how a variable is divided; see ``ShardingPolicy``.
 
         Raises:
             TowerError: its layout does not fit its shape.

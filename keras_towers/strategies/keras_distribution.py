@@ -330,7 +330,7 @@ def _around_creation(variable: keras.Variable) -> Iterator[None]:
         yield
         return
     strategy = _strategy_of(distribution)
-    if not strategy._update.layouts.divide_new(variable):
+    if not strategy._update.sharding.divide_new(variable):
         yield
         return
     _move_models_to(strategy)

@@ -1,4 +1,4 @@
-"""Modes of exchanges among towers: who makes them, updates, and reasons."""
+"""Modes of exchanges among towers, and the update that a mode needs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,51 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_towers import devices as devices_lib, reduction
+from keras_towers import devices as devices_lib
 from keras_towers._incomplete import name_of
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.local_sgd import LocalSGD
-from keras_towers.fit.update.variable_layouts import (
+from keras_towers.fit.update.sharding_policy import (
     OnEachTower,
-    ShardedLayouts,
-    VariableLayouts,
+    ShardedOverTowers,
+    ShardingPolicy,
 )
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.reduction import (
-    CommunicationHook,
+from keras_towers.reduction import shared_memory
+from keras_towers.reduction.collective_ops import (
+    CollectiveOps,
+    NcclAllReduce,
+    failure_of,
+    hint_for,
+    nccl_available,
+)
+from keras_towers.reduction.collectives import (
+    Collectives,
+    Hierarchical,
+    OnDevice,
+    OnTowers,
+    SumsByFunction,
+)
+from keras_towers.reduction.compression_hooks import CommunicationHook
+from keras_towers.reduction.hook_names import describe_effect, hook_for
+from keras_towers.reduction.packing import GradientPacker, Packed
+from keras_towers.reduction.rank_sum import RankSum
+from keras_towers.reduction.stateful_hooks import (
+    NesterovMomentum,
     StatefulHook,
-    shared_memory,
+    as_stateful,
 )
 from keras_towers.transport.engine_transport import EngineTransport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-MODES: dict[ModeName, Callable[[], reduction.Collectives]] = {
-    "nccl": reduction.NcclAllReduce,
-    "collective": reduction.CollectiveOps,
-    "hierarchical": reduction.Hierarchical,
-    "towers": reduction.OnTowers,
-    "host": reduction.OnDevice,
+MODES: dict[ModeName, Callable[[], Collectives]] = {
+    "nccl": NcclAllReduce,
+    "collective": CollectiveOps,
+    "hierarchical": Hierarchical,
+    "towers": OnTowers,
+    "host": OnDevice,
 }
 """The collectives that exchange tensors among towers in each mode."""
 
@@ -42,7 +61,7 @@ MODES: dict[ModeName, Callable[[], reduction.Collectives]] = {
 def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
     """Why a mode cannot run on devices; None if it can."""
     if mode == "nccl":
-        available, reason = reduction.nccl_available(devices)
+        available, reason = nccl_available(devices)
         return None if available else reason
     if mode == "hierarchical" and len(devices) % 2:
         return (
@@ -65,8 +84,8 @@ class Mode:
 
     name: str
     reason: str
-    collectives: reduction.Collectives
-    gradients: reduction.Collectives | None = None
+    collectives: Collectives
+    gradients: Collectives | None = None
 
 
 def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
@@ -76,7 +95,7 @@ def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
     name: ModeName = "host" if on_host else "towers"
     if callable(wanted):
         # Metrics and statistics are no gradients.
-        own = reduction.SumsByFunction(wanted, name_of(wanted))
+        own = SumsByFunction(wanted, name_of(wanted))
         mode = _mode(name_of(wanted), "requested", own, devices, options)
         return dataclasses.replace(
             mode, collectives=MODES[name](), gradients=mode.collectives
@@ -102,7 +121,7 @@ def choose(devices: Sequence[str], options: StrategyOptions) -> Mode:
 def _mode(
     name: str,
     reason: str,
-    collectives: reduction.Collectives,
+    collectives: Collectives,
     devices: Sequence[str],
     options: StrategyOptions,
 ) -> Mode:
@@ -110,17 +129,17 @@ def _mode(
     on_host, packer = devices_lib.all_on_host(devices), options.packer
     if name == "nccl" and options.in_shards:
         # One communicator: those of two may wait for each other.
-        collectives = reduction.CollectiveOps()
+        collectives = CollectiveOps()
     if name == "collective":
-        reason += f"; {reduction.hint_for(devices)} algorithm"
+        reason += f"; {hint_for(devices)} algorithm"
     if name in ("nccl", "collective") and not on_host:
         reason += "; bfloat16 is summed as float32"
     if packer is None:
         packer = not on_host
     if packer and len(devices) > 1:
         if packer is True:
-            packer = reduction.GradientPacker()
-        collectives = reduction.Packed(collectives, packer)
+            packer = GradientPacker()
+        collectives = Packed(collectives, packer)
         reason += "; gradients are packed"
     return Mode(name, reason, collectives)
 
@@ -134,7 +153,7 @@ def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
     """
     devices, options = [*itertools.chain(*config.mesh)], config.options
     over_nccl = mode.name == "nccl" or (
-        mode.name == "collective" and reduction.nccl_available(devices)[0]
+        mode.name == "collective" and nccl_available(devices)[0]
     )
     if not over_nccl:
         return mode
@@ -148,20 +167,20 @@ def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
     return _mode("towers", reason, MODES["towers"](), devices, options)
 
 
-def _alone(collectives: reduction.Collectives) -> reduction.Collectives:
+def _alone(collectives: Collectives) -> Collectives:
     """Return what exchanges what a packer packs."""
-    if isinstance(collectives, reduction.Packed):
+    if isinstance(collectives, Packed):
         return collectives.collectives
     return collectives
 
 
 @functools.cache
 def _failure(
-    kind: Callable[[], reduction.Collectives],
+    kind: Callable[[], Collectives],
     devices: Sequence[str],
     all_kinds: bool,
 ) -> str:
-    return reduction.failure_of(kind(), devices, all_kinds)
+    return failure_of(kind(), devices, all_kinds)
 
 
 def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:
@@ -175,10 +194,8 @@ def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:
         return {}
     hook = _choose_hook(config)
     if options.outer_momentum:
-        hook = reduction.NesterovMomentum(
-            reduction.as_stateful(hook), options.outer_momentum
-        )
-    rank_sum = reduction.RankSum(config.transport, hook)
+        hook = NesterovMomentum(as_stateful(hook), options.outer_momentum)
+    rank_sum = RankSum(config.transport, hook)
     if options.sync_every is None:
         return {"rank_sum": rank_sum}
     rounds = LocalSGD(
@@ -188,25 +205,25 @@ def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:
 
 
 def create_update(
-    config: TowerConfig, mode: Mode, layouts: VariableLayouts | None = None
+    config: TowerConfig, mode: Mode, sharding: ShardingPolicy | None = None
 ) -> WeightUpdate:
     """Create the update for towers that all-reduce their gradients.
 
     Args:
         config: the towers.
         mode: what exchanges tensors among them.
-        layouts: how they divide weights; None: as the options say.
+        sharding: how they divide weights; None: as the options say.
     """
     return WeightUpdate(
         config,
-        layouts or _choose_layouts(config),
+        sharding or _choose_sharding(config),
         mode.collectives,
         mode.gradients,
         **sums_over_ranks(config),
     )
 
 
-def _choose_layouts(config: TowerConfig) -> VariableLayouts:
+def _choose_sharding(config: TowerConfig) -> ShardingPolicy:
     """Return where towers have weights and slots, as the options say."""
     updates = config.options.updates
     divides_weights = config.options.weights == "sharded"
@@ -214,7 +231,7 @@ def _choose_layouts(config: TowerConfig) -> VariableLayouts:
         option = f'{"weights" if divides_weights else "updates"}="sharded"'
         if config.num_towers * config.shards.size > 1:
             each = updates == "each"
-            return ShardedLayouts(config, option, divides_weights, each)
+            return ShardedOverTowers(config, option, divides_weights, each)
         if config.transport.rank == 0:
             logger.warning(
                 "%s is off: there is only one tower, so there is nothing to "
@@ -225,7 +242,7 @@ def _choose_layouts(config: TowerConfig) -> VariableLayouts:
     on_host = devices_lib.all_on_host(config.devices)
     if updates == "each" or (by_default and not on_host):
         return OnEachTower(config)
-    return VariableLayouts(config)
+    return ShardingPolicy(config)
 
 
 def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
@@ -235,7 +252,7 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
     shares = shared_memory.available(config.transport)
     if compression is None and on_host and shares:
         return shared_memory.SharedMemoryAllReduce()
-    return reduction.hook_for(compression)
+    return hook_for(compression)
 
 
 def describe_mode(update: WeightUpdate, mode: Mode) -> list[str]:
@@ -263,7 +280,7 @@ def describe_nccl(config: TowerConfig) -> list[str]:
 
 def describe_rank_options(options: StrategyOptions) -> list[str]:
     """Describe options of the exchange between ranks that change results."""
-    line = reduction.describe_effect(options.compression)
+    line = describe_effect(options.compression)
     lines = [line] if line else []
     if options.sync_every is not None:
         end = "averages the ranks' weights"

@@ -21,18 +21,16 @@ from keras_towers.fit.options import (
     current_name,
     options_of,
 )
-from keras_towers.fit.update.variable_layouts import OnDevices
+from keras_towers.fit.update.sharding_policy import OnDevices
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import LeastLoadedPlacement
-from keras_towers.parameter_servers.averaged_session import AveragedSession
+from keras_towers.parameter_servers.async_updates import AsyncSession
+from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import (
     ServerPeers,
     take_role,
 )
-from keras_towers.parameter_servers.training_session import (
-    AsyncSession,
-    Session,
-)
+from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.worker_runner import (
     ServerUpdate,
     WorkerRunner,
@@ -127,8 +125,8 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self.ps_device: Where = where
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(places)
         super().__init__(devices, checked)
-        layouts = OnDevices(self._config, self.placement)
-        self._compose(WeightUpdate(self._config, layouts))
+        sharding = OnDevices(self._config, self.placement)
+        self._compose(WeightUpdate(self._config, sharding))
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -265,7 +263,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
     Attributes:
         sync: as given.
-        caching_device: where a worker keeps its copy, as above.
+        caching_device: where a worker keeps its copy.
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.
@@ -298,8 +296,8 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
-        layouts = OnDevices(self._config, place)
-        self._compose_workers(ServerUpdate(self._config, layouts=layouts))
+        sharding = OnDevices(self._config, place)
+        self._compose_workers(ServerUpdate(self._config, sharding=sharding))
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):

@@ -18,7 +18,7 @@ from keras_towers.fit.options import (
     Tokens,
 )
 from keras_towers.fit.weights.copies import native
-from keras_towers.parameter_servers.averaged_session import AveragedSession
+from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.worker_runner import (
     ServerUpdate,
@@ -34,8 +34,8 @@ from keras_towers.replicas.replica_calls import (
 from keras_towers.replicas.replica_counts import (
     Quorum,
     ReplicaCounts,
-    Staleness,
 )
+from keras_towers.replicas.staleness import Staleness
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.parameter_server_strategies import (
     connect,
@@ -112,7 +112,7 @@ class AsyncTowerStrategy(BaseStrategy):
 
     @property
     def staleness(self) -> Staleness:
-        """How many updates by other towers the last epoch's steps missed."""
+        """The updates by other towers that the last epoch's steps missed."""
         return self._runner.staleness
 
     def _description_lines(self) -> list[str]:

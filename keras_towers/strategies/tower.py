@@ -1,4 +1,4 @@
-"""A replica of the model on each tower of one process, kept in sync."""
+"""``TowerStrategy``: the towers of one process divide each step."""
 
 from __future__ import annotations
 

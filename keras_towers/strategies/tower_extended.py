@@ -19,8 +19,8 @@ from keras_towers._strategy import Strategy
 from keras_towers._types import Structure
 from keras_towers.fit.data import batches as data_lib, tower_datasets
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
-from keras_towers.reduction import divide, sum_over_ranks
-from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.gradients import Gradient, divide
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
 Value: TypeAlias = "tf.distribute.DistributedValues | Gradient"
@@ -57,10 +57,11 @@ class TowerExtended(compat.MirroredExtended):
         self._transport = transport
 
     def _devices_like(self, destinations: object) -> object:
-        """Return what TensorFlow takes for destinations.
+        """Return devices, given any destinations that TensorFlow takes.
 
-        It asks whether they are true; a variable says if its value is. It also
-        asks a tensor for its device, which it may not have in a function.
+        It asks whether they are true, and a variable then answers with its
+        value. It also asks a tensor for its device, which it may not have in a
+        function.
         """
         if isinstance(destinations, TowerMirroredVariable):
             return compat.Mirrored(destinations.values)

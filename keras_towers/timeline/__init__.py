@@ -7,7 +7,7 @@ recordings of all ranks are put on one clock, and written in the format of
 is in ``phases.py``, and what is said of it in ``advice.py``.
 
 ``advice``
-  The table of phases, and what to do about them.
+  Prints the table of phases, and advice about them.
 ``callback``
   ``kt.Timeline``: the callback that measures.
 ``phases``
@@ -15,5 +15,5 @@ is in ``phases.py``, and what is said of it in ``advice.py``.
 ``recording``
   The measurements of each rank, on one clock.
 ``trace_file``
-  The trace of all ranks, as tools show it.
+  Writes the trace of all ranks, in the format of tools.
 """

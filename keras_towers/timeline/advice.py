@@ -1,4 +1,4 @@
-"""The table of phases, and what to do about them."""
+"""Prints the table of phases, and advice about them."""
 
 from __future__ import annotations
 

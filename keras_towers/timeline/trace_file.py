@@ -1,4 +1,4 @@
-"""The trace of all ranks, as tools show it."""
+"""Writes the trace of all ranks, in the format of tools."""
 
 from __future__ import annotations
 

@@ -3,17 +3,17 @@
 The other modules here are shared by all transports.
 
 ``engine_transport``
-  The common part of all engines' transports.
+  The base class of all engines' transports.
 ``messages``
-  Encoding of tensors for ranks to send, in few messages.
+  Encodes tensors for ranks to send, in few messages.
 ``nccl_trial``
-  A first sum over NCCL, which shows whether it works here.
+  Tries a first sum over NCCL, to find out whether it works here.
 ``plain_values``
-  Python values as text, for ranks to gather: it contains only data.
+  Encodes Python values as text that ranks gather, with only data in it.
 ``exchange_counts``
   Counts the exchanges of a process for the watch over its ranks.
 ``memory_turns``
-  Memory that the exchanges of a graph use one after another.
+  Lets the exchanges of a graph share memory, one after another.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Transport(Abortable, Protocol):
         ...
 
 
-class SingleProcess:
+class SingleProcess(Transport):
     """A ``Transport`` for a single process: every sum is its input."""
 
     name = "one process"
@@ -146,14 +146,7 @@ class SingleProcess:
     def abort(self) -> None:
         pass
 
-    def leave(self) -> None:
-        pass
-
-    def renew(self) -> None:
-        pass
-
-    def reconnect(self) -> None:
-        pass
+    leave = renew = reconnect = abort
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str

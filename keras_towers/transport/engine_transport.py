@@ -1,4 +1,8 @@
-"""The common part of all engines' transports."""
+"""The base class of all engines' transports.
+
+``engines/`` has a subclass for each engine; ``messages.py`` encodes the
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -496,7 +500,7 @@ class EngineTransport(Extensible, Transport):
 
 
 def _in_words(counts: Sequence[int]) -> str:
-    """Tell numbers of rows; briefly, if they are equal on many ranks."""
+    """Describe numbers of rows, in few words if many ranks have the same."""
     same = f"{counts[0]} x {len(counts)}"
     return same if len({*counts}) == 1 else str([*counts])
 

@@ -17,7 +17,7 @@ _ReceivedT = TypeVar("_ReceivedT", bound=Sequence)
 
 
 class GraphCounts:
-    """How many exchanges have begun in graphs, and how many have ended."""
+    """The numbers of exchanges in graphs: begun, and ended."""
 
     def __init__(self) -> None:
         self._begun: tf.Variable = compat.hidden_variable(0, tf.int64)
@@ -28,10 +28,10 @@ class GraphCounts:
         collective: Callable[[Sequence[_SentT]], _ReceivedT],
         sent: Sequence[_SentT],
     ) -> _ReceivedT:
-        """Run a collective in a graph, which counts while it runs.
+        """Run a collective in a graph, and count it while it runs.
 
-        It begins once this rank has computed all that it sends: so a rank that
-        computes for long does not wait.
+        It begins once this rank has computed all that it sends, so that a long
+        computation does not count as a wait.
 
         Args:
             collective: the collective.
@@ -49,7 +49,7 @@ class GraphCounts:
     def read(self) -> tuple[int, int]:
         """Return how many have begun, and then how many have ended.
 
-        In this order, none that has ended seems to run.
+        In this order, an exchange that has ended cannot seem to run.
         """
         # Also while another thread traces.
         with tf.init_scope():
@@ -59,7 +59,7 @@ class GraphCounts:
 def counted(
     name: str, collective: Collective, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Run a collective, which counts as an exchange while it runs.
+    """Run a collective, and count it as an exchange while it runs.
 
     Args:
         name: of the exchange, the same on all ranks.

@@ -1,4 +1,4 @@
-"""Memory that the exchanges of a graph use one after another."""
+"""Lets the exchanges of a graph share memory, one after another."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ class Turns:
         self._number = number
 
     def take(
-        self,
-        exchange: Callable[[str], Sequence[tf.Tensor]],
-        kind: str = "",
+        self, exchange: Callable[[str], Sequence[tf.Tensor]], kind: str = ""
     ) -> list[tf.Tensor]:
         """Add an exchange to the graph that begins once its memory is free.
 

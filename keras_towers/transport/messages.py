@@ -1,4 +1,4 @@
-"""Encoding of tensors for ranks to send, in few messages.
+"""Encodes tensors for ranks to send, in few messages.
 
 Engines support few dtypes, and each message has a cost. So tensors are sent as
 words of their bits, or summed in a dtype that engines can sum, and small
@@ -113,7 +113,7 @@ def _is_of_words(dtype: tf.DType) -> bool:
 
 
 def with_rows(tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """Return a tensor with a number of rows: its own, and then zeros."""
+    """Return a tensor padded with zeros to a number of rows."""
     if tensor.shape[0] == number:
         return tensor
     missing = number - tf.shape(tensor)[0]
@@ -217,7 +217,7 @@ def send_packed(
         send: sends M tensors, and returns M tensors of the same shapes.
         limit: the largest size in bytes of a message with several tensors.
     """
-    groups = buckets(tensors, limit)
+    groups = group_by_bytes(tensors, limit)
     if not groups:
         return list(tensors)
     return unpack(send(pack(tensors, groups)), groups, tensors)
@@ -313,7 +313,7 @@ def elements_of_members(
     return list(map(sum, zip(*sizes, strict=True)))
 
 
-def buckets(
+def group_by_bytes(
     tensors: Sequence[tf.Tensor | tf.TensorSpec], limit: int = MESSAGE_BYTES
 ) -> list[list[int]]:
     """Group the non-empty tensors by message.

@@ -1,7 +1,7 @@
-"""A first sum over NCCL, which shows whether it works here.
+"""Tries a first sum over NCCL, to find out whether it works here.
 
-Links between GPUs, drivers and containers can keep NCCL from adding up, and
-only a sum shows it. A strategy tries one before anything relies on it.
+Links between GPUs, drivers and containers can keep NCCL from working, and only
+a sum shows it. A strategy tries one before anything relies on it.
 """
 
 from __future__ import annotations

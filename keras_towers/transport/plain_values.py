@@ -1,4 +1,4 @@
-"""Python values as text, for ranks to gather: it contains only data.
+"""Encodes Python values as text that ranks gather, with only data in it.
 
 Messages of other processes are decoded with this: unlike a pickle, they cannot
 run code in the process that reads them.

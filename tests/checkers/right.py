@@ -7,7 +7,7 @@ import keras
 
 import keras_towers as kt
 from keras_towers.fit.weights.least_loaded import LeastLoadedPlacement
-from keras_towers.reduction import GradientPacker
+from keras_towers.reduction.packing import GradientPacker
 
 
 def train(model: keras.Model, x: Any, y: Any) -> None:

@@ -35,7 +35,7 @@ IMAGES = np.random.default_rng(0).random((len(X), 8, 8, 3), "float32")
 
 
 TOWERS, SERVED = kt.TowerStrategy, kt.ParameterServerTowerStrategy
-PACKER = kt.reduction.GradientPacker(num_split=2, min_elements=2)
+PACKER = kt.GradientPacker(num_split=2, min_elements=2)
 PACKED, _ = draw(MODES, 3)
 SHARED = [*HARDEST, "ema-overwrite", "loss-scale-overflow", "uneven"]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from keras_towers import reduction
+from keras_towers.reduction.collective_ops import failure_of
+from keras_towers.reduction.packing import GradientPacker, Packed
 from keras_towers.strategies.modes import MODES
 from tests.gpu.towers import skip_unless_possible, towers
 from tests.reduction.cases import (
@@ -14,7 +15,7 @@ from tests.reduction.cases import (
 
 pytestmark = pytest.mark.gpu
 
-PACKER = reduction.GradientPacker(num_split=3, min_elements=2)
+PACKER = GradientPacker(num_split=3, min_elements=2)
 
 
 @pytest.fixture(params=MODES)
@@ -24,13 +25,13 @@ def mode(request):
 
 
 def test_every_kind_of_exchange(mode):
-    for collectives in (mode, reduction.Packed(mode, PACKER)):
-        assert not reduction.failure_of(collectives, towers())
+    for collectives in (mode, Packed(mode, PACKER)):
+        assert not failure_of(collectives, towers())
 
 
 def test_every_tower_gets_the_sum_on_its_device(mode):
     reduce = mode.all_reduce
-    for function in (reduce, reduction.Packed(mode, PACKER).all_reduce):
+    for function in (reduce, Packed(mode, PACKER).all_reduce):
         step = compiled(function, towers())
         for seed in range(3):
             grads = make_gradients(len(towers()), seed)

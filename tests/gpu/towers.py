@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import reduction
 from keras_towers.conformance.cases import CASES, HARDEST
 from keras_towers.conformance.strategy_check import compare
+from keras_towers.reduction.collective_ops import nccl_available
 from tests.kit import gpus, sampling
 from tests.kit.training import prefetching
 
@@ -45,7 +45,7 @@ def some_on_cpus(kept, cases):
 
 def skip_unless_possible(name):
     """Skip a test where a mode, or a reduction of that name, cannot run."""
-    available, reason = reduction.nccl_available(towers())
+    available, reason = nccl_available(towers())
     if "nccl" in name and not available:
         pytest.skip(f"NCCL: {reason}")
     if name == "hierarchical" and len(towers()) % 2:

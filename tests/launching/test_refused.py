@@ -98,10 +98,12 @@ def test_one_line_says_why(options, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("s.py -np 2 --np", "-np N, before s.py, which gets -np behind it"),
+        ("s.py -np 2 --np", ": -np, before s.py, which gets -np"),
+        ("s.py --workers 2", ": --workers, before s.py, which gets --workers"),
+        ("s.py --towers 2", ": -np N, before s.py, which gets --towers"),
         (
             "--strategy multi-worker s.py --workers=2 --seed 1 --ps 1",
-            "--workers N, before s.py, which gets --workers, --ps behind it",
+            "train: --workers, before s.py, which gets --workers, --ps",
         ),
     ],
 )
@@ -109,7 +111,7 @@ def test_options_behind_the_script_are_named(arguments, said):
     result = CliRunner().invoke(app, ["run", *arguments.split()])
     assert result.exit_code == 2
     (line,) = result.output.strip().splitlines()
-    assert line.endswith(said)
+    assert line.endswith(f"{said} behind it")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def supervised(ranks, events=(), elastic=False, told=None):
         server=SimpleNamespace(gone={}, get={store.RESUMES: told}.get),
         processes=ranks,
         stand_by=lambda: None,
-        again=True,
+        may_restart=True,
         job=SimpleNamespace(
             no_strategy=True, elastic=elastic, grace_s=30, runs="script"
         ),

@@ -1,6 +1,7 @@
 """A job of one worker, whose parameter server is this process."""
 
 import gc
+import threading
 import weakref
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.errors import TowerError
+from keras_towers.fit.data.epoch_iterator import RELEASES
 from keras_towers.replicas.replica_calls import TrainFunction
 from keras_towers.strategies import parameter_server_strategies
 from tests.fit.step.acts import ReadsItsUpdate
@@ -65,8 +67,17 @@ def test_the_workers_of_the_job_are_the_replicas(strategy):
         ("DistributedParameterServerStrategy", {"sync": False}),
     ],
 )
-def test_a_model_that_is_dropped_is_freed(strategy, name, options):
+def test_a_model_that_is_dropped_is_freed(strategy, name, options, monkeypatch):
     """Else the servers would hold the weights of every model for good."""
+    held = []
+
+    class Waits(threading.Thread):
+        """As a thread that frees data whose reads are still pending."""
+
+        def start(self):
+            held.append(self) if self.name == RELEASES else super().start()
+
+    monkeypatch.setattr(threading, "Thread", Waits)
     model = linear()
     with strategy(name, **options):
         fit(model)
@@ -74,6 +85,7 @@ def test_a_model_that_is_dropped_is_freed(strategy, name, options):
         del model
         gc.collect()
         assert left() is None
+        assert held
 
 
 def normalised():

@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from keras_towers import compat
@@ -25,7 +24,6 @@ from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     BelowLimit,
-    ListOf,
     Partial,
     RowSplits,
     Sharded,
@@ -212,58 +210,6 @@ def _fetched(graph):
 def results_of(program):
     """The values of the results of a traced function."""
     return [program.values[t.name] for t in program.graphs[0].outputs]
-
-
-def described(program):
-    """How towers have the results of a traced function: in words, and shapes.
-
-    ``rows 0 of [n, 3]``, ``rows 1 of [4, 6*n] in 2 blocks``, ``sum of [3]``,
-    ``list of rows 0``; what is the same everywhere is ``whole [3]``. What is
-    computed once for it follows after a colon.
-    """
-    results = ", ".join(map(_description, results_of(program)))
-    once = sorted(computed_once(program))
-    return ": ".join([results, *[" ".join(once)] * bool(once)])
-
-
-def each(table):
-    """Parametrize a test by the rows of a table, with its keys as names."""
-    return pytest.mark.parametrize("case", table.values(), ids=table.keys())
-
-
-def check_described(wanted, function, *given, **options):
-    """Check a function on towers, and how they have its results.
-
-    Args:
-        wanted: what ``described`` says of them.
-        function: as for ``check_on_towers``, as all that follows.
-        *given: its inputs.
-        **options: further ones.
-    """
-    known = {g.examples for g in given} - {None}
-    towers = [(count - 1, 0, 1) for count in known] or FEW
-    program = check_on_towers(function, *given, towers=towers, **options)
-    assert described(program) == wanted
-    return program
-
-
-def _description(value):
-    layout = value.layout
-    if isinstance(layout, ListOf):
-        return f"list of {_place(layout.element)}"
-    known = value.shape is not None
-    shape = list(value.shape) if known else "?"
-    if layout == REPLICATED:
-        return f"whole {shape}"
-    blocks = getattr(layout, "blocks", 1)
-    more = f" in {blocks} blocks" if blocks > 1 else ""
-    return f"{_place(layout)} of {shape}{more}"
-
-
-def _place(layout):
-    if isinstance(layout, ListOf):
-        return f"list of {_place(layout.element)}"
-    return "sum" if layout == PARTIAL else f"rows {layout.axis}"
 
 
 def on_towers(program, parts, counts, ranks=1, copies=(), more=()):

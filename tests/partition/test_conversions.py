@@ -3,14 +3,12 @@
 import tensorflow as tf
 
 from tests.partition.kit import (
-    check_described,
-    each,
-    exchange_counts,
     laid_out,
     partial_sum,
     replicated,
     sharded,
 )
+from tests.partition.layout_list import as_listed
 from tests.partition.rules.cases.case import axis_size
 
 X, W, TOTAL = sharded(-1, 4), replicated(4), partial_sum(4)
@@ -33,90 +31,30 @@ def _elements(x):
 
 # The exchanges of the results themselves are among them.
 CONVERSIONS = {
-    "rows to a whole": (
-        "whole [?]: Unique",
-        {"gather": 1},
-        lambda x: tf.unique(x[:, 0])[0],
-        X,
-    ),
-    "columns to a whole": (
-        "whole [?]: Unique",
-        {"gather": 1},
-        lambda x: tf.unique(x[0])[0],
-        COLUMNS,
-    ),
-    "blocks to a whole": (
-        "rows 1 of [2, 6*n, 3] in 3 blocks: ReverseV2",
-        {"gather": 1},
-        lambda x: tf.reverse(x, [1]),
-        BLOCKS,
-    ),
-    "rows of texts to a whole": (
-        "rows 0 of [n, 0.1, 4]: ReverseV2",
-        {"gather": 1},
-        lambda x: tf.reverse(x, [0]),
-        TEXTS,
-    ),
-    "a sum to a whole": ("whole [4]", {"sum": 1}, tf.square, TOTAL),
-    "a sum to a whole for rows": (
-        "rows 0 of [n, 4]",
-        {"sum": 1, "gather": 1},
-        lambda t, x: x * tf.exp(t),
-        TOTAL,
-        X,
-    ),
-    "a whole to a term of a sum": (
-        "sum of [4]",
-        {"sum": 1},
-        lambda t, w: t + w,
-        TOTAL,
-        W,
-    ),
-    "a whole back to rows": (
-        "rows 0 of [n, 4]: TopKV2",
-        {"gather": 2},
-        lambda x: 2 * _once(x),
-        X,
-    ),
-    "a whole back to blocks": (
-        "rows 1 of [2, 6*n, 3] in 3 blocks: ReverseV2",
-        {"gather": 2},
-        lambda x: tf.reverse(x, [1]) * x,
-        BLOCKS,
-    ),
+    "rows to a whole": (lambda x: tf.unique(x[:, 0])[0], X),
+    "columns to a whole": (lambda x: tf.unique(x[0])[0], COLUMNS),
+    "blocks to a whole": (lambda x: tf.reverse(x, [1]), BLOCKS),
+    "rows of texts to a whole": (lambda x: tf.reverse(x, [0]), TEXTS),
+    "a sum to a whole": (tf.square, TOTAL),
+    "a sum to a whole for rows": (lambda t, x: x * tf.exp(t), TOTAL, X),
+    "a whole to a term of a sum": (lambda t, w: t + w, TOTAL, W),
+    "a whole back to rows": (lambda x: 2 * _once(x), X),
+    "a whole back to blocks": (lambda x: tf.reverse(x, [1]) * x, BLOCKS),
     "one gather for all users": (
-        "whole [?], whole [?]: Unique",
-        {"gather": 2},
         lambda x: (tf.unique(x[:, 0])[0], tf.unique(-x[:, 0])[0]),
         X,
     ),
     "one gather of the same rows": (
-        "rows 0 of [n, 4], rows 0 of [n, 4]: ReverseV2 TopKV2",
-        {"gather": 3},
         lambda x: (_once(x), tf.reverse(x, [0])),
         X,
     ),
-    "one sum for all users": (
-        "whole [4], whole [4]",
-        {"sum": 1},
-        lambda t: (tf.exp(t), tf.sin(t)),
-        TOTAL,
-    ),
-    "the sum in place of what follows": (
-        "whole [4], whole [4]",
-        {"sum": 1},
-        lambda t: (tf.exp(t), -t),
-        TOTAL,
-    ),
+    "one sum for all users": (lambda t: (tf.exp(t), tf.sin(t)), TOTAL),
+    "the sum in place of what follows": (lambda t: (tf.exp(t), -t), TOTAL),
     "what follows of a larger sum": (
-        "whole [4], whole []",
-        {"sum": 1},
         lambda t: (tf.exp(t), tf.reduce_sum(t)),
         TOTAL,
     ),
     "a list to a whole": (
-        "rows 1 of [?, n]: StridedSlice",
-        {"gather": 2},
         lambda x: tf.raw_ops.TensorListGather(
             input_handle=_elements(x),
             indices=tf.unique(tf.cast(x[:1, 0] * 0, tf.int32))[0],
@@ -126,24 +64,19 @@ CONVERSIONS = {
         X,
     ),
     "sizes on all towers": (
-        "rows 0 of [n, 0.1]",
-        {"gather": 1},
         lambda x: tf.fill([axis_size(x), axis_size(x, 1)], 1.0),
         TEXTS,
     ),
     "a size that follows from towers": (
-        "whole []",
-        {"first": 1},
         lambda x: axis_size(x[:, 1:], 1),
         TEXTS,
     ),
 }
 
 
-@each(CONVERSIONS)
-def test_conversions(case):
-    wanted, exchanges, *rest = case
-    assert exchange_counts(check_described(wanted, *rest)) == exchanges
+test_conversions = as_listed(
+    "conversions: conversions", CONVERSIONS, exchanges=True
+)
 
 
 def test_rows_of_any_number_of_values_are_computed():

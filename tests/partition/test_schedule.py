@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from keras_towers.partition.lifetimes import Lifetimes, events_of
+from keras_towers.partition.memory_estimate import MemoryEstimate, events_of
 from keras_towers.partition.program import Operation
 from keras_towers.partition.schedule import RematLimits, schedule
 from keras_towers.partition.tensor_sizes import TensorSizes
@@ -37,8 +37,10 @@ def deep(xla=False, remat=None, width=WIDTH, layers=LAYERS):
     )
 
 
-def most_bytes(program):
-    return Lifetimes(program, TensorSizes(program, TOWERS, ROWS)).most_bytes()
+def peak_bytes(program):
+    return MemoryEstimate(
+        program, TensorSizes(program, TOWERS, ROWS)
+    ).peak_bytes()
 
 
 def check_order(program):
@@ -93,11 +95,11 @@ def test_what_takes_memory_is_computed_when_it_is_used():
     program = partition_graph(graph, layouts, graph.outputs)
     one = width * width * 4
     weights = layers * one
-    before = most_bytes(program) - weights
+    before = peak_bytes(program) - weights
     program = schedule(program, TOWERS, ROWS)
     check_order(program)
     assert before >= layers * one
-    assert most_bytes(program) - weights < 3 * one
+    assert peak_bytes(program) - weights < 3 * one
 
 
 def levels_of(step, *types):
@@ -140,11 +142,11 @@ def test_what_may_be_computed_again_saves_memory():
     check_order(again)
     before, after = kept.schedule, again.schedule
     # Programs are long: a failure is not to print them.
-    assert [most_bytes(kept), most_bytes(again)] == [before.bytes, after.bytes]
+    assert [peak_bytes(kept), peak_bytes(again)] == [before.bytes, after.bytes]
     assert before.bytes - after.bytes == after.saved > 0.5 * before.bytes
     assert 0 < after.work < 0.5
     names = [o.name for o in again.operations if o.suffix.endswith("_again")]
-    assert len(names) == after.again
+    assert len(names) == after.recomputed
 
 
 def test_as_little_is_computed_again_as_a_limit_needs():
@@ -154,7 +156,7 @@ def test_as_little_is_computed_again_as_a_limit_needs():
     assert found.bytes <= limit
     assert 0 < found.work < least.work
     # What fits as it is, is left as it is.
-    assert deep(remat=RematLimits(kept.bytes)).schedule.again == 0
+    assert deep(remat=RematLimits(kept.bytes)).schedule.recomputed == 0
 
 
 def test_a_part_of_the_work_bounds_what_is_computed_again():

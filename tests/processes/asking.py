@@ -1,11 +1,13 @@
 """Checks of a worker: data that use the model which trains on them."""
 
 import itertools
+import time
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+import keras_towers as kt
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
@@ -23,6 +25,11 @@ def predicts(it, x):
 
 def calls(it, x):
     return np.array(it(x))
+
+
+def evaluates(it, x):
+    targets = np.zeros((len(x), 3))
+    return it.evaluate(x, targets, verbose=0, return_dict=True)["loss"]
 
 
 def batches(it, ask, number=None):
@@ -129,6 +136,7 @@ def assert_trained_in_turn(fits, options=None, strategy=None):
 def data_that_ask_the_model_are_read_in_the_step_that_they_are_for():
     for fits, options in (
         (of_generator(predicts), None),
+        (of_generator(evaluates), None),
         (of_generator(calls), {"steps_per_execution": BATCHES}),
         (of_sequence(lambda it: Asking(it, calls)), None),
         (of_sequence(Hard), None),
@@ -160,11 +168,43 @@ def data_ask_the_model_wherever_they_are_read():
         for _ in range(2):
             of_generator(predicts, callbacks=[stop])[0](mine)
         mine.evaluate(batches(mine, predicts, 4))
+        mine.compile("adam", "mse", steps_per_execution=2)
+        mine.predict((x,) for x, _ in batches(mine, calls, 5))
     s.assert_same_model(mine)
 
 
 def wide():
     return s.model(keras.layers.Dense(8192), keras.layers.Dense(3))
+
+
+@check
+def python_data_are_read_no_further_ahead_than_by_keras():
+    """A callback may change what they return next."""
+    number = 6
+    for generates in (True, False):
+        read, found = [], []
+
+        class Counted(keras.utils.PyDataset):
+            def __len__(self):
+                return number
+
+            def __getitem__(self, k, read=read):
+                read.append(k)
+                return rows(k)
+
+        def settle(_, read=read, found=found, generates=generates):
+            time.sleep(0.05)
+            # Keras looks at two of a PyDataset first, and reads them again.
+            looked_at = 0 if generates else 2
+            found.append(len(read) - looked_at - len(found) - 1)
+
+        data = Counted()
+        x = (data[k] for k in range(number)) if generates else data
+        settles = kt.EveryRank(s.Does(on_train_batch_end=settle))
+        with s.Strategy():
+            s.fit(s.model(), x, None, callbacks=[settles])
+        # One, or two where it was waited for.
+        assert len(found) == number and max(found) <= 2, found
 
 
 @check

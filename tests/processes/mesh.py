@@ -11,7 +11,7 @@ from keras import layers
 import keras_towers as kt
 from keras_towers.conformance.cases import Case
 from keras_towers.fit.weights import shards
-from keras_towers.reduction import HookState, StatefulHook
+from keras_towers.reduction.stateful_hooks import HookState, StatefulHook
 from tests.kit import meshes
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check, rare_check

@@ -93,8 +93,8 @@ def what_ranks_save_is_written_by_rank_0():
         # Two layers in each of so many files; the other rank has written none.
         wanted = [2] * 10 if s.RANK == 0 else [0] * 4
         assert counts == wanted, (block, counts)
-        is_in_parts = access_of(mine) is not None
-        assert is_in_parts == (block is shards)
+        is_in_shards = access_of(mine) is not None
+        assert is_in_shards == (block is shards)
         assert_all_close(mine.get_weights(), weights[-1], 0)
         for path in paths[1:]:
             assert_saved(path, weights[-1])

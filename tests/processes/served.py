@@ -1,6 +1,6 @@
 """A worker of parameter servers: what users do with several, and refusals.
 
-``PART_BYTES`` says how large the parts are in which weights are updated.
+``CHUNK_BYTES`` says how large the chunks are in which weights are updated.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from tests.processes import (
     small as s,
 )
 
-settings.PART_BYTES = int(os.environ.get("PART_BYTES", settings.PART_BYTES))
+settings.CHUNK_BYTES = int(os.environ.get("CHUNK_BYTES", settings.CHUNK_BYTES))
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 
 

@@ -68,7 +68,7 @@ def assert_same_state(one, other):
 
 
 @check
-def state_is_in_parts_and_reads_as_a_whole():
+def state_is_in_shards_and_reads_as_a_whole():
     """At every event, on all ranks, and for a callback of rank 0 alone."""
     events = ("on_epoch_begin", "on_train_batch_end", "on_epoch_end")
     held = []
@@ -223,6 +223,31 @@ def what_other_ranks_have_dropped_can_be_read():
             found = mine.optimizer._momentums[0].numpy()
             wanted = reference.optimizer._momentums[0].numpy()
             assert_all_close([found], [wanted], 1e-5)
+
+
+@check
+def what_a_block_has_left_in_parts_is_read_in_one_that_divides_nothing():
+    """Before a call, in a callback and at the end: there the others serve."""
+    first, second, reference = compiled(), compiled(), alone({"epochs": 1})
+    path, found = str(FOLDER / "in parts.keras"), []
+    with sharded():
+        train(first, epochs=1)
+
+    def read(_=None):
+        if s.RANK == 0:
+            found.append(first.optimizer._momentums[len(found)].numpy())
+
+    with sharded(updates=None):
+        read()
+        train(second, epochs=1, callbacks=[s.Does(on_epoch_end=read)])
+        if s.RANK == 0:
+            first.save(path)
+        read()
+    if s.RANK == 0:
+        wanted = reference.optimizer._momentums
+        assert_all_close(found, [v.numpy() for v in wanted[:3]], 1e-5)
+        saved = keras.saving.load_model(path)
+        assert_all_close(values(saved), values(reference), 1e-5)
 
 
 @check
@@ -381,7 +406,7 @@ def full_on(rank, patch):
 
 
 @check
-def a_backup_of_shares_is_in_parts():
+def a_backup_of_shares_is_in_shards():
     """Within an epoch; read by two ranks, by one device, and by a model."""
     patch = pytest.MonkeyPatch()
     options = {"updates": None, "weights": "sharded"}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers.conformance import case_models as m, cases as conformance
 from keras_towers.conformance.cases import Case
-from keras_towers.partition import schedule
+from keras_towers.partition import gradient_buckets
 from keras_towers.partition.registry import OPERATIONS
 from tests.fit.calls import test_building as building
 from tests.fit.step import (
@@ -56,8 +56,8 @@ def gradients_exchanged_while_the_backward_pass_goes_on():
         ("embedding-clipped", {"weights": "sharded", "gather_bytes": 2000}),
         ("sync-batch-norm", {"updates": "sharded", "remat": True}),
     ]
-    few = {"_EXCHANGED": 64, "_MOST_EXCHANGES": 1000}
-    with unittest.mock.patch.multiple(schedule, **few):
+    few = {"_BUCKET_BYTES": 64, "_MOST_BUCKETS": 1000}
+    with unittest.mock.patch.multiple(gradient_buckets, **few):
         for name, options in ways:
             assert_one_device(cases[name], **options)
         # Hooks keep what they left out of each gradient.

@@ -80,7 +80,7 @@ TENSORFLOW_REST = [
     "sync-batch-norm in micro-batches on two towers",
     "other_gradients_are_refused",
     "rounds_with_an_outer_step_on_two_towers",
-    "state_is_in_parts_and_reads_as_a_whole",
+    "state_is_in_shards_and_reads_as_a_whole",
     "accumulation in shares",
     "weights_are_in_shards_too",
 ]

@@ -11,7 +11,7 @@ DRAWN, OTHERS = draw(names(MODULE), 6)
 # What depends on how often the workers meet at the servers, not on how many.
 RARER = names(MODULE, mark="rare_check")
 # Every weight by itself, as large ones are.
-PARTS = {"PART_BYTES": "1"}
+CHUNKS = {"CHUNK_BYTES": "1"}
 MORE = (
     "last-batch-of-one",
     "accumulation-clipped",
@@ -53,16 +53,16 @@ def job(wanted, strategy="SyncReplicasStrategy", **options):
 
 # Servers take a job for failed whose last fit has.
 LAST = "embedding-clipped"
-JOBS = {"two workers": job((*DRAWN, LAST), **PARTS)}
+JOBS = {"two workers": job((*DRAWN, LAST), **CHUNKS)}
 LONG = {
-    "two workers, not drawn": job((*OTHERS, LAST), **PARTS),
+    "two workers, not drawn": job((*OTHERS, LAST), **CHUNKS),
     "more cases": job((*RARER, *MORE)),
-    "three workers": job(THREE, ranks=3, **PARTS),
+    "three workers": job(THREE, ranks=3, **CHUNKS),
     "copies on towers": job(
-        COPIES, strategy="DistributedReplicatedStrategy", **PARTS
+        COPIES, strategy="DistributedReplicatedStrategy", **CHUNKS
     ),
     "a copy that towers share": job(
-        SHARED, strategy="DistributedParameterServerStrategy", **PARTS
+        SHARED, strategy="DistributedParameterServerStrategy", **CHUNKS
     ),
 }
 test_workers = each_check_of(JOBS, LONG)

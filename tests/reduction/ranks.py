@@ -7,7 +7,7 @@ import types
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.reduction import RankSum
+from keras_towers.reduction.rank_sum import RankSum
 from keras_towers.transport import SingleProcess
 
 

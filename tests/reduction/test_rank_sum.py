@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction import HookState, RankSum, StatefulHook
-from keras_towers.reduction.communication_hooks import all_reduce
+from keras_towers.reduction.compression_hooks import all_reduce
+from keras_towers.reduction.rank_sum import RankSum
+from keras_towers.reduction.stateful_hooks import HookState, StatefulHook
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import Owner, on_ranks
 

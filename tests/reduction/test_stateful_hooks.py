@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     bf16_shards,
     fp16,
     fp16_shards,

@@ -119,7 +119,7 @@ def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
     for path, body in (
         ("/keras_towers/progress-0", b"{}"),
         ("/keras_towers/progress-x", b"{}"),
-        ("/keras_towers/parts-x", b"[0]"),
+        ("/keras_towers/contributions-x", b"[0]"),
         ("/keras_towers/any-of", b"[7]"),
     ):
         assert raw(server, signed(server, "POST", path, body)) == b""

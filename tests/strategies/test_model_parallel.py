@@ -12,7 +12,7 @@ from keras import layers
 import keras_towers as kt
 from keras_towers import _notices
 from keras_towers.conformance.outcomes import assert_ordinary
-from keras_towers.fit.update.variable_layouts import VariableLayouts
+from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.fit.weights.shards import ShardedVariable
 from tests.kit import meshes
@@ -103,8 +103,8 @@ def test_a_transformer_is_the_same(rows, columns, options):
 
 
 def test_towers_may_have_copies_as_gpus_have(monkeypatch):
-    copied = functools.partialmethod(VariableLayouts.__init__, mirrors=True)
-    monkeypatch.setattr(VariableLayouts, "__init__", copied)
+    copied = functools.partialmethod(ShardingPolicy.__init__, mirrors=True)
+    monkeypatch.setattr(ShardingPolicy, "__init__", copied)
     strategy = kt.ModelParallelStrategy(layout_map(mesh_of(2, 2)))
     assert_same(use_model(transformer, train, strategy), on_one_device(), 2e-5)
 

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import reduction, settings, system
+from keras_towers import settings, system
 from keras_towers.fit.options import StrategyOptions
+from keras_towers.reduction.collectives import OnTowers
 from keras_towers.strategies import modes
 from tests.kit.compare import assert_all_close
 from tests.kit.training import fit, linear
@@ -29,7 +30,7 @@ def nccl(request, monkeypatch):
             return request.param, "the test says so"
         return False, f"{devices[0]} is not a GPU"
 
-    monkeypatch.setattr(reduction, "nccl_available", available)
+    monkeypatch.setattr(modes, "nccl_available", available)
     return request.param
 
 
@@ -101,14 +102,14 @@ def fails(parts, devices):
 
 
 def adds_wrongly(parts, devices):
-    sums = reduction.OnTowers().all_reduce(parts, devices)
+    sums = OnTowers().all_reduce(parts, devices)
     return [*sums[:-1], [grad + 1 for grad in sums[-1]]]
 
 
 def hangs(parts, devices):
     never = tf.numpy_function(lambda: END.wait() and 0.0, [], tf.float64)
     with tf.control_dependencies([never]):
-        return reduction.OnTowers().all_reduce(parts, devices)
+        return OnTowers().all_reduce(parts, devices)
 
 
 END = threading.Event()
@@ -120,13 +121,13 @@ END = threading.Event()
         (fails, "no link"),
         (hangs, "has not ended after 1 s"),
         (adds_wrongly, r"a first sum is .* instead of \[6.0, 14.0\]"),
-        (reduction.OnTowers().all_reduce, None),
+        (OnTowers().all_reduce, None),
     ],
 )
 def test_nccl_is_tried_before_it_is_used(reduce, why, monkeypatch, caplog):
-    monkeypatch.setattr(reduction, "nccl_available", lambda devices: (True, ""))
+    monkeypatch.setattr(modes, "nccl_available", lambda devices: (True, ""))
 
-    class Tried(reduction.OnTowers):
+    class Tried(OnTowers):
         def all_reduce(self, grads, devices):
             return reduce(grads, devices)
 

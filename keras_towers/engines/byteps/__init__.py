@@ -5,7 +5,7 @@
 ``byteps_servers``
   BytePS's scheduler and servers, beside the ranks of a job.
 ``byteps_strategy``
-  Ranks that BytePS connects.
+  The strategy of ranks that BytePS connects.
 ``byteps_transport``
   One process per device, connected by BytePS, which only sums vectors.
 ``dmlc``

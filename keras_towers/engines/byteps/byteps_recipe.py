@@ -28,7 +28,7 @@ print(json.dumps({"NCCL": cuda, "stand-ins for CUDA": not cuda}))
 # BytePS reads numbers through pointers of other types, and uses a header that
 # NVIDIA's headers used to include.
 _FLAGS = "-fno-strict-aliasing -w -include memory"
-# Of CUDA's C++ library, in TensorFlow's folder: CUDA's own headers need it.
+# CUDA's C++ library in TensorFlow's folder, which CUDA's own headers need.
 _CUDA_CXX = "include/third_party/gpus/cuda/libcudacxx/include"
 # For libraries that it links to, of which only headers are needed.
 _EMPTY_ARCHIVE = b"!<arch>\n"

@@ -66,10 +66,7 @@ class Servers:
             RankProcess(
                 run,
                 RankStart(
-                    name,
-                    index,
-                    {**variables, dmlc.ROLE: role},
-                    command=_SERVE,
+                    name, index, {**variables, dmlc.ROLE: role}, command=_SERVE
                 ),
             )
             for index, (name, role) in enumerate(roles.items())

@@ -1,4 +1,4 @@
-"""Ranks that BytePS connects."""
+"""The strategy of ranks that BytePS connects."""
 
 from __future__ import annotations
 

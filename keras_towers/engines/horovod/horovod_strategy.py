@@ -1,4 +1,4 @@
-"""Ranks that Horovod connects."""
+"""The strategy of ranks that Horovod connects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process per device, connected by Horovod.
+"""The transport of Horovod: one process per device.
 
 Horovod matches tensors by name: an all-reduce starts as soon as all ranks have
 submitted a tensor of the name, whatever else is running, and small tensors that
@@ -6,9 +6,10 @@ are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast and
 easy distributed deep learning in TensorFlow", 2018). So names must be the same
 on all ranks, and no name may be in flight twice.
 
-To TensorFlow its operations are without effects: what they send has to be
-unknown, or a rank without rows of a batch, where all is constant, would send it
-before the step, or once for two of them, and the others would wait.
+TensorFlow does not know that Horovod's operations have effects. If a rank has
+no rows of a batch, so that all it sends is constant, TensorFlow would run an
+operation before the step, or merge two of them, and the other ranks would wait.
+So what they send must be unknown to TensorFlow.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 
 _connected = False
-# What init() was called with, to call it again.
+# The arguments of init(), to call it again.
 _arguments: tuple[tuple[object, ...], dict[str, object]] = (), {}
 # The most bytes that Horovod sends together, by default.
 _FUSION_BYTES = 2**27
@@ -240,8 +241,8 @@ class HorovodTransport(EngineTransport):
 
     @property
     def loses_exchanges(self) -> bool:
-        # What a thread adds to Horovod's queue while Horovod shuts down may
-        # stay there. Over MPI, it does not shut down.
+        # An operation that a thread adds to Horovod's queue while Horovod shuts
+        # down may stay there. Over MPI, it does not shut down.
         return not self.engine.mpi_enabled()
 
     def leave(self) -> None:
@@ -257,8 +258,8 @@ class HorovodTransport(EngineTransport):
             _init(self.engine, *args, **kwargs)
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
-        # What Horovod makes of TensorFlow's errors in its operations, which
-        # only allocate memory.
+        # Horovod converts TensorFlow's errors in its operations, which only
+        # allocate memory, to this one.
         is_lost = isinstance(error, tf.errors.UnknownError)
         if is_lost and "Unknown error." in str(error.message):
             return tf.errors.ResourceExhaustedError(

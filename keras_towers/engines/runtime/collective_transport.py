@@ -1,4 +1,4 @@
-"""One process per task of ``TF_CONFIG``, connected by TensorFlow's collectives.
+"""The transport of TensorFlow's collectives, between tasks of ``TF_CONFIG``.
 
 Between hosts these run over TensorFlow's own gRPC servers: a ring for CPUs
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of

@@ -1,4 +1,4 @@
-"""Tasks of ``TF_CONFIG`` that all train."""
+"""The strategy of tasks of ``TF_CONFIG`` that all train."""
 
 from __future__ import annotations
 

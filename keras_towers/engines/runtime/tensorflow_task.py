@@ -27,7 +27,7 @@ from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import listening, liveness, tf_config, watch
-from keras_towers.rendezvous.store import Missing
+from keras_towers.rendezvous.store import MissingRanks
 from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -144,17 +144,17 @@ def _configure(cluster: Cluster) -> None:
 def wait_for_tasks(task: Task, timeout_s: float) -> None:
     """Wait until all ranks have started."""
     cluster, store = task.cluster, tf_config.store_of_tasks()
-    silent, missing = _other_ranks(task), Missing([], 0)
+    silent, missing = _other_ranks(task), MissingRanks([], 0)
     for waited_s in liveness.wait_loop(timeout_s, settings.NETWORK_POLL_S):
         if store is None:
             silent = [rank for rank in silent if not _answers(task, rank)]
             some = silent[: settings.MAX_RANKS_NAMED]
-            missing = Missing(some, len(silent))
+            missing = MissingRanks(some, len(silent))
         else:
             missing = store.give(_STARTED, cluster.rank, cluster.size, None)
             hold_s = min(timeout_s, settings.HOLD_S)
             if store.get(_STARTED, hold_s) is not None:
-                missing = Missing([], 0)
+                missing = MissingRanks([], 0)
         # Known only where they have met before.
         gone = watch.gone_ranks()
         if gone:

@@ -1,4 +1,4 @@
-"""The effects of callbacks, which are made the same on all ranks.
+"""Makes the effects of callbacks the same on all ranks.
 
 ``callback_roles.py`` decides which ranks run a callback.
 """
@@ -40,8 +40,8 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.joint_access import (
     Action,
+    Intent,
     JointAccess,
-    Told,
     refusing,
 )
 from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
@@ -121,10 +121,10 @@ def callbacks_adapted(
 
 @contextlib.contextmanager
 def refusing_ends(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
-    """Make exceptions errors by which callbacks would end an epoch.
+    """Turn exceptions that Keras takes for the end of the data into errors.
 
-    Keras takes them for the end of the data, also in one process. The epoch
-    would end on this rank, and other ranks would wait for it.
+    In one process, too, such an exception of a callback would end the epoch.
+    Here it would end on this rank only, and the other ranks would wait for it.
     """
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
@@ -158,7 +158,7 @@ def _refuse_end(
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates effects of callbacks and data to all ranks. Collective.
+    """Propagates the effects of callbacks and data to all ranks. Collective.
 
     It runs after all other callbacks, since a callback on any rank may
     write weights or stop the loop. If a single rank left the loop, the next
@@ -204,9 +204,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._events: set[str] = set(itertools.chain(*ranks))
 
     def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
-        adoption = self._adoption
-        reads = adoption is not None and adoption.update.layouts.are_over_ranks
-        return _acts(callback, event, reads)
+        return _acts(callback, event, self._joint.may_need_all)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -250,7 +248,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def _noting(self, name: str, where: str, event: str) -> Iterator[None]:
-        """Note what code writes in this block, and let it meet other ranks."""
+        """Record the variables that code writes; let it meet other ranks."""
         before = [(v, _value(v)) for v in self._variables(self.model)]
         outer, self._running = self._running, where
         try:
@@ -265,7 +263,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
     def _meeting_in(
         self, where: str, event: str
     ) -> contextlib.AbstractContextManager[None]:
-        """Let code use variables of which each rank has rows."""
+        """Let code in this block use variables in shards over the ranks."""
         if self._adoption is None:
             return contextlib.nullcontext()
         meets = event in self._events
@@ -308,7 +306,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             return self._meet(what, needs_all=why)[0]
 
     def _access(self, action: Action, value: object) -> tf.Tensor | None:
-        """Read or write a variable of which each rank has rows."""
+        """Read or write a variable in shards over the ranks."""
         with activity.within(f"{action} in {self._running}", waits=True):
             return self._meet(str(action), action, value)[1]
 
@@ -322,15 +320,15 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Meet the other ranks, and share what callbacks have done until then.
 
         Args:
-            does: as of ``JointAccess.meet``; empty: the callbacks are done.
-            action: as there.
-            value: as there.
+            does: what this rank is about to do; empty: the callbacks are done.
+            action: its action on a variable, if it is one.
+            value: the value that it writes.
             needs_all: why not only some ranks can do it; empty: they can.
         """
-        tell = functools.partial(self._share_effects, needs_all)
-        return self._joint.meet(does, action, value, tell=tell)
+        exchange = functools.partial(self._share_effects, needs_all)
+        return self._joint.meet(does, action, value, exchange=exchange)
 
-    def _share_effects(self, needs_all: str, mine: Told) -> list[Told]:
+    def _share_effects(self, needs_all: str, mine: Intent) -> list[Intent]:
         """Share requests to stop, and the values that callbacks have written.
 
         Values wait until all ranks are about to do the same: before, a rank
@@ -340,9 +338,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         model = self.model
         asked = [name for name in _STOPS if getattr(model, name, False)]
         has_written = bool(self._written)
-        told = *mine, needs_all, asked, model._initial_epoch, has_written
+        shared = *mine, needs_all, asked, model._initial_epoch, has_written
         ranks = rank_checks.gather(
-            self._transport, told, "ends an event of callbacks"
+            self._transport, shared, "ends an event of callbacks"
         )
         all_do, actions, reasons, stops, epochs, written = zip(
             *ranks, strict=True
@@ -430,7 +428,7 @@ def _acts(
         reads: whether other ranks have to take part in reading weights, too.
     """
     names = {event, event.replace("train_batch", "batch")}
-    # Those of Keras that save weights say how often.
+    # Keras's callbacks that save weights have ``save_freq``.
     saves = getattr(callback, "save_freq", "epoch") != "epoch"
     is_harmless = "batch" in event and not (reads and saves)
     classes = _HARMLESS if is_harmless else _HARMLESS[:1]
@@ -448,12 +446,12 @@ def _acts(
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
-    """All variables of a model that callbacks may write."""
+    """Return all variables of a model that callbacks may write."""
     return state_lib.collect(model).everything()
 
 
 def _value(variable: keras.Variable) -> _Value:
-    # What ranks write together needs no look.
+    # Ranks write variables in shards together.
     if is_over_ranks(variable):
         return None
     value = variable._value

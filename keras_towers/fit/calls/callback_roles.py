@@ -1,4 +1,4 @@
-"""Callbacks: which ranks run them, and what they require of ``fit``.
+"""The roles of callbacks: which ranks run them, and where ``fit`` starts.
 
 ``callback_effects.py`` makes their effects the same on all ranks.
 """
@@ -35,7 +35,7 @@ _Kind = TypeVar("_Kind")
 # Also the older ``on_batch_*``, which Keras still calls.
 ALL_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 _FORWARDED = frozenset((*ALL_EVENTS, "set_params", "set_model"))
-# What is run by the first rank that has its path, and the attribute with that.
+# Callbacks that the first rank with a path runs, and the path's attribute.
 _WRITTEN: dict[type, str] = {
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.CSVLogger: "filename",
@@ -69,7 +69,7 @@ class _Marked(keras.callbacks.Callback):
         self.callback = callback
 
     def __getattribute__(self, name: str) -> Any:
-        """Forward what Keras calls: a single process does not unwrap it."""
+        """Forward attributes to the callback, as Keras does not unwrap it."""
         if name in _FORWARDED:
             return getattr(self.callback, name)
         return super().__getattribute__(name)
@@ -170,7 +170,7 @@ def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Callbacks:
 def in_form_of(
     passed: Any, callbacks: list[keras.callbacks.Callback]
 ) -> Callbacks:
-    """Return callbacks of ``fit`` in the form in which it was given others."""
+    """Return callbacks in the form in which ``fit`` was given others."""
     if not isinstance(passed, compat.CallbackList):
         return callbacks
     # Copied: the user may use the list again, with its own callbacks.
@@ -270,7 +270,7 @@ def callbacks_of_rank(
 ) -> list[keras.callbacks.Callback]:
     """Return the callbacks that this rank runs.
 
-    Until ``stack`` closes, some of them save without the other ranks.
+    Until ``stack`` closes, some of them save files without the other ranks.
 
     Args:
         peers: all ranks.

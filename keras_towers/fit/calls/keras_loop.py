@@ -1,4 +1,7 @@
-"""The iterators and steps by which Keras's own loop runs a call on towers."""
+"""Connects Keras's own loop to a call: its iterator and its steps.
+
+``keras_patches.py`` installs these functions. ``tower_call.py`` has the call.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ iterators: ThreadLocal[Callable[..., EpochIterator]] = ThreadLocal()
 
 
 def is_of_keras(fn: Callable[..., object]) -> bool:
-    """Whether Keras makes a function, from a step of a model."""
+    """Whether Keras made a function from a step of a model."""
     module = getattr(fn, "__module__", "")
     is_made = module == compat.trainer_module.__name__
     return isinstance(fn, UserStep) or (is_made and not inspect.ismethod(fn))
@@ -54,7 +57,7 @@ def build_without_call(
 
 
 def without_call() -> TowerError:
-    """Return the error for a method that runs without any call of ours."""
+    """Return the error for a method that Keras calls outside of a call."""
     return TowerError(
         "a method of a model was called without keras_towers: your code stored "
         "it before it imported keras_towers. Call the model's own fit, "

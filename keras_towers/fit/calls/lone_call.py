@@ -1,11 +1,11 @@
 """Calls of Keras's methods that a rank makes alone, within a call of all ranks.
 
-All ranks have the same weights, so what evaluates or predicts needs no other
-rank. But for weights in shards over the ranks: these ranks then hold the whole
-of them while the call runs. In callbacks, and in code of data that runs in the
-same thread, ``SyncedCallbacks`` finds out which ranks make a call: if all do,
-they make it together. Where ranks cannot meet, as in a thread that reads data,
-each makes it alone.
+If all ranks have the same weights, a rank can evaluate or predict by itself. If
+weights are in shards over the ranks, these ranks hold the whole weights while
+the call runs. In callbacks, and in code of data that runs in the same thread,
+``SyncedCallbacks`` finds out which ranks make a call: if all do, they make it
+together. Where ranks cannot meet, as in a thread that reads data, each makes it
+alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keras_towers import compat
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.tower_call import TowerCall, tower_function
 from keras_towers.fit.components import KerasCall, TowerFunction
-from keras_towers.fit.data import in_turn
+from keras_towers.fit.data import read_ahead
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.joint_access import holding_weights
@@ -35,7 +35,7 @@ class LoneCall(TowerCall):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.places = self.places.alone()
-        # What its own callbacks do, they do alone, too.
+        # The callbacks of the call act alone, too.
         transport = self.config.transport
         self.meet = lambda what, call: [
             what if rank == transport.rank else ""
@@ -62,7 +62,7 @@ class LoneCall(TowerCall):
 
 
 def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
-    """Refuse a call in another thread that a rank cannot make alone there.
+    """Refuse a call in another thread that a rank cannot make by itself.
 
     Args:
         call: the call.
@@ -75,7 +75,7 @@ def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
             "each rank has a part of its weights. Call it in a callback, or in "
             "on_epoch_end of a PyDataset, where ranks meet"
         )
-    ahead = in_turn.reads_data() and not in_turn.is_in_turn()
+    ahead = read_ahead.reads_data() and not read_ahead.waits_for_steps()
     if not why and ahead and outer.why_not_asking():
         why = (
             "the data are read ahead, so ranks would get different batches. "
@@ -92,7 +92,7 @@ def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
 def why_not_alone(
     call: KerasCall, outer: keras.Model, adoption: Adoption
 ) -> str:
-    """Return why ranks cannot make a call alone; empty if they can.
+    """Return why a rank cannot make a call by itself; empty if it can.
 
     Args:
         call: the call.

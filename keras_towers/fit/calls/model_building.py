@@ -1,4 +1,4 @@
-"""Building of a model before its first step, as on one device."""
+"""Builds a model before its first step, as on one device."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def needs_build(model: keras.Model, kind: str) -> bool:
 
 
 def layers_are_built(model: keras.Model) -> bool:
-    """Whether no layer is left that a step might build, as for its loss."""
+    """Whether all layers are built that a step might build, as for its loss."""
     return all(layer.built for layer in model._flatten_layers())
 
 
 def uses_optimizer(model: keras.Model, kind: str) -> bool:
     """Whether a method uses ``model.optimizer`` for all trainable weights.
 
-    They are known when no layer is left for its step to build.
+    This is known once every layer is built.
     """
     has_keras_step = kind in TRAINING and model_state.has_keras_step(model)
     return has_keras_step and layers_are_built(model)

@@ -1,13 +1,14 @@
-"""Saving each file once, although every rank runs the whole script.
+"""Saves each file once, although every rank runs the whole script.
 
-Ranks that write one file at a time would spoil it. So the first rank that saves
-to a path writes it, by a function of Keras or of TensorFlow. The others wait
-until then, and give it their parts of the weights meanwhile. A path of one rank
-is that rank's.
+Ranks that write one file at the same time would corrupt it. So the first rank
+that saves to a path writes it, by a function of Keras or of TensorFlow. The
+others wait until then, and give it their parts of the weights meanwhile. A rank
+that saves to a path of its own writes it itself.
 
-How ranks find out what the others save depends on where they are: they meet in
-a callback, and where each has a part of the weights; elsewhere, rank 0, which
-may be alone, waits for nobody, and tells the job's store what it saves.
+How ranks find out what the others save depends on where they are. In a
+callback, and where each has a part of the weights, they meet. Elsewhere, rank
+0, which may be alone, waits for nobody, and tells the job's store what it
+saves.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ _WRITERS: tuple[tuple[object, str], ...] = (
     (tf.train.Checkpoint, "_write"),
     (compat.saved_model, "save_and_return_nodes"),
 )
-# What these functions call the path.
+# The names of the path in these functions.
 _PATHS = ("filepath", "file_prefix", "export_dir")
 _REMEDY = (
     "One rank writes what several save. Save the same path on every rank, or "
     "put saves of other ranks into `with kt.save_on_every_rank():`."
 )
 
-# What ranks that meet tell of a path.
+# The words of ranks that meet about a path.
 _SAVES, _SAVED = "saves ", "has saved "
 
 _on_every_rank: ThreadLocal[bool] = ThreadLocal()
@@ -71,7 +72,7 @@ _elsewhere: ThreadLocal[bool] = ThreadLocal()
 
 
 class _Ranks(Protocol):
-    """How the ranks of a job find out which of them writes a path."""
+    """Agreement of the ranks of a job on which of them writes a path."""
 
     @property
     def rank(self) -> int:
@@ -79,7 +80,7 @@ class _Ranks(Protocol):
         ...
 
     def turn(self, path: str) -> str | None:
-        """Wait until this rank can write a path, or another one has.
+        """Wait until this rank may write a path, or another one has written it.
 
         Returns:
             None: this rank writes it; else why the other one could not; empty:
@@ -97,7 +98,7 @@ class _Ranks(Protocol):
         ...
 
 
-# Those of this process's job, if it has a store.
+# The ranks of this process's job, if it has a store.
 _job: _RanksOfStore | None = None
 
 
@@ -117,7 +118,7 @@ def save_on_every_rank() -> Iterator[None]:
 
 
 def let_one_rank_write(rank: int) -> None:
-    """Let one rank of a job write what several save, from now on.
+    """From now on, let one rank write each file that several ranks save.
 
     Args:
         rank: the rank of this process.
@@ -129,7 +130,7 @@ def let_one_rank_write(rank: int) -> None:
 
 
 def go_on(in_loop: bool) -> None:
-    """Note that this rank begins a call, before which it saves no more.
+    """Note that this rank begins a call; it saves no more before the call.
 
     Args:
         in_loop: whether such calls follow one another.
@@ -141,7 +142,7 @@ def go_on(in_loop: bool) -> None:
 def _save(
     original: Callable[..., object], *args: object, **kwargs: object
 ) -> object:
-    """Save like a function of Keras or TensorFlow, but once for all ranks."""
+    """Call a saving function of Keras or TensorFlow once for all ranks."""
     try:
         bound = inspect.signature(original).bind(*args, **kwargs)
         given = bound.arguments
@@ -171,7 +172,7 @@ def _save(
     if call is not None and call.config.transport.size > 1:
         meet = call.meet
         ranks = _RanksThatMeet(ranks.rank, lambda does: meet(does, None))
-    with save_on_every_rank(), thread_state.keeping_parts.holding(True):
+    with save_on_every_rank(), thread_state.keeping_shards.holding(True):
         failure = ranks.turn(path)
         if failure is None:
             return _write(ranks, path, write)
@@ -185,7 +186,7 @@ def _save(
 
 
 def _write(ranks: _Ranks, path: str, write: Callable[[], object]) -> object:
-    """Write a path, and tell the other ranks how that has ended."""
+    """Write a path, and tell the other ranks how that ended."""
     failure = "it was interrupted"
     try:
         result, failure = write(), ""
@@ -200,7 +201,7 @@ def _write(ranks: _Ranks, path: str, write: Callable[[], object]) -> object:
 
 
 def _parts_of(saved: Any) -> list[object]:
-    """Return what is saved: a model, or all parts of a thing of TensorFlow."""
+    """Return the saved objects: a model, or all parts of a trackable."""
     if isinstance(saved, compat.Trackable) and not isinstance(
         saved, keras.Model
     ):
@@ -220,9 +221,10 @@ def _refuse_apart(model: keras.Model) -> None:
 
 
 def _at_once(options: Any) -> Any:
-    """Return options of a checkpoint that let no other thread write it.
+    """Return checkpoint options that write in this thread.
 
-    Its ranks would get there at different times, and not find out who writes.
+    In other threads, ranks would write at different times, and could not agree
+    on who writes.
     """
     is_later = getattr(options, "experimental_enable_async_checkpoint", False)
     if _job is None or not is_later:
@@ -258,7 +260,7 @@ def _write_values(
 def _manage(
     original: Callable[..., object], *args: object, **kwargs: object
 ) -> object:
-    """Write or delete a file of checkpoints, if no other rank does."""
+    """Write or delete a file of checkpoints, unless another rank does."""
     return None if _elsewhere.get() else original(*args, **kwargs)
 
 
@@ -274,7 +276,7 @@ PATCHES: tuple[patches.Patch, ...] = (
 
 
 class _RanksThatMeet:
-    """Ranks that tell one another what they do.
+    """Ranks that meet, and exchange which paths they save.
 
     Args:
         rank: the rank of this process.
@@ -303,7 +305,7 @@ class _RanksThatMeet:
 
 
 class _RanksOfStore:
-    """Ranks that learn from the store what rank 0 has saved.
+    """Ranks that learn from the store which paths rank 0 has saved.
 
     Between two calls, rank 0 lists there what it saves, and at last that it
     goes on. Only then can another rank have a path of its own.
@@ -326,7 +328,7 @@ class _RanksOfStore:
         self._index = itertools.count()
 
     def go_on(self, in_loop: bool) -> None:
-        """Tell, as rank 0, that it saves no more before its next call.
+        """On rank 0, announce that it saves no more before its next call.
 
         In a loop of short calls it does so only if it has saved.
         """
@@ -392,7 +394,7 @@ class _RanksOfStore:
         return f"saves-{self._number}-{digest.hexdigest()[:16]}"
 
     def _wait(self, path: str, writer: int, key: str) -> Any:
-        """Wait for what a rank tells; return None if it does not come to it."""
+        """Wait for a message of a rank; None if the rank no longer sends it."""
         limit_s = seconds(
             settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
         )

@@ -1,10 +1,15 @@
-"""One call of a Keras method, and its interface to Keras's own loop."""
+"""A call of a Keras method on towers, and its interface to Keras's own loop.
+
+``tower_runner.py`` makes a ``TowerCall`` for each call;
+``fit/step/global_step.py`` runs its steps.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -23,9 +28,9 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import in_turn
+from keras_towers.fit.data import read_ahead
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator, Within
-from keras_towers.fit.data.in_turn import InTurn
+from keras_towers.fit.data.read_ahead import ReadAheadLimit
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
 
 
 _calls: ThreadLocal[TowerCall] = ThreadLocal()
-# Those of all ranks, in the one thread that makes such calls.
+# The calls of all ranks, in the one thread that makes such calls.
 _joint: list[TowerCall] = []
 
 
@@ -55,23 +60,23 @@ def current() -> TowerCall | None:
 
 
 def around() -> TowerCall | None:
-    """Return the call around what this thread is about to do, or None.
+    """Return the call that this thread works for, or None.
 
-    A thread that runs no call may do something for the call that all ranks run
-    in another thread, such as read its data.
+    A thread that runs no call itself may work for a call of all ranks in
+    another thread, such as read its data.
     """
     return current() or (_joint[-1] if _joint else None)
 
 
 def outside() -> contextlib.AbstractContextManager[None]:
-    """Return a block in which this thread runs no call."""
+    """Return a block in which this thread counts as running no call."""
     return _calls.holding(None)
 
 
 def step_of(fn: Callable[..., object]) -> Callable[..., Structure] | None:
-    """Return what runs a function as a step of this thread's call.
+    """Return a runner for a function that is a step of this thread's call.
 
-    None: it is no step of Keras, and runs on each tower.
+    None: it is not a step of Keras, and runs on each tower.
 
     Args:
         fn: what ``Strategy.run`` gets.
@@ -191,7 +196,7 @@ class TowerCall:
             finally:
                 self.end_threads()
                 for iterator in self._iterators:
-                    iterator.turn.end()
+                    iterator.read_limit.end()
                 if self.epoch_iterator is not None:
                     # The process would hang at its exit if TensorFlow were
                     # still running Python code that reads an unused batch.
@@ -199,7 +204,7 @@ class TowerCall:
 
     @contextlib.contextmanager
     def _among_calls(self) -> Iterator[None]:
-        """Take part in the order of steps, and of calls of all ranks."""
+        """Order the steps and the calls of this rank as on all other ranks."""
         order = self._step.order
         with contextlib.ExitStack() as stack:
             if self.config.transport.size > 1:
@@ -227,7 +232,7 @@ class TowerCall:
         }
 
     def _original_method(self, name: str) -> Callable[..., Any]:
-        """Return the model's own method, even inside another of its calls."""
+        """Return the model's own method, also inside another of its calls."""
         return getattr(type(self.model), name).__get__(self.model)
 
     def _make_step_function(self, kind: str, force: bool = False) -> None:
@@ -269,7 +274,7 @@ class TowerCall:
 
     @property
     def settings(self) -> StepSettings:
-        """The settings of its steps, without what functions learn."""
+        """The settings of the call's steps, before functions adapt them."""
         examples = self.examples.get(self.kind)
         return StepSettings(
             self.model, self.kind, self.places, self._undivided, examples
@@ -286,7 +291,7 @@ class TowerCall:
         return result
 
     def place_created(self, variable: keras.Variable) -> None:
-        """Give a variable that a step creates the value of rank 0, and a place.
+        """Give a variable that a step creates rank 0's value, and place it.
 
         Copies of it are made together with those of an optimizer's slots.
         """
@@ -298,7 +303,7 @@ class TowerCall:
             return
         with tf.init_scope():
             agreement.broadcast(transport, [variable._value])
-            if update.layouts.divide_new(variable):
+            if update.sharding.divide_new(variable):
                 update.variables.name(variable)
                 update.place(variable)
 
@@ -317,7 +322,7 @@ class TowerCall:
         return iterator
 
     def _epochs(self, kind: str) -> int | None:
-        """Return how many epochs use one iterator over data; None: unknown."""
+        """Return how many epochs use one iterator over data, if it is known."""
         if kind != "fit":
             return 1
         if self.start is not None:
@@ -331,8 +336,9 @@ class TowerCall:
         places = self.places if is_own else self._places_of(kind)
         order = self._step.order
         counted = order.steps_done if self.config.transport.size > 1 else None
-        turn = InTurn(
-            lambda: model_state.collect(self.model).everything(),
+        # What still reads the data later must not keep the model.
+        read_limit = ReadAheadLimit(
+            functools.partial(_variables_of, weakref.ref(self.model)),
             self.model.steps_per_execution,
             None if self.is_alone else counted,
         )
@@ -344,7 +350,7 @@ class TowerCall:
             end_data=lambda batches: self._step.end_data(
                 batches, self.model, places.ranks
             ),
-            turn=turn,
+            read_limit=read_limit,
             within=self.within_data,
             **kwargs,
         )
@@ -352,14 +358,14 @@ class TowerCall:
         return iterator
 
     def refuse(self, why: str) -> TowerError:
-        """Return an error that its data raise, and with which it then ends."""
+        """Return an error for data to raise, which ends the call."""
         error = TowerError(why)
-        if in_turn.reads_data():
+        if read_ahead.reads_data():
             self.refused = error
         return error
 
     def why_not_asking(self) -> str:
-        """Return why threads that read its data must not ask the model."""
+        """Return why threads that read the data must not use the model."""
         reasons = [iterator.why_not_asking for iterator in self._iterators]
         return next(filter(None, reasons), "")
 
@@ -370,8 +376,8 @@ class TowerCall:
     ) -> None:
         """Replacement for ``_maybe_symbolic_build``.
 
-        What is not built yet is built when the first step is called, as on one
-        device: metrics are reset, epochs begin and callbacks run before.
+        An unbuilt model is built when the first step is called, as on one
+        device: after metrics are reset, epochs begin and callbacks run.
         """
         if iterator is not None:
             data_batch = model_building.batch_spec(iterator)
@@ -380,7 +386,7 @@ class TowerCall:
             self.prepare()
 
     def _builds_in_step(self) -> bool:
-        """Whether the first step is to build the model, on all ranks."""
+        """Whether the first step builds the model, on all ranks."""
         needs = model_building.needs_build(self.model, self.kind)
         ranks = self.places.ranks
         if ranks.job.size == 1:
@@ -432,7 +438,7 @@ class TowerCall:
         self._prepared = True
 
     def place_variables(self) -> bool:
-        """Place the model's variables on the towers; return if any were new."""
+        """Place the model's variables; return whether any were new."""
         placed = self.adoption.agree_on_wholes(
             self.model,
             self.places.ranks.job,
@@ -478,7 +484,7 @@ def tower_function(
     settings: StepSettings,
     force: bool = False,
 ) -> TowerFunction:
-    """Return a function of a model for towers, made again if needed."""
+    """Return a model's function for towers; make it again if needed."""
     before = getattr(model, name)
     uses_towers = before is None or isinstance(before, TowerFunction)
     function = make_by_keras(model, name, force or not uses_towers)
@@ -486,6 +492,14 @@ def tower_function(
         function = AdaptiveFunction(model, name, config, settings)
         setattr(model, name, function)
     return function
+
+
+def _variables_of(
+    model: weakref.ref[keras.Model],
+) -> Collection[keras.Variable]:
+    """Return all variables of a model, if it is still there."""
+    found = model()
+    return [] if found is None else model_state.collect(found).everything()
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:

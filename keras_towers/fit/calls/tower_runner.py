@@ -1,4 +1,8 @@
-"""Runs Keras's methods with synchronous steps on all towers."""
+"""Runs Keras's methods with synchronous steps on all towers.
+
+``keras_patches.py`` passes each call of ``fit``, ``evaluate``, ... to the
+runner of its strategy. The runner makes a ``TowerCall`` (``tower_call.py``).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from keras_towers.fit.components import (
     TowerConfig,
 )
 from keras_towers.fit.context import step_errors, thread_state
-from keras_towers.fit.data import in_turn
+from keras_towers.fit.data import read_ahead
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.ranks import call_agreement
@@ -64,9 +68,9 @@ class TowerRunner(Runner):
     def failing_together(
         self, kind: str
     ) -> contextlib.AbstractContextManager[None]:
-        """Return the block of a call that fails on all ranks or on none.
+        """Return a block in which a call fails on all ranks or on none.
 
-        Of a call within another one, that one's block is the one that counts.
+        A call within another one uses the block of the outer call.
 
         Args:
             kind: the method of Keras.
@@ -74,7 +78,11 @@ class TowerRunner(Runner):
         if tower_call.around() is not None:
             return contextlib.nullcontext()
         joint = self._config.transport.size > 1
-        if joint and in_turn.reads_data() and failed_calls.calls.are_elsewhere:
+        if (
+            joint
+            and read_ahead.reads_data()
+            and failed_calls.calls.are_elsewhere
+        ):
             raise TowerError(
                 f"{kind} is called in a thread that reads data, but the call "
                 "that needed them has ended."
@@ -83,11 +91,11 @@ class TowerRunner(Runner):
 
     @property
     def runs_plain_keras(self) -> bool:
-        """Whether all calls run as plain Keras does, without towers."""
+        """Whether calls run as in plain Keras, without towers."""
         return not self._config.divides
 
     def _must_compute_again(self, keras_call: KerasCall) -> bool:
-        """Whether a step of plain Keras, of one device, would not fit."""
+        """Whether a step of plain Keras fits only if it recomputes."""
         model, kind = keras_call.model, keras_call.kind
         may_again = kind == "fit" and self._config.options.remat is None
         if not may_again or not self.step.memory.is_limited:
@@ -136,10 +144,7 @@ class TowerRunner(Runner):
                 again = self.adoption.prepared.had_another(model, kind)
                 where = call_agreement.beginning_of(keras_call, again)
                 access = self.adoption.update.variables.access
-                # A rank that reads a variable between calls may need all: it
-                # may be another strategy's, whose block has left it in parts.
-                may_read = access.size > 1 and access.known.agreements > 0
-                if outer is None and may_read:
+                if outer is None and access.may_need_all:
                     call_agreement.serve(config, access, kind, where)
                 if not prepared:
                     observer = callback_roles.only_one(ObservesFit, keras_call)
@@ -172,7 +177,7 @@ class TowerRunner(Runner):
                 self._config.transport.note_wait("")
 
     def _start_alone(self, keras_call: KerasCall) -> Structure:
-        """Run a call in a callback that not all ranks make."""
+        """Run a call in a callback that only some ranks make."""
         model = keras_call.model
         doing = f"{keras_call.kind} of model {model.name!r} on this rank alone"
         with self._config.strategy.scope(), activity.within(doing):
@@ -194,7 +199,7 @@ class TowerRunner(Runner):
         examples: int | None,
         kind: str = "fit",
     ) -> tuple[Trace, Program]:
-        """Trace and lay out a step, which never runs.
+        """Trace and lay out a step without running it.
 
         Args:
             model: a compiled model.
@@ -272,7 +277,7 @@ def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
 
 
 def _step_of(model: keras.Model, kind: str) -> Step:
-    """Return the step of a method of Keras."""
+    """Return the step of a method of Keras, such as ``train_step``."""
     if kind in TRAINING:
         return model.train_step
     return model.predict_step if "predict" in kind else model.test_step
@@ -281,7 +286,7 @@ def _step_of(model: keras.Model, kind: str) -> Step:
 def _batch_of(keras_call: KerasCall) -> tuple[Structure, int | None]:
     """Return the specs and the number of examples of a batch of ``fit``.
 
-    They are None where only the data's own code knows them.
+    They are None if only the code of the data knows them.
     """
     names = ("x", "y", "sample_weight", "batch_size")
     data = {name: keras_call.arguments.get(name) for name in names}
@@ -315,8 +320,8 @@ def run_on_one_device(keras_call: KerasCall) -> Structure:
 def noting_causes(call: TowerCall) -> Iterator[None]:
     """Add possible causes to any error that a call raises.
 
-    If a model cannot be built beforehand, its step builds it, and may fail with
-    a different error.
+    If a model cannot be built beforehand, its first step builds it, and may
+    fail with another error.
     """
     model = call.model
     try:
@@ -348,7 +353,7 @@ def noting_causes(call: TowerCall) -> Iterator[None]:
 def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     """Make a call that fails on one rank fail on all.
 
-    Its error says which tower or rank has failed. A script may survive any
+    The error names the tower or rank that failed. A script may survive any
     exception, such as the KeyboardInterrupt of a Ctrl-C.
 
     Args:

@@ -5,11 +5,11 @@
 ``patches``
   Temporary patches of classes, modules and single objects.
 ``remat_scopes``
-  Layers that users let run again: ``keras.RematScope``, ``keras.remat``.
+  Layers that users let recompute: ``keras.RematScope``, ``keras.remat``.
 ``thread_state``
-  The state of each thread: the step that it traces or runs, its blocks.
+  State of each thread: the step that it traces or runs, and its blocks.
 ``without_collection``
   Pauses Python's garbage collector while a step is traced.
 ``step_errors``
-  The errors of steps that a user sees, with notes on what failed.
+  Errors of steps as a user sees them, with notes on what failed.
 """

@@ -11,10 +11,10 @@ V = TypeVar("V")
 
 
 class IdentityKey(weakref.ref[K]):
-    """A weak reference that equals another one of the same living object.
+    """A weak reference that equals only references to the same living object.
 
-    The ``id`` alone would also equal that of a later object, which may get the
-    address of one that is no longer used.
+    An ``id`` alone could also belong to a later object, which got the address
+    of a freed one.
     """
 
     __slots__ = ("_hash",)

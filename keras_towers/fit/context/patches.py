@@ -1,4 +1,7 @@
-"""Temporary patches of classes, modules and single objects."""
+"""Temporary patches of classes, modules and single objects.
+
+The docstring of ``keras_patches.py`` lists all of them.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def _calling(ours: Callable, original: Callable) -> Callable:
 
 
 def _cell_of_wrapped(function: object) -> CellType | None:
-    """The closure cell in which a decorated function keeps the original."""
+    """Return the closure cell where a decorated function keeps the original."""
     wrapped = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():
         if wrapped is not None and cell.cell_contents is wrapped:

@@ -1,10 +1,10 @@
-"""Layers that users let run again: ``keras.RematScope``, ``keras.remat``.
+"""Layers that users let recompute: ``keras.RematScope``, ``keras.remat``.
 
-On TensorFlow both are ``tf.recompute_grad``, which traces a function once more
-in its gradient. Draws are then other ones, what updates a variable does so
-twice, keyword arguments fail, and the gradients of all its variables wait for
-one another. A step that towers trace has the function once, like any other, and
-the schedule computes again what has no effect.
+On TensorFlow both are ``tf.recompute_grad``, which traces a function a second
+time in its gradient. Then it draws other random numbers, updates variables
+twice, fails with keyword arguments, and makes the gradients of all its
+variables wait for one another. A step on towers traces the function once, like
+any other, and the schedule recomputes the operations without effects.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from keras_towers.partition.segments import Segments
 
 
 class RematScopes:
-    """Notes which operations of a trace users let be computed again."""
+    """The operations of a trace that users let be recomputed."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        # Of functions that are being called, the outer ones first.
+        # The functions that are being called, the outer ones first.
         self._open: tuple[int, ...] = ()
         self._paths: dict[str, tuple[int, ...]] = {}
 
     @contextlib.contextmanager
     def segment(self) -> Iterator[None]:
-        """Let what a block adds to the current graph be computed again."""
+        """Mark what this block adds to the current graph to be recomputed."""
         graph, outer = compat.get_default_graph(), self._open
         before = len(graph.get_operations())
         self._open = (*outer, next(self._numbers))
@@ -44,7 +44,7 @@ class RematScopes:
             self._open = outer
 
     def segments_of(self, graph: tf.Graph) -> Segments | None:
-        """Return what has been noted in a graph; None: nothing."""
+        """Return the marked segments of a graph; None if there are none."""
         if not self._paths:
             return None
 

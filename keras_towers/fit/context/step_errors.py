@@ -1,4 +1,4 @@
-"""The errors of steps that a user sees, with notes on what failed.
+"""Errors of steps as a user sees them, with notes on what failed.
 
 This module does not depend on code that traces or runs steps.
 """
@@ -46,7 +46,7 @@ def error_for_user(error: Exception) -> TowerError | None:
 
 
 def explain_on_towers(error: tf.errors.OpError, config: TowerConfig) -> None:
-    """Let an error of a step say what it does not say of towers."""
+    """Add notes on towers to an error of a step."""
     message = of_whole_table(error.message)
     if message != error.message:
         # Towers look up what all of the batch asks for, each in its shard.

@@ -1,4 +1,4 @@
-"""The state of each thread: the step that it traces or runs, its blocks."""
+"""State of each thread: the step that it traces or runs, and its blocks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ActiveStep:
 
     @property
     def takes_updates(self) -> bool:
-        """Whether calls of optimizers are passed to ``apply`` here."""
+        """Whether optimizers pass their gradients to ``apply`` here."""
         return self.graph in (None, compat.get_default_graph())
 
 
@@ -88,12 +88,12 @@ trains_on_one_device: ThreadLocal[bool] = ThreadLocal()
 exporting: ThreadLocal[contextlib.ExitStack] = ThreadLocal()
 
 # Whether what this thread reads stays in parts after the strategy's block, too.
-keeping_parts: ThreadLocal[bool] = ThreadLocal()
+keeping_shards: ThreadLocal[bool] = ThreadLocal()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OpenBlock:
-    """A block in which a thread, and only this one, trains on towers.
+    """A block in which only the thread that entered it trains on towers.
 
     Attributes:
         opened: what the thread did: "the block of TowerStrategy was entered".

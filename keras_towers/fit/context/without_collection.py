@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 
 class _Pause:
-    """A pause that several threads may want at once."""
+    """A pause of the collector, which several threads may want at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

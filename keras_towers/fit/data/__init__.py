@@ -1,15 +1,15 @@
 """Per-tower batches, and agreement between ranks on their data.
 
 ``batches``
-  Per-tower batches: a global batch split, or one batch for each tower.
+  Batches of towers: a global batch split, or one batch for each tower.
 ``epoch_iterator``
-  Keras's epoch iterator over per-tower batches.
+  Keras's epoch iterator over the batches of towers.
 ``same_data``
   Checks that all ranks read the same data, by fingerprints of it.
 ``shuffle_order``
-  One order of shuffled data on all ranks.
-``in_turn``
-  Python data that ask the model, read in the step that they are for.
+  Shuffles data in the same order on all ranks.
+``read_ahead``
+  How far data in Python that use the model may be read ahead of its steps.
 ``tower_datasets``
   Datasets of batches that are divided over towers before a step.
 """

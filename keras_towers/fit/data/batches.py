@@ -1,4 +1,7 @@
-"""Per-tower batches: a global batch split, or one batch for each tower."""
+"""Batches of towers: a global batch split, or one batch for each tower.
+
+``epoch_iterator.py`` and ``fit/step/divided_batch.py`` use them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ WholeParts = Mapping[tuple[str, ...], Collection[str]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch, or its specs, and which of its parts towers divide.
+    """A batch, or its specs, with a note of which parts towers divide.
 
     Attributes:
         structure: dense, ragged or sparse tensors of shape [examples, ...], or
@@ -62,9 +65,9 @@ class Batch:
     ) -> Batch:
         """Find which parts of a batch, or of specs, have a row per example.
 
-        Parts whose number of rows is known only at run time are assumed to have
-        one, unless an earlier batch has shown otherwise. A step in which they
-        differ fails.
+        A part whose number of rows is known only at run time is assumed to have
+        one, unless an earlier batch has shown otherwise. If this is wrong, the
+        step fails.
 
         Args:
             structure: the batch.
@@ -91,12 +94,12 @@ class Batch:
 
     @property
     def leaves(self) -> list[Structure]:
-        """Its parts; None for those that are left out."""
+        """The tensors of the batch; None for those that are left out."""
         return tf.nest.flatten(self.structure)
 
     @property
     def has_rows_only(self) -> bool:
-        """Whether all parts that it has have a row for each example."""
+        """Whether every part has a row for each example."""
         parts = zip(self.leaves, self.divided, strict=True)
         return all(is_divided for leaf, is_divided in parts if leaf is not None)
 
@@ -119,7 +122,7 @@ class Batch:
         return None if example is None else static_rows(example)
 
     def undivided(self) -> set[str]:
-        """Return which parts have other numbers of rows; eager only."""
+        """Return the parts that have other numbers of rows; eager only."""
         size = int(self.size)
         return {
             name
@@ -128,7 +131,7 @@ class Batch:
         }
 
     def specs(self, any_size: bool = False) -> Batch:
-        """Return its specs; with ``any_size`` of any number of rows."""
+        """Return the specs; with ``any_size`` for any number of rows."""
 
         def spec_of(leaf: Leaf | None) -> tf.TypeSpec | None:
             if leaf is None:
@@ -141,7 +144,7 @@ class Batch:
         )
 
     def map_divided(self, function: Callable[[Leaf], Structure]) -> Structure:
-        """Return it with a function applied to the divided parts only."""
+        """Return the batch with a function applied to its divided parts."""
         leaves = [
             function(leaf) if is_divided else leaf
             for leaf, is_divided in zip(self.leaves, self.divided, strict=True)
@@ -149,7 +152,7 @@ class Batch:
         return tf.nest.pack_sequence_as(self.structure, leaves)
 
     def cut(self, starts: Sequence[Count]) -> tuple[object, ...]:
-        """Cut it into N pieces; each gets all parts that are not divided.
+        """Cut the batch into N pieces; each gets all undivided parts.
 
         Args:
             starts: the first row of each piece, and the end of the last.
@@ -206,7 +209,8 @@ class Batch:
     def refuse_without_rows(self) -> None:
         """Reject a tower's own batch if a part of it cannot be divided.
 
-        Each tower's batch has such a part, and one device could use only one.
+        Each tower's batch has such a part, but one device could use only one of
+        them.
         """
         for name, leaf in zip(self.names, self.leaves, strict=True):
             is_value = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant
@@ -220,7 +224,7 @@ class Batch:
 
 
 class TowerBatch(NamedTuple):
-    """One step's data for the K towers of this process, also in datasets.
+    """The data of one step for the K towers of this process.
 
     Attributes:
         pieces: the K towers' pieces of the batch; some may have no examples.
@@ -263,7 +267,7 @@ class TowerBatch(NamedTuple):
 def of_any_size(
     spec: tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec,
 ) -> tf.TypeSpec:
-    """Return the spec of a tensor that may have any number of rows."""
+    """Return the spec of a tensor with any number of rows."""
     shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         of_rows: Any = spec
@@ -333,7 +337,7 @@ def as_tower_batch(
         config: the towers.
         places: those that have parts of it.
         batch: a global batch, or the towers' pieces of one.
-        undivided: as of ``Batch.of``.
+        undivided: the parts that are known to have no rows.
 
     Returns:
         The towers' pieces, and the batch, or a piece, that they are divided
@@ -360,7 +364,7 @@ def as_tower_batch(
 
 
 def identity_of(structure: Structure) -> Structure:
-    """Return a structure of identities of its tensors."""
+    """Return a structure with an identity of each of its tensors."""
     return tf.nest.map_structure(
         lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
         structure,
@@ -428,9 +432,9 @@ def gather_batch(batch: Structure, transport: Transport) -> Structure:
 def _with_examples(batch: Structure) -> Structure:
     """Return a part of a batch, or spec, whose rows are the examples, or None.
 
-    It is a target, if an input has as many rows, and else one of the most parts
-    with as many. A part that cannot be divided does not show a tower's number
-    of rows, so it is returned only if there is no other part.
+    The most parts with equally many rows decide, and of these a target if there
+    is one. A part that cannot be divided does not show a tower's number of
+    rows, so it is returned only if there is no other part.
     """
     parts = _numbered(batch)
     if not parts:
@@ -468,7 +472,7 @@ def can_be_divided(leaf: object) -> bool:
 
 
 def rows_of(leaf: Leaf) -> Count:
-    """Return the number of rows of a tensor of any kind: an int if it can."""
+    """Return the number of rows of any kind of tensor: an int if known."""
     rows = static_rows(leaf)
     if rows is not None:
         return rows
@@ -480,7 +484,7 @@ def rows_of(leaf: Leaf) -> Count:
 
 
 def _names_of(batch: Structure) -> tuple[str, ...]:
-    """Name the leaves of a batch, as in ``fit(x, y)``."""
+    """Return names for the leaves of a batch, as in ``fit(x, y)``."""
     names = []
     for path, _ in keras.tree.flatten_with_path(batch):
         first, *rest = path or (0,)

@@ -1,4 +1,8 @@
-"""Keras's epoch iterator over per-tower batches."""
+"""Keras's epoch iterator over the batches of towers.
+
+``fit/calls/keras_loop.py`` gives it to Keras's loop; ``batches.py`` splits the
+batches.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import (
     batches as data_lib,
-    in_turn,
+    read_ahead,
     same_data,
     tower_datasets,
 )
-from keras_towers.fit.data.in_turn import InTurn
+from keras_towers.fit.data.read_ahead import ReadAheadLimit
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.places import Places
 
@@ -42,7 +46,7 @@ Within: TypeAlias = "Callable[[str], contextlib.AbstractContextManager[None]]"
 
 
 class _Owner(enum.Enum):
-    """Whose data a dataset is."""
+    """The owner of a dataset: who has made or distributed it."""
 
     ALL = "of all ranks: every tower takes its rows of each batch"
     RANK = "of this rank: every tower takes batches of its own"
@@ -64,7 +68,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             unknown.
         end_data: called with the number of batches if data that all ranks share
             ends at a batch that Keras expects.
-        turn: lets threads that read data wait for steps.
+        read_limit: lets threads that read data wait for steps.
         within: returns the block in which code of the data runs in this thread,
             given where: "Mine.on_epoch_end".
         **kwargs: the arguments of Keras's own iterator.
@@ -86,7 +90,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         whole: bool = False,
         epochs: int | None = None,
         end_data: Callable[[int], None] = lambda batches: None,
-        turn: InTurn | None = None,
+        read_limit: ReadAheadLimit | None = None,
         within: Within = lambda where: contextlib.nullcontext(),
         **kwargs: object,
     ):
@@ -97,11 +101,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._on_next_step, self._order = on_next_step, order
         self._end_data, self._within = end_data, within
         self.at_last_step: bool = False
-        self.turn: InTurn = turn or InTurn(list)
+        self.read_limit: ReadAheadLimit = read_limit or ReadAheadLimit(list)
         self._is_skipping = False
         name = type(kwargs.get("x")).__name__
         with order.of_arrays() if order else contextlib.nullcontext():
-            with within(f"{name}'s first batches"), self.turn.first_batches():
+            with (
+                within(f"{name}'s first batches"),
+                self.read_limit.first_batches(),
+            ):
                 super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
             self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
@@ -111,11 +118,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._run_events_within(name)
             # Asynchronous towers take batches whenever they need them.
             if self._owner is not _Owner.TOWER:
-                self.turn.order_reads(adapter)
+                self.read_limit.order_reads(adapter)
             # Why what reads the data must not ask the model.
             self.why_not_asking: str = ""
             if is_global and batch_ranks.size > 1:
-                self.why_not_asking = in_turn.why_not_asking(adapter)
+                self.why_not_asking = read_ahead.why_not_asking(adapter)
             if self._has_arrays and is_global and batch_ranks.size > 1:
                 local_rows = tower_datasets.read_local_rows(adapter, places)
         self._common_steps: int | None = None
@@ -125,7 +132,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._batches_to_skip = self._batches_done = 0
         self._steps_and_batches: tuple[int | None, int | None] | None = None
         self._resumed_steps: Iterator[Structure] | None = None
-        # What the step reads that Keras runs.
+        # The batch that Keras's next step reads.
         self._read: Any = None
         if self._owner is not _Owner.USER:
             if kind == "fit":
@@ -137,7 +144,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             dataset = local_rows or self.source
             self._distributed_dataset = self._prefetch(dataset)
         if self._owner is _Owner.RANK:
-            self.turn.per_step = config.num_towers
+            self.read_limit.per_step = config.num_towers
         self._set_steps()
         if epochs is not None and is_global:
             self._limit_reads(epochs)
@@ -154,7 +161,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return _Owner.RANK if own else _Owner.ALL
 
     def _run_events_within(self, name: str) -> None:
-        """Let the events of the data run in the block of their code."""
+        """Run the events of the data within the block for their code."""
         adapter = self.data_adapter
 
         def run(event: str, original: Callable[[], None]) -> None:
@@ -166,11 +173,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             setattr(adapter, event, functools.partial(run, event, original))
 
     def _limit_reads(self, epochs: int) -> None:
-        """Read only as many batches of a generator as there are steps.
+        """Read no more batches of a generator than there are steps.
 
-        What is prefetched without a step is lost, since a generator cannot go
-        back. How much that is depends on time: ranks would go on with different
-        batches when they read from the same generator again.
+        A batch that is prefetched without a step is lost, since a generator
+        cannot go back. How many these are depends on time: ranks that read from
+        the same generator again would go on with different batches.
         """
         adapter, steps = self.data_adapter, self.steps_per_epoch
         if not steps or not isinstance(adapter, compat.GeneratorDataAdapter):
@@ -214,16 +221,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _prefetch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Prefetch batches for the towers.
 
-        But not those of Python objects, which see how far ahead they are read:
-        a callback may change what they return next. Keras does this already.
+        Batches of Python objects are not prefetched here: callbacks may change
+        what these return next. Keras prefetches them already.
         """
         adapters = compat.GeneratorDataAdapter, compat.PyDatasetAdapter
         is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
         is_global = self._owner is _Owner.ALL
-        shares = is_global and self._places.ranks.batch.size > 1
-        if shares and in_turn.is_countable(self.data_adapter):
-            dataset = self.turn.counted(dataset)
+        if is_global and read_ahead.is_countable(self.data_adapter):
+            dataset = self.read_limit.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have
         # only parts with a row for each example.
@@ -317,7 +323,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def _redraw(self, epochs: int) -> None:
-        """Let a dataset draw the orders of earlier epochs, without reading."""
+        """Make a dataset draw the orders of earlier epochs, without reading."""
         if self.steps_per_epoch or self._owner is _Owner.USER:
             return
         # Keras creates another one behind an epoch whose length it knows.
@@ -344,7 +350,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                     size = self.steps_per_execution
                     _, _, data = compat.execution_of(step, size)
                     for _ in range(size):
-                        self.turn.skip(self.turn.per_step)
+                        self.read_limit.skip(self.read_limit.per_step)
                         next(data)
                         batches -= 1
             if batches == before:
@@ -366,8 +372,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _get_iterator(self) -> Iterable[Structure]:
         skip, self._batches_to_skip = self._batches_to_skip, 0
-        self.turn.begin_iterator()
-        self.turn.skip(skip * self.turn.per_step)
+        self.read_limit.begin_iterator()
+        self.read_limit.skip(skip * self.read_limit.per_step)
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
         if not skip and not self._has_arrays:
@@ -384,11 +390,13 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def __next__(self) -> Structure:
         self._on_next_step()
         step = super().__next__()
-        if not self._is_skipping:
-            self.turn.begin_steps()
         self._fresh_iterator = None
         size = self.steps_per_execution
         first, last, self._read = compat.execution_of(step, size)
+        if not self._is_skipping:
+            # predict reads all batches of an execution first.
+            one_by_one = self._kind != "predict"
+            self.read_limit.begin_steps(self._read if one_by_one else None)
         steps = self.num_batches
         self.at_last_step = steps is not None and last + 1 >= steps
         ranks = self._places.ranks
@@ -424,11 +432,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
             read, tf.data.Iterator | tf.distribute.DistributedIterator
         ):
             return False
-        self.turn.begin_steps()
+        self.read_limit.begin_steps()
         return bool(read.get_next_as_optional().has_value())
 
     def reset(self) -> None:
-        self.turn.begin_iterator()
+        self.read_limit.begin_iterator()
         super().reset()
         self._set_steps()
 
@@ -436,8 +444,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Release the data, once pending reads are done.
 
         Keras's generator and its iterator reference each other. Data that never
-        arrives delays only the exit of the process.
+        arrives delays only the exit of the process, and keeps no model.
         """
+        self._on_next_step, self._end_data = lambda: None, lambda batches: None
+        self._within = lambda where: contextlib.nullcontext()
         iterators = [
             self._epoch_iterator,
             self._current_iterator,

@@ -1,4 +1,8 @@
-"""Checks that all ranks read the same data, by fingerprints of it."""
+"""Checks that all ranks read the same data, by fingerprints of it.
+
+``epoch_iterator.py`` compares data before an epoch; ``fit/step/global_step.py``
+compares batches in a step.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +83,7 @@ def fingerprint_rows(adapter: Any) -> list[float]:
 
 
 def _some_rows(array: Any) -> Structure:
-    """Return some rows of an array; one that cannot be sliced as it is."""
+    """Return some rows of an array, or all of one that cannot be sliced."""
     if hasattr(array, "__array__") and hasattr(array, "__getitem__"):
         return array[:: 1 + array.shape[0] // _ROWS]
     return array
@@ -91,7 +95,7 @@ def different_data(why: str) -> TowerError:
 
 
 def different_numbers(numbers: Sequence[object]) -> TowerError:
-    """Return the error for ranks with other numbers of batches."""
+    """Return the error for ranks with different numbers of batches."""
     of_ranks = rank_checks.describe_ranks(numbers)
     return different_data(f"numbers of batches differ ({of_ranks})")
 
@@ -109,7 +113,7 @@ def fingerprint(structure: Structure) -> tf.Tensor:
 
 
 def rounded_fingerprint(structure: Structure) -> tf.Tensor:
-    """Return four integers, which rounding of the values changes by one."""
+    """Return four integers; rounding of the values changes them by 1."""
     with tf.device(compat.HOST):
         exact = tf.cast(fingerprint(structure), tf.float64)
         return tf.cast(tf.round(exact / _TOLERANCE), tf.int64)
@@ -144,7 +148,7 @@ def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
 def refuse_other_batch(
     transport: Transport, is_same: tf.Tensor, rounded: tf.Tensor
 ) -> list[tf.Operation]:
-    """Return assertions that fail a step if ranks have other global batches.
+    """Return assertions that fail a step if ranks' global batches differ.
 
     The step that uses a batch compares it: a generator's output cannot be read
     twice, and a dataset may draw a new order.
@@ -165,9 +169,9 @@ def refuse_other_batch(
 
 
 def check_results(transport: Transport, values: Structure) -> None:
-    """Refuse results of an eager step that are not the same on all ranks.
+    """Refuse results of an eager step that differ between ranks.
 
-    Such a step is not traced: what it computes shows whether it is the same.
+    Such a step is not traced: only its results show whether it is the same.
     """
     local = fingerprint(values)[tf.newaxis]
     odd = int(
@@ -184,7 +188,7 @@ def check_results(transport: Transport, values: Structure) -> None:
 
 
 def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
-    """Return why each rank would read the dataset in another order, if so."""
+    """Return why each rank would read a dataset in another order, or ""."""
     if dataset.options().deterministic is False:
         return "its options say deterministic=False"
     for part in parts_of(dataset):
@@ -200,7 +204,7 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
 
 
 def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yield a dataset, and those that it is made of."""
+    """Yield a dataset, and the datasets that it is made of."""
     yield dataset
     for parent in dataset._inputs():
         yield from parts_of(parent)

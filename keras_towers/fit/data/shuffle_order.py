@@ -1,4 +1,4 @@
-"""One order of shuffled data on all ranks."""
+"""Shuffles data in the same order on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Datasets of batches that are divided over towers before a step."""
+"""Datasets of batches that are divided over towers before a step.
+
+``epoch_iterator.py`` makes them.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,8 @@ def with_equal_rows(batch: Structure) -> Structure:
 def forget_sizes(batch: Structure) -> Structure:
     """Erase the static batch size.
 
-    With a static size, TensorFlow would drop the last batches if fewer than one
-    per tower are left.
+    With a static size, TensorFlow would drop the last batches if there are
+    fewer of them than towers.
     """
 
     def forget(leaf: Leaf) -> Leaf:

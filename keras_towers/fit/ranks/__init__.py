@@ -1,11 +1,11 @@
 """Agreement of ranks on calls, steps and their order.
 
 ``call_agreement``
-  Agreement of all ranks on the arguments of a method that they call.
+  Agreement of ranks on the arguments of a method that all of them call.
 ``plain_settings``
-  The plain settings of a model's layers and optimizers.
+  The settings of a model's layers and optimizers, as plain data.
 ``step_agreement``
-  Whether all ranks are about to take the same step, on the same data.
+  Agreement of ranks on the step that they take, and on its data.
 ``step_order``
   The order of steps, and of their exchanges, on all ranks.
 """

@@ -1,7 +1,8 @@
-"""Agreement of all ranks on the arguments of a method that they call.
+"""Agreement of ranks on the arguments of a method that all of them call.
 
-``weights/agreement.py`` compares variables, and ``rendezvous/rank_checks.py``
-exchanges what ranks compare.
+``tower_runner.py`` calls it before a call begins. ``weights/agreement.py``
+compares variables, and ``rendezvous/rank_checks.py`` exchanges the compared
+values.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.ranks import plain_settings
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.fit.weights.joint_access import JointAccess, Told
+from keras_towers.fit.weights.joint_access import Intent, JointAccess
 from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.transport.engine_transport import refusing_ended
 
@@ -120,7 +121,7 @@ def check_call(
 
 
 def beginning_of(keras_call: KerasCall, is_compiled_again: bool) -> str:
-    """Say that a rank begins a call, to follow "rank 0".
+    """Return the words that a rank begins a call, to follow "rank 0".
 
     Args:
         keras_call: the call.
@@ -138,7 +139,7 @@ def beginning_of(keras_call: KerasCall, is_compiled_again: bool) -> str:
 def serve(
     config: TowerConfig, access: JointAccess, kind: str, where: str
 ) -> None:
-    """Serve ranks that read, write or save before they make a call, too.
+    """Before a call, serve ranks that read, write or save something first.
 
     Args:
         config: the towers.
@@ -147,10 +148,10 @@ def serve(
         where: what this rank does, as ``beginning_of`` says it.
     """
 
-    def tell(mine: Told) -> list[Told]:
+    def exchange(mine: Intent) -> list[Intent]:
         return _begin(config, kind, lambda: access.compare(mine, where))
 
-    access.serve(where, tell)
+    access.serve(where, exchange)
 
 
 def _begin(
@@ -171,7 +172,7 @@ def _begin(
 
 
 def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
-    """Return the error for a call of some ranks only.
+    """Return the error for a call that only some ranks make.
 
     Args:
         config: the towers.
@@ -194,7 +195,7 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
 
 @contextlib.contextmanager
 def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
-    """Refuse a call of this block that needs ranks that have ended."""
+    """In this block, refuse a call that needs ranks that have ended."""
     refuse = functools.partial(not_called, config, kind)
     with refusing_ended(config.transport, refuse):
         yield

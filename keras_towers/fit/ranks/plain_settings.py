@@ -1,7 +1,7 @@
-"""The plain settings of a model's layers and optimizers.
+"""The settings of a model's layers and optimizers, as plain data.
 
-A backup notes it (``saved_training.py``): other than a traced step, it is the
-same with any version of Keras and for any strategy. Ranks compare that of
+A backup keeps them (``saved_training.py``): unlike a traced step, they are the
+same with any version of Keras and any strategy. Ranks compare those of
 optimizers (``call_agreement.py``).
 """
 
@@ -26,13 +26,13 @@ _RATE = "learning_rate"
 # How many differences an error shows.
 _SHOWN_SETTINGS = 3
 _INNER = "inner_optimizer"
-# What only names objects, and what ranks and backups share.
+# Settings that only name objects, or that ranks and backups share.
 _IGNORED = ("name", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """The settings of a model, as plain data that a backup keeps.
+    """The settings of a model as plain data, which a backup keeps.
 
     Attributes:
         keras: the version of Keras.
@@ -45,7 +45,7 @@ class ModelSettings:
     ranks: int
 
     def differing(self, other: ModelSettings) -> dict[str, list[object]]:
-        """Return those of the model that differ, with both values."""
+        """Return the settings that differ, each with both values."""
         both = [self.model, other.model]
         if self.keras != other.keras:
             # Each version may have settings that the other one has not.
@@ -56,7 +56,7 @@ class ModelSettings:
     def refusal(
         self, now: ModelSettings, path: str, between_epochs: bool
     ) -> str:
-        """Return why a backup is not that of a model; empty if it is.
+        """Return why a backup is of another model; empty if it is not.
 
         Args:
             now: the settings of the model.
@@ -97,7 +97,7 @@ def describe_changes(differing: Mapping[str, Sequence[object]]) -> str:
 def without_settings_of_others(
     differing: Mapping[str, list[object]],
 ) -> dict[str, list[object]]:
-    """Leave out the settings of an object that is of another class.
+    """Leave out the settings of an object of another class.
 
     They have other names, and say nothing that the class does not.
     """
@@ -214,7 +214,7 @@ def _is_plain(value: object) -> bool:
 
 
 def in_words(value: Any) -> str:
-    """Describe a value: equal ones have equal words on all ranks."""
+    """Describe a value in words, the same on all ranks for equal values."""
     if isinstance(value, Mapping):
         pairs = ((str(key), in_words(each)) for key, each in value.items())
         return (

@@ -1,4 +1,8 @@
-"""Whether all ranks are about to take the same step, on the same data."""
+"""Agreement of ranks on the step that they take, and on its data.
+
+``traced_operations.py`` and ``traced_constants.py`` in ``fit/step`` describe a
+step; ``step_order.py`` runs the comparison before the first exchange.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,9 @@ _Result = TypeVar("_Result")
 # The steps of a rank run one after another, and each compares itself once. So
 # ranks that trace other steps, or have no further batch, meet under one key.
 STEP_KEY = "kt.step"
-# Of updates that are compared by themselves, as at the end of a round.
+# The key of updates that are compared alone, as at the end of a round.
 UPDATE_KEY = "gradients"
-# What ranks do that compare steps.
+# The words for ranks that compare steps.
 _COMPARES = "compares the steps"
 # In place of the digest of a step: the data has ended.
 _END = -1
@@ -88,7 +92,7 @@ class Operations(Protocol):
     def checksums(self) -> list[int]: ...
 
     def first_beside(self, others: Sequence[int]) -> OperationText | None:
-        """Return the first operation that others, by checksums, do not have."""
+        """Return the first operation that other ranks do not have."""
         ...
 
 
@@ -111,7 +115,7 @@ class Constants:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComparedStep:
-    """A step as the ranks compare it.
+    """A step in the form in which ranks compare it.
 
     Attributes:
         exchanged: describes what they exchange, in its order.
@@ -131,7 +135,7 @@ class ComparedStep:
 
     @functools.cached_property
     def numbers(self) -> tuple[list[int], Sequence[int]]:
-        """Numbers that are equal on all ranks, and that are nearly equal."""
+        """The numbers that are equal on all ranks, and nearly equal ones."""
         kinds = map(rank_checks.without_numbers, self.exchanged)
         leaves = tf.nest.flatten(self.spec)
         shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
@@ -144,7 +148,7 @@ class ComparedStep:
         return exact, self.constants.approximate
 
     def is_like(self, exact: Sequence[int], approximate: Sequence[int]) -> bool:
-        """Whether it is like another one, given that one's numbers."""
+        """Whether it equals another step, given the numbers of that step."""
         own, nearly = self.numbers
         *same, same_sizes = (a == b for a, b in zip(own, exact, strict=True))
         pairs = zip(nearly, approximate, strict=True)
@@ -211,10 +215,10 @@ class StepAgreement:
             )
 
     def all_end(self, batches: Any, in_rounds: bool = False) -> tf.Tensor:
-        """Whether the data of all ranks has ended after so many batches.
+        """Whether the data of all ranks ends after so many batches.
 
-        A rank whose data goes on compares its next step instead, or in rounds
-        of local SGD the update that ends its round.
+        A rank whose data goes on compares its next step instead; in rounds of
+        local SGD, the update that ends its round.
         """
         key = next_key(UPDATE_KEY) if in_rounds else STEP_KEY
         ended = [_END, batches, 0, 0]
@@ -224,7 +228,7 @@ class StepAgreement:
     def take_over(
         self, variables: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
     ) -> tf.Tensor:
-        """Assign rank 0's values to variables, unless they are the same.
+        """Assign rank 0's values to variables that differ from them.
 
         Args:
             variables: of each variable, the handles of its copies on K towers,
@@ -331,7 +335,7 @@ class StepAgreement:
 
 
 class Equal(NamedTuple):
-    """Which numbers are equal on all ranks: a truth value for each of them."""
+    """A comparison of numbers over ranks: a truth value for each of them."""
 
     exact: tf.Tensor
     approximate: tf.Tensor
@@ -343,10 +347,10 @@ def are_equal(
     approximate: Sequence[int] | tf.Tensor,
     key: str,
 ) -> Equal:
-    """Whether all ranks have the same numbers, for each of them.
+    """Compare numbers over all ranks; return a truth value for each.
 
     One sum is faster than a gather, which exchanges sizes first. Ranks that
-    have joined, as Horovod calls it, contribute zeros.
+    have joined, in Horovod's sense, contribute zeros.
 
     Args:
         transport: connects the ranks.
@@ -376,7 +380,7 @@ def are_equal(
 
 
 def outside_of_loops(exchange: Callable[[], _Result]) -> Callable[[], _Result]:
-    """Return an exchange in which ranks in a loop meet ranks in none.
+    """Return an exchange in which a rank in a loop can meet ranks in none.
 
     TensorFlow adds the iteration of a loop to the keys of its collectives, but
     not in a function that it calls without inlining it.
@@ -390,7 +394,7 @@ def outside_of_loops(exchange: Callable[[], _Result]) -> Callable[[], _Result]:
 
 
 def _first_difference(own: list[int], listed: Iterable[list[int]]) -> int:
-    """Return the index of the first checksum that not all lists have there."""
+    """Return the first index at which the lists of checksums differ."""
     return min(
         (
             index
@@ -405,7 +409,7 @@ def _first_difference(own: list[int], listed: Iterable[list[int]]) -> int:
 def _by_place(
     described: Iterable[Sequence], end: float = math.inf
 ) -> dict[int, list[ConstantText]]:
-    """Return the constants of a rank by their places, in its order.
+    """Return the constants of a rank by place, in the rank's order.
 
     Args:
         described: the constants.
@@ -421,7 +425,7 @@ def _by_place(
 def _differing(
     ranks: Sequence[dict[int, list[ConstantText]]], places: Collection[int]
 ) -> list[list[str]]:
-    """Describe the constants at some places where ranks have different ones.
+    """Describe the constants that differ between ranks.
 
     Args:
         ranks: for each rank, its constants by their places.
@@ -446,7 +450,7 @@ def _differing(
 
 
 def _alike(one: list[ConstantText], other: list[ConstantText]) -> bool:
-    """Whether constants of a place differ by rounding only."""
+    """Whether the constants at a place differ only by rounding."""
     return len(one) == len(other) and all(
         a.digest == b.digest
         and all(
@@ -458,7 +462,7 @@ def _alike(one: list[ConstantText], other: list[ConstantText]) -> bool:
 
 
 def _numbered(texts: Iterable[str]) -> list[tuple[str, int]]:
-    """Return texts with the number of equal ones before each."""
+    """Number equal texts, by how many come before each."""
     seen: Counter[str] = Counter()
     numbered = []
     for text in texts:

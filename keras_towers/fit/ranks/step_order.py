@@ -1,4 +1,8 @@
-"""The order of steps, and of their exchanges, on all ranks."""
+"""The order of steps, and of their exchanges, on all ranks.
+
+``fit/step/global_step.py`` begins, compares and ends each step by a
+``StepOrder``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from keras_towers.fit.ranks.step_agreement import (
     ComparedStep,
     StepAgreement,
 )
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
 
@@ -62,7 +66,7 @@ class StepOrder:
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
-        """Leave an epoch as it is, whatever steps this block makes."""
+        """Run steps in this block that do not count for the epoch."""
         if self._transport.size == 1:
             yield
             return
@@ -82,7 +86,10 @@ class StepOrder:
         return bool(self._is_first)
 
     def in_first_step(self, act: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Act in the first step of an epoch only; return the int64 result."""
+        """Run a function in the first step of an epoch only.
+
+        It returns an int64 tensor.
+        """
         return tf.cond(self._is_first, act, lambda: tf.zeros((), tf.int64))
 
     def begin_step(
@@ -110,8 +117,8 @@ class StepOrder:
         return batch
 
     @contextlib.contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """Order all operations of a step, even operations without a batch."""
+    def in_order(self) -> Iterator[None]:
+        """Order all operations of a step, also of one without a batch."""
         self._same_step, self._exchanged = None, []
         try:
             with tf.control_dependencies(self.gate):
@@ -120,7 +127,7 @@ class StepOrder:
             self._same_step, self._batch = None, []
 
     def check_first_results(self, values: Callable[[], Structure]) -> None:
-        """Check that the first eager step of an epoch does the same on all.
+        """Check that ranks get the same from the first eager step of an epoch.
 
         Args:
             values: returns what it has computed.
@@ -130,7 +137,7 @@ class StepOrder:
             check_results(self._transport, values())
 
     def end_eager_step(self) -> None:
-        """Count a step of all ranks that is not traced."""
+        """Count an untraced step of all ranks."""
         self._turn.assign_add(1)
 
     def compare(
@@ -141,7 +148,7 @@ class StepOrder:
     ) -> None:
         """Make exchanges wait for a check that all ranks make the same ones.
 
-        In the first step of an epoch all ranks then get rank 0's values of the
+        In the first step of an epoch, all ranks then get rank 0's values of the
         variables outside of the model.
 
         Args:
@@ -163,8 +170,8 @@ class StepOrder:
     def compare_in_rounds(self, step: ComparedStep) -> None:
         """Compare the first step of an epoch, before it updates anything.
 
-        For ranks that exchange nothing in a step. When they average, they
-        compare what they exchange.
+        This is for ranks that exchange nothing in a step. When they average
+        weights, they compare what they exchange.
         """
 
         def compare() -> tf.Tensor:
@@ -176,7 +183,7 @@ class StepOrder:
             self.gate = [self.in_first_step(compare)]
 
     def assert_first(self, checks: Sequence[object]) -> None:
-        """Let later operations with effects wait for assertions."""
+        """Make later operations with effects wait for assertions."""
         if checks:
             with tf.control_dependencies(checks):
                 self.gate = [*self.gate, tf.identity(0)]
@@ -263,8 +270,8 @@ def row_of_rank(value: tf.Tensor, transport: Transport) -> tf.Tensor:
 def done_by_all(tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
     """Return a tensor that depends on all exchanges of a rank.
 
-    The rank may not use their results, and TensorFlow would prune exchanges
-    that have no side effects and feed only a control dependency.
+    The rank may not use their results. TensorFlow would then prune exchanges
+    without side effects that feed only a control dependency.
     """
     if not tensors:
         return []

@@ -14,45 +14,45 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
    (``exchange_kinds.py``).
 
 ``adaptive_function``
-  Keras's step functions: which inputs have rows, how many parts fit.
+  Keras's step functions, adapted to batches and to memory.
 ``code_lines``
-  Which line of the user's code has added an operation of a trace.
+  The line of the user's code that has added an operation to a trace.
 ``device_memory``
-  Whether a model fits into the memory of its devices, before its first step.
+  Checks whether a model fits into the memory of its devices.
 ``divided_batch``
-  A batch as the towers of a program get it, and what else its inputs get.
+  A batch divided over towers, and the other inputs of a program.
 ``exchange_kinds``
-  Exchanges among the towers of a process, and then among processes.
+  Exchanges of a step: among the towers of a process, then among processes.
 ``global_step``
-  The order of a step on all towers, from a batch to new weights.
+  A step on all towers, stage by stage, from a batch to new weights.
 ``graph_function``
   A traced function, called as one operation or inlined into its caller.
 ``placed_tensors``
-  The tensors of a step, each with a value at every place where it differs.
+  The tensors of a step, with one value at each place where they differ.
 ``dry_run``
-  Dry runs: steps that are laid out and never run, and the memory they need.
+  Dry runs: steps that are laid out, and their memory, but that never run.
 ``stacked_lists``
-  Lists of tensors that functions take or return which XLA compiles.
+  Lists of tensors as inputs and results of functions that XLA compiles.
 ``step_costs``
   The costs of a step on towers: exchanges, and undivided computations.
 ``step_layout``
-  The settings that a step is traced for, and its layout over towers.
+  The layout of a step over towers, and the settings that it is traced for.
 ``step_reports``
   Reports on steps, for users: their costs, and what XLA leaves out.
 ``tower_functions``
   The functions that towers call, and what XLA compiles with them.
 ``tower_program``
-  A program as the towers run it: a function per level, and exchanges.
+  Adds a program to a graph: a function per level, and exchanges.
 ``tower_statistics``
   BatchNormalization with the statistics of each tower's rows.
 ``trace``
   The trace of a step on one device, which is then divided over towers.
 ``traced_constants``
-  The constants of a traced step, which ranks with equal batches share.
+  The constants of a traced step, in a form that ranks can compare.
 ``traced_operations``
-  The operations of a traced step, by which ranks tell whether it is the same.
+  The operations of a traced step, in a form that ranks can compare.
 ``fixed_tables``
-  Tables that never change once they are made, such as those of words.
+  Tables that never change after they are made, such as vocabularies.
 ``step_clock``
   Marks in a training step: the times at which towers reach certain points.
 """

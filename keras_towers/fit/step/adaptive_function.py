@@ -1,7 +1,9 @@
-"""Keras's step functions: which inputs have rows, how many parts fit.
+"""Keras's step functions, adapted to batches and to memory.
 
-``calls/tower_call.py`` wraps the functions that Keras makes, and
-``weights/model_binding.py`` drops those of other strategies.
+``AdaptiveFunction`` finds out which parts of a batch have rows, and how many
+micro-batches fit (``micro_batches="auto"``). ``calls/tower_call.py`` wraps the
+functions that Keras makes, and ``weights/model_binding.py`` drops those of
+other strategies.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from keras_towers.errors import shorten
 from keras_towers.fit.components import TowerConfig, TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data import batches as data_lib, read_ahead
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.step_layout import (
     MemoryPlan,
@@ -126,7 +128,7 @@ class AdaptiveFunction(TowerFunction):
 
     def __call__(self, data: Structure) -> Structure:
         result = self._run_steps(data)
-        # What follows are callbacks.
+        # Callbacks follow.
         activity.mark_over()
         return result
 
@@ -146,14 +148,22 @@ class AdaptiveFunction(TowerFunction):
         # Whoever gets fewer batches than an execution has runs fewer steps, so
         # the batches to inspect are read and run one by one.
         number, done, result = self._model.steps_per_execution, 0, None
-        while done < number and self._must_inspect(data):
+        limit = read_ahead.limit_of(data)
+        while done < number and (
+            self._must_inspect(data) or (limit and limit.has_to_wait())
+        ):
+            if limit:
+                limit.begin_step(done)
             batch = next(data, None)
             if batch is None:
                 if done:
                     return result
                 break
             alone = functools.partial(_iterate, data, [batch])
-            result = self._inspect([batch], alone)
+            if self._must_inspect(data):
+                result = self._inspect([batch], alone)
+            else:
+                result = self._run_once(alone())
             done += 1
         if done == number:
             return result
@@ -168,7 +178,7 @@ class AdaptiveFunction(TowerFunction):
     def _inspect(
         self, batches: list[Structure], data: Callable[[], Structure]
     ) -> Structure:
-        """Run steps, after a look at their batches.
+        """Look at the batches of the next steps, then run the steps.
 
         Args:
             batches: their batches.
@@ -226,7 +236,7 @@ class AdaptiveFunction(TowerFunction):
     def _run_in_memory(
         self, batches: Callable[[], Structure], rows: int
     ) -> Structure:
-        """Run steps as it is planned for as little memory as it takes.
+        """Run steps with the first plan that fits into memory.
 
         Ranks take the plan that any of them needs, and repeat a step together.
 
@@ -281,7 +291,7 @@ class AdaptiveFunction(TowerFunction):
                 return result
 
     def _has_next_plan(self, rows: int) -> bool:
-        """Whether a step may need less memory than with the last plan."""
+        """Whether another plan may need less memory than the last one."""
         plan, failed = self._plan, self._failed
         if plan is None:
             return False
@@ -289,7 +299,7 @@ class AdaptiveFunction(TowerFunction):
         return plan.parts < rows or failed is None or plan < failed
 
     def _take_next_plan(self, failures: int) -> None:
-        """Plan steps for less memory than with the last plan."""
+        """Take the next plan, which needs less memory."""
         self._failures, self._failed = failures, self._plan
         self._retrace()
 
@@ -300,11 +310,11 @@ class AdaptiveFunction(TowerFunction):
         return ALONE if is_alone else self._config.transport
 
     def _of_ranks(self, value: Plain, where: str) -> list[Plain]:
-        """Return a value of each rank that takes the same steps."""
+        """Gather a value from each rank that takes the same steps."""
         return rank_checks.gather(self._joint, value, where)
 
     def _begin_again(self, wanted: bool, error: Exception) -> bool:
-        """Return whether to repeat a step that has failed, on all ranks.
+        """Return whether all ranks repeat a step that has failed.
 
         Args:
             wanted: whether this rank has a reason.
@@ -330,13 +340,13 @@ class AdaptiveFunction(TowerFunction):
         return result
 
     def _with_plan(self, settings: StepSettings) -> StepSettings:
-        """Return settings for as little memory as earlier steps have needed."""
+        """Return settings with the plan that earlier steps have needed."""
         replace, plan, failed = dataclasses.replace, self._plan, self._failed
         places = replace(settings.places, parts=plan.parts if plan else 1)
         return replace(settings, places=places, rows=self._rows, failed=failed)
 
     def _note_trace(self, graph: tf.Graph, layout: StepLayout) -> None:
-        """Add the variables of a step that has been traced but not run."""
+        """Record the variables of a step that was traced but not run."""
         if layout.program.replaced_sums > 0:
             self._gathers_for = self._settings.examples
         if not self._auto_micro_batches:
@@ -349,13 +359,13 @@ class AdaptiveFunction(TowerFunction):
                     self._before[id(handle)] = _value_of(handle)
 
     def _restore_variables(self) -> None:
-        """Assign the values before the step."""
+        """Assign the values that variables had before the step."""
         for key, value in self._before.items():
             handle = self._handles[key]
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
     def _retrace(self) -> None:
-        """Let Keras make the function again, so that it is traced again."""
+        """Make Keras make the function again, so that it is traced again."""
         # The model's attribute may be another function that wraps this one.
         before = getattr(self._model, self._name)
         self._function = make_by_keras(self._model, self._name, force=True)
@@ -365,7 +375,7 @@ class AdaptiveFunction(TowerFunction):
 def make_by_keras(
     model: keras.Model, name: str, force: bool
 ) -> Callable[[Structure], Structure]:
-    """Let a model make one of its functions, if it has none; return it.
+    """Let a model make a function that it lacks; return the function.
 
     Args:
         model: the model.
@@ -381,14 +391,14 @@ def make_by_keras(
 
 
 def _iterate(data: Structure, batches: list[Structure]) -> Iterator[Structure]:
-    """Return an iterator of batches of the same kind as that of the data."""
+    """Return an iterator of batches, of the same type as that of the data."""
     if not isinstance(data, tf.data.Iterator):
         return iter(batches)
     return _with_specs(tf.data.Dataset.from_tensors(batches[0]), data)
 
 
 def _next_of(data: tf.data.Iterator, number: int) -> Iterator[Structure]:
-    """Return an iterator over the next batches of an iterator."""
+    """Return an iterator of the next few batches of an iterator."""
     # Where the iterator ends, a dataset of TensorFlow 1 does, too.
     numbers: tf.data.Dataset = tf.compat.v1.data.Dataset.range(number)
     return _with_specs(numbers.map(lambda _: data.get_next()), data)
@@ -406,7 +416,7 @@ def _with_specs(
 
 
 def _is_variable(handle: tf.Tensor) -> bool:
-    """Whether a tensor is the handle of a variable that has a value."""
+    """Whether a tensor is the handle of an initialized variable."""
     if handle.dtype != tf.resource or compat.type_of_variable(handle) is None:
         return False
     return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
@@ -415,7 +425,7 @@ def _is_variable(handle: tf.Tensor) -> bool:
 def _value_of(handle: tf.Tensor) -> tf.Tensor:
     """Return a variable's value in host memory.
 
-    A variable in host memory is not copied until it changes.
+    A variable in host memory is copied only when it changes.
     """
     value = read_handle(handle)
     with tf.device(compat.HOST):

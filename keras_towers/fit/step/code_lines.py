@@ -1,4 +1,7 @@
-"""Which line of the user's code has added an operation of a trace."""
+"""The line of the user's code that has added an operation to a trace.
+
+Reports and errors name it: ``step_costs.py``, ``explanation.py``.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,11 @@ _HELPERS = tuple(
 
 
 def cause_of(operation: tf.Operation) -> str:
-    """Return the line of an operation, or of what it computes a gradient of.
+    """Return the line of code that has caused an operation.
 
-    If operations of several lines may be meant, return the name of the layer.
+    For an operation of the backward pass, it is the line of the operation whose
+    gradient it computes. If several lines may be meant, it is the name of the
+    layer.
     """
     frames = compat.frames_of_gradient(list(operation.traceback))
     if frames is None or any(_is_users(frame.filename) for frame in frames):
@@ -59,7 +64,7 @@ def cause_of(operation: tf.Operation) -> str:
 def _common_line(
     operation: tf.Operation, forward: Sequence[tf.Operation]
 ) -> str:
-    """Return the line of the operations that a gradient may be of.
+    """Return the line of the operations whose gradient it may be, if it is one.
 
     Args:
         operation: an operation of the gradient.
@@ -95,7 +100,7 @@ def line_of(operation: tf.Operation) -> str:
         if _is_users(path):
             line = linecache.getline(path, frame.lineno).strip()
             return f"{os.path.basename(path)}:{frame.lineno}: {line}"
-        # Of a comprehension, Python 3.12 has no frame.
+        # Python 3.12 has no frame for a comprehension.
         of_keras = path.startswith(_LIBRARIES[0]) and frame.name[0] != "<"
         if not function and of_keras and not path.startswith(_HELPERS):
             file = os.path.basename(path)

@@ -1,7 +1,8 @@
-"""Whether a model fits into the memory of its devices, before its first step.
+"""Checks whether a model fits into the memory of its devices.
 
-What devices hold is compared before variables are placed, and what a step adds
-to it when it is traced, before it runs.
+Variables are checked before they are placed; a step is checked when it is
+traced, before it runs. ``MemoryCheck.plan`` finds a schedule that fits.
+``partition/memory_estimate.py`` estimates the memory.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ logger = logging.getLogger("keras_towers")
 _SHRINKS = 2
 # Estimates that are wrong by less stop nothing.
 _MARGIN = 0.1
-# Of variables that take this part of the memory, slots fit, too.
+# If variables take this part of the memory, their slots fit, too.
 _ROOM = 16
 
 
 class DoesNotFit(TowerError):
-    """A model that all ranks have refused, for the memory of their devices."""
+    """Raised on all ranks if a model does not fit into their devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Limit:
 
     @classmethod
     def of(cls, config: TowerConfig, peers: Peers) -> Limit | None:
-        """Return that of the devices of all ranks; None: unknown. Collective.
+        """Return the limit for all ranks' devices; None: unknown. Collective.
 
         Args:
             config: the towers of this rank.
@@ -111,7 +112,7 @@ class MemoryCheck:
     def __init__(self, config: TowerConfig):
         self._config = config
         self._limit: Limit | None = None
-        # What devices hold of models.
+        # The bytes that devices hold of each model.
         self._held: weakref.WeakKeyDictionary[keras.Model, Needs]
         self._held = weakref.WeakKeyDictionary()
         # Whether steps of one device do not fit, by their batches.
@@ -161,7 +162,7 @@ class MemoryCheck:
 
     @functools.cached_property
     def is_limited(self) -> bool:
-        """Whether the memory of the device of the only tower is known."""
+        """Whether the memory of the only tower's device is known."""
         return self._find_limit(ALONE) is not None
 
     def exceeds(
@@ -171,7 +172,7 @@ class MemoryCheck:
         batch: Structure,
         examples: int | None,
     ) -> bool:
-        """Whether a step of plain Keras does not fit into a device, as planned.
+        """Whether the planned step of plain Keras does not fit into its device.
 
         Args:
             model: the model.
@@ -213,10 +214,10 @@ class MemoryCheck:
         lay_out: Callable[[StepSettings], StepLayout],
         settings: StepSettings,
     ) -> StepLayout:
-        """Lay a step out and schedule it, within the memory of a device.
+        """Lay out a step, and schedule it within the memory of a device.
 
-        What is tried goes from cheap to dear: order, computing again, and more
-        micro-batches. Ranks that share a step decide alike.
+        It tries cheap plans first: the order of operations, recomputing, and
+        more micro-batches. Ranks that share a step decide alike.
 
         Args:
             lay_out: lays the step out.
@@ -239,16 +240,16 @@ class MemoryCheck:
                 break
             settings = more
         self._say_how(layout, remat)
-        # What runs out of memory is tried again, in smaller parts.
+        # A step that runs out of memory is tried again in smaller parts.
         if held is not None and more is None:
             step = layout.plan.bytes + messages_of(config, layout.program)
             needs = dataclasses.replace(held, step=step)
-            # Of what XLA compiles, it keeps less.
+            # XLA keeps less than the estimate.
             self._compare(settings.model, settings.kind, needs, settings.xla)
         return layout
 
     def _held_beside(self, layout: StepLayout) -> Needs | None:
-        """Return what devices hold beside a step; None: nothing is compared."""
+        """Return the bytes that devices hold besides a step, if compared."""
         settings = layout.settings
         spec, model = layout.divided.spec, settings.model
         examples = _known_examples(spec, settings.examples)
@@ -259,15 +260,19 @@ class MemoryCheck:
         return self._held.get(model) or step.held(ranks)
 
     def _say_how(self, layout: StepLayout, remat: RematLimits) -> None:
-        """Say once how a step is to fit into memory."""
+        """Announce once how a step is made to fit into memory."""
         settings, schedule = layout.settings, layout.program.schedule
         assert schedule is not None, "a step without a schedule"
         model, plan, how = settings.model, layout.plan, []
-        # What users have chosen is computed again all the same.
+        # Segments that users mark are recomputed in any case.
         exceeds = schedule.bytes + schedule.saved > remat.limit
-        if schedule.again and exceeds and self._config.options.remat is None:
+        if (
+            schedule.recomputed
+            and exceeds
+            and self._config.options.remat is None
+        ):
             how.append(
-                f"computes {schedule.again} operations again "
+                f"computes {schedule.recomputed} operations again "
                 f"({schedule.work:.0%} of the step's work) instead of keeping "
                 f"{format_bytes(schedule.saved)} on each device"
             )
@@ -282,7 +287,7 @@ class MemoryCheck:
     def _compare(
         self, model: keras.Model, kind: str, needs: Needs, may_fit: bool = False
     ) -> None:
-        """Refuse what does not fit; warn once of what may not fit.
+        """Refuse a step that does not fit; warn once of one that may not.
 
         Args:
             model: the model.
@@ -319,12 +324,15 @@ class MemoryCheck:
             logger.warning("%s", text)
 
     def _advice(self, needs: Needs) -> str:
-        """Say how what does not fit may fit."""
+        """Return options with which a step may fit, the cheapest one first."""
         options, advice = self._config.options, ["more devices"]
         if options.layouts is options.weights is None:
             advice = ['weights="sharded" on several devices']
-        if needs.step is not None and options.micro_batches != "auto":
-            advice.append('micro_batches="auto"')
+        # Micro-batches help if the variables fit.
+        assert self._limit is not None
+        has_room = needs.held <= self._limit.size * (1 - _MARGIN)
+        if has_room and options.micro_batches != "auto" and needs.step:
+            advice.insert(0, 'micro_batches="auto"')
         return (
             f"Try {', '.join(advice)} or a smaller batch; `keras-towers plan` "
             "shows what devices then need. If they have more memory, set "
@@ -335,7 +343,7 @@ class MemoryCheck:
 def _limits(
     option: bool | float | None, room: float, failed: MemoryPlan | None
 ) -> RematLimits:
-    """Return what may be computed again.
+    """Return the limits for recomputing.
 
     Args:
         option: the option ``remat``.
@@ -351,16 +359,16 @@ def _limits(
 
 
 def _exceeds(layout: StepLayout, room: float) -> bool:
-    """Whether a step needs more than it may, as far as that is known."""
+    """Whether a step needs more than its limit, as far as both are known."""
     plan, failed = layout.plan, layout.settings.failed
     if failed is not None and not plan < failed:
         return True
-    # Of what XLA compiles, it keeps less.
+    # XLA keeps less than the estimate.
     return not layout.settings.xla and plan.bytes > room
 
 
 def _known_examples(spec: Structure, examples: int | None) -> int | None:
-    """Return the number of examples, if all other sizes are known."""
+    """Return the number of examples if all other sizes are known."""
     leaves = [s for s in tf.nest.flatten(spec) if s is not None]
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return None
@@ -377,7 +385,7 @@ def _known_examples(spec: Structure, examples: int | None) -> int | None:
 def _dry_run(
     config: TowerConfig, model: keras.Model, ranks: int
 ) -> Iterator[KerasStrategy]:
-    """Let a strategy like that of towers place a model, to plan with.
+    """Let a strategy like the given one place a model, to plan with.
 
     Args:
         config: the towers.

@@ -1,4 +1,8 @@
-"""A batch as the towers of a program get it, and what else its inputs get."""
+"""A batch divided over towers, and the other inputs of a program.
+
+``fit/data/batches.py`` splits the batch into rows and micro-batches;
+``global_step.py`` passes the result to the program.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,7 @@ class DividedBatch:
             config: the towers.
             places: where the step computes.
             data: what Keras passes to it.
-            undivided: as of ``Batch.of``.
+            undivided: the parts that are known to have no rows.
             order: orders the steps.
         """
         ranks, fingerprint = places.ranks, None
@@ -88,28 +92,28 @@ class DividedBatch:
         return cls(batch, specs, whole, fingerprint)
 
     def in_parts(self, number: int) -> DividedBatch:
-        """Return it with so many micro-batches of each tower's rows."""
+        """Return the batch with so many micro-batches for each tower."""
         batch = self.batch.in_micro_batches(number, self.specs)
         return dataclasses.replace(self, batch=batch)
 
     @classmethod
     def undivided(cls, batch: Structure) -> DividedBatch:
-        """Give the only tower of a program all of a batch."""
+        """Give the whole batch to the only tower of a program."""
         pieces = TowerBatch((batch,), total=0, start=0)
         whole = [False for _ in tf.nest.flatten(batch)]
         return cls(pieces, Batch(batch, (), whole), pieces)
 
     @property
     def spec(self) -> Structure:
-        """The specs as the model gets them."""
+        """The specs of the batch as the model gets it."""
         return self.specs.structure
 
     @property
     def layouts(self) -> list[InputLayout]:
-        """The layouts of its N tensors: by rows of examples.
+        """The layouts of the N tensors: rows of examples, or undivided.
 
         They include the components of ragged and sparse tensors. Every tower
-        gets the parts that are not divided whole.
+        gets undivided parts whole.
         """
         layouts: list[InputLayout] = []
         leaves = zip(self.specs.leaves, self.specs.divided, strict=True)
@@ -132,7 +136,7 @@ class DividedBatch:
         places: Places,
         local_step: LocalStep | None = None,
     ) -> PlacedTensors:
-        """Return what the inputs of a program get.
+        """Return the values for the inputs of a program.
 
         Args:
             program: the program.
@@ -180,7 +184,7 @@ class DividedBatch:
         batch: TowerBatch,
         has_first: bool,
     ) -> None:
-        """Add where each part begins in a batch, and its total."""
+        """Add the first row of each part, and the number of all rows."""
         placed.shared[inputs.total] = tf.cast(batch.total, tf.int64)
         start = tf.cast(batch.start, tf.int64)
         counts = self.batch.counts(self.specs)
@@ -192,7 +196,7 @@ class DividedBatch:
 
 
 def shares_batches(config: TowerConfig, ranks: Ranks) -> bool:
-    """Whether all ranks have to read the same batches."""
+    """Whether all ranks must read the same batches."""
     together = ranks.batch is config.transport
     return together and config.options.batches == "split"
 
@@ -206,7 +210,7 @@ def _sum_of(counts: Sequence[data_lib.Count]) -> data_lib.Count:
 
 
 def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """Return the size of an axis that all parts of a batch share."""
+    """Return the size of an axis, which must be the same in all parts."""
     sizes = tf.stack([tf.shape(p, out_type=tf.int64)[axis] for p in parts])
     check = tf.debugging.assert_equal(
         sizes,
@@ -240,7 +244,7 @@ def _add_variables(
     captures: Sequence[tf.Tensor],
     handles: Mapping[int, TowerHandles],
 ) -> None:
-    """Add what a trace captures, and who has which part of it.
+    """Add the variables that a trace captures, and the places that have them.
 
     Args:
         tensors: what the inputs get.
@@ -272,7 +276,7 @@ def _add_variables(
 
 
 def _add_shares(tensors: PlacedTensors, inputs: Inputs) -> None:
-    """Add the rows that each tower has of variables in shards."""
+    """Add the rows of variables in shards that each tower has."""
     places = tensors.places
     towers, ranks = places.towers, places.ranks.shards
     for scope in tensors.scopes(BATCH):
@@ -292,7 +296,7 @@ def _of_column(
     handles: Mapping[int, TowerHandles],
     tensors: PlacedTensors,
 ) -> tf.Tensor:
-    """Return what an input that differs between columns gets."""
+    """Return the value for an input that differs between columns."""
     match own.kind:
         case "handle":
             return capture(handles[own.key].of_tower(0, column))

@@ -1,8 +1,8 @@
-"""Dry runs: steps that are laid out and never run, and the memory they need.
+"""Dry runs: steps that are laid out, and their memory, but that never run.
 
 A dry run traces and lays out a step by the code that trains, in a TensorFlow
-graph that has no session: variables have shapes there, and devices names, and
-neither needs to exist.
+graph that has no session. There, variables have only shapes, and devices only
+names, so neither needs to exist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from keras_towers.fit.weights.without_memory import (
     variable_like,
 )
 from keras_towers.partition import Program
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.memory_estimate import MemoryEstimate
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.transport import SingleProcess
@@ -55,13 +55,13 @@ class AbsentRanks(SingleProcess):
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """The memory that devices need.
+    """The bytes that the devices need.
 
     Attributes:
         weights: the bytes of the model's weights on each of K devices.
         optimizer: the bytes of the optimizer's variables on each of them.
         step: the bytes that a device has at a time while a step runs, besides
-            these variables: an estimate, as ``Lifetimes`` says; None: unknown.
+            these variables, by ``MemoryEstimate``; None: unknown.
         gradients: the bytes of the gradients that a device updates with.
         over_time: the bytes that it has besides these variables during each of
             N operations and exchanges, in order.
@@ -75,12 +75,12 @@ class Needs:
 
     @property
     def held(self) -> int:
-        """The bytes of variables on the device that has most."""
+        """The bytes of variables on the device that holds the most."""
         return max(map(sum, zip(self.weights, self.optimizer, strict=True)))
 
     @property
     def total(self) -> int | None:
-        """The bytes on the device that has most; None: unknown."""
+        """The bytes on the device that needs the most; None: unknown."""
         return None if self.step is None else self.held + self.step
 
 
@@ -97,7 +97,7 @@ class PlacedModel:
     model: keras.Model
 
     def held(self, ranks: int) -> Needs:
-        """Return what devices hold: those of the last of several ranks."""
+        """Return the bytes that the devices of the last rank hold."""
         state = model_state.collect(self.model)
         weights, optimizer = (
             self._bytes_held(variables, ranks)
@@ -125,7 +125,7 @@ class PlacedModel:
                     total[short_name(device)] += size * count // planned - size
         names = [short_name(device) for device in itertools.chain(*mesh)]
         found = [total[name] for name in names]
-        # What towers have once was made on the host of this process.
+        # Variables that towers have once were made on this process's host.
         others = sum(total.values()) - sum(found)
         return [others + found[0], *found[1:]]
 
@@ -145,7 +145,7 @@ class PlacedModel:
     def _in_shards_of_all(
         self, variables: Sequence[keras.Variable]
     ) -> list[ShardedVariable]:
-        """Return those in shards, if these are over the towers of all ranks."""
+        """Return the variables in shards over the towers of all ranks."""
         if self.config.places("fit").ranks.shards.size == 1:
             return []
         values = [variable._value for variable in variables]
@@ -165,7 +165,7 @@ class LaidOutStep(PlacedModel):
     program: Program
 
     def sizes(self, examples: int, ranks: int) -> TensorSizes:
-        """Return how large its tensors are.
+        """Return the sizes of its tensors.
 
         Args:
             examples: the number of examples of a global batch.
@@ -175,20 +175,20 @@ class LaidOutStep(PlacedModel):
         return TensorSizes(self.program, cells, -(-examples // cells))
 
     def needs(self, examples: int, ranks: int) -> Needs:
-        """Return what devices need for a step.
+        """Return the bytes that devices need for the step.
 
         Args:
-            examples: as for ``sizes``.
-            ranks: likewise.
+            examples: the number of examples of the global batch.
+            ranks: the number of ranks.
         """
         program, sizes = self.program, self.sizes(examples, ranks)
         gradients = _gradients_in(self.traced, program)
-        lifetimes = Lifetimes(program, sizes)
+        estimate = MemoryEstimate(program, sizes)
         return dataclasses.replace(
             self.held(ranks),
             gradients=sum(map(sizes.bytes_of, gradients)),
-            step=lifetimes.most_bytes(),
-            over_time=lifetimes.live,
+            step=estimate.peak_bytes(),
+            over_time=estimate.live,
         )
 
 
@@ -256,7 +256,7 @@ def lay_out_dry(
 
 
 def _gradients_in(traced: Trace, program: Program) -> list[Tensor]:
-    """Return what towers have of gradients, as optimizers get them."""
+    """Return the gradients of towers as optimizers get them."""
     values = [program.values[name] for name in traced.gradients]
     found = [value.local or value.whole for value in values]
     return [tensor for tensor in found if tensor is not None]

@@ -1,4 +1,8 @@
-"""Exchanges among the towers of a process, and then among processes."""
+"""Exchanges of a step: among the towers of a process, then among processes.
+
+``tower_program.py`` calls ``exchange_tensors``. The sums themselves are in
+``reduction/`` and ``transport/``.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,14 @@ from keras_towers.fit.step import step_clock
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import share_counts
 from keras_towers.partition.program import Exchange, ExchangeKind
-from keras_towers.reduction import Collectives, sum_over_ranks
+from keras_towers.reduction.collectives import Collectives
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, messages, next_key
 from keras_towers.transport.messages import Rows
 
 
 class GradientExchange:
-    """Adds gradients up in a step, as a strategy does.
+    """Sums gradients in a step as the strategy does.
 
     Args:
         update: adds them up.
@@ -38,12 +43,12 @@ class GradientExchange:
         self._update, self._gradients = update, gradients
 
     def collectives_for(self, exchange: Exchange) -> Collectives:
-        """Return what sums a gradient over towers."""
+        """Return the collectives that sum a gradient over towers."""
         _, weight = self._gradients[exchange.gradient]
         return self._update.collectives_for(weight)
 
     def over_ranks(self, members: Sequence[Members]) -> None:
-        """Add up what this rank has of gradients, or of their rows."""
+        """Sum this rank's gradients, or their rows, over ranks."""
         by_optimizer: dict[int, list[Members]] = {}
         for group in members:
             call, _ = self._gradients[group.exchange.gradient]
@@ -88,12 +93,12 @@ class Members:
 
     @property
     def have_own(self) -> bool:
-        """Whether each of them has a result of its own in this process."""
+        """Whether each member in this process gets a result of its own."""
         return self.exchange.is_own and not self.goes_on
 
     @property
     def takes_part(self) -> bool:
-        """Whether they take rows of examples, and other ranks the others."""
+        """Whether the members take rows, and other ranks the other rows."""
         exchange = self.exchange
         takes = exchange.result.axes - exchange.given.axes
         return exchange.kind == "scatter" and "ranks" in takes
@@ -135,7 +140,7 @@ def exchange_tensors(
 
 
 def _mark_gradients(members: Sequence[Members]) -> None:
-    """Mark when towers have their gradients, and when these are added up."""
+    """Mark when towers have their gradients, and when the sums are there."""
     exchanged = [
         group
         for group in members
@@ -184,7 +189,7 @@ def _exchange_here(
 
 
 def _broadcast(members: Sequence[Members], collectives: Collectives) -> None:
-    """Give all members what ranks have got together."""
+    """Give every member the result that ranks have computed together."""
     together: dict[tuple[str, ...], list[Members]] = {}
     for group in members:
         is_whole = group.exchange.kind in ("sum", "gather")
@@ -198,7 +203,7 @@ def _broadcast(members: Sequence[Members], collectives: Collectives) -> None:
 
 
 def _on_one_device(members: Members) -> Any:
-    """Return what the first member gets of all, or what is no exchange."""
+    """Exchange on the first member's device, without collectives."""
     values = list(members.values)
     match members.exchange.kind:
         case "gather":
@@ -217,7 +222,7 @@ def _exchange_together(
     devices: Sequence[str],
     collectives: Collectives,
 ) -> list[list[Any]]:
-    """Exchange N tensors among devices; return for each what they get."""
+    """Exchange N tensors among devices; return each tensor's results."""
     tensors: list[list[Any]] = [[] for _ in devices]
     for group in groups:
         for own, value in zip(tensors, _of_devices(group), strict=True):
@@ -238,7 +243,7 @@ def _exchange_together(
 
 
 def _of_devices(members: Members) -> list[Any]:
-    """Return a tensor of each device, which may have several."""
+    """Return one tensor for each device, which may have several members."""
     parts = len(members.values) // len(members.devices)
     if members.takes_part:
         return _rows_of_process(members)
@@ -253,7 +258,7 @@ def _of_devices(members: Members) -> list[Any]:
 
 
 def _rows_of_process(members: Members) -> list[Any]:
-    """Return what the devices have of the rows that they take together."""
+    """Return the rows of this process, from which its devices take theirs."""
     axis, (first, _) = members.exchange.axis, members.rows[0]
     number = tf.add_n([count for _, count in members.rows])
     results = []
@@ -284,7 +289,7 @@ def _rows_here(members: Members) -> Rows:
 
 
 def _of_takers(members: Members, of_devices: Sequence[Any]) -> list[Any]:
-    """Return the rows of each taker, of which a device may have several."""
+    """Return the rows of each member, of which a device may have several."""
     counts = [count for _, count in members.rows]
     parts = len(counts) // len(members.devices)
     if parts == 1:
@@ -308,7 +313,7 @@ def _exchange_over_ranks(
     gradients: GradientExchange | None,
     given: Sequence[Any],
 ) -> list[Any]:
-    """Exchange with other ranks what the members of this one have together.
+    """Exchange this rank's tensors with those of other ranks.
 
     Tensors of the same dtype are sent as one message.
 
@@ -357,7 +362,7 @@ def _exchange_over_ranks(
 
 
 def _rows_of_takers(whole: Any, members: Members) -> list[Any]:
-    """Return the rows of a whole that each taker gets, on its device."""
+    """Return the rows of a whole that each member gets, on its device."""
     axis, parts = members.exchange.axis, len(members.rows)
     parts //= len(members.devices)
     results = []
@@ -372,7 +377,7 @@ def _rows_of_takers(whole: Any, members: Members) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _RowsOfRanks:
-    """The rows of an axis that each rank has of a tensor.
+    """The rows that each rank has of a tensor, along an axis.
 
     Attributes:
         dtype: the dtype of the tensor.
@@ -388,7 +393,7 @@ class _RowsOfRanks:
 
     @classmethod
     def of(cls, members: Members, ranks: int) -> _RowsOfRanks | None:
-        """Return the rows of an exchange; None: not all ranks know them."""
+        """Return the rows of an exchange; None if not all ranks know them."""
         exchange, towers = members.exchange, len(members.devices)
         axis, units, sizes = exchange.axis, exchange.units, exchange.sizes or ()
         shape = [size for size in sizes if isinstance(size, int)]
@@ -408,22 +413,22 @@ class _RowsOfRanks:
 def _messages(
     kind: ExchangeKind, known: Mapping[Members, _RowsOfRanks | None]
 ) -> Iterator[dict[Members, _RowsOfRanks]]:
-    """Yield the exchanges of a kind that share a message, with their rows."""
+    """Yield the exchanges that share a message, with their rows."""
     pairs = [
         (group, rows)
         for group, rows in known.items()
         if rows is not None and group.exchange.kind == kind
     ]
-    # Of their own rows, ranks would have groups of other sizes.
+    # Ranks group wholes: by their own rows, groups would differ.
     wholes = [tf.TensorSpec(rows.shape, rows.dtype) for _, rows in pairs]
-    for indices in messages.buckets(wholes):
+    for indices in messages.group_by_bytes(wholes):
         yield dict(pairs[i] for i in indices)
 
 
 def _scatter_over_ranks(
     known: Mapping[Members, _RowsOfRanks | None], transport: Transport
 ) -> None:
-    """Replace the sums of this rank's towers by the rows that each takes."""
+    """Replace sums over this rank's towers by this rank's rows of all sums."""
     for sent in _messages("scatter", known):
         key = next_key("scatter")
         message, sizes = messages.joined_rows(

@@ -1,6 +1,6 @@
-"""Tables that never change once they are made, such as those of words.
+"""Tables that never change after they are made, such as vocabularies.
 
-Every rank looks keys up in its own one, so ranks compare what these hold.
+Every rank looks up keys in its own table, so ranks compare the contents.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from keras_towers import compat
 def content_of_fixed(
     handle: tf.Tensor, keys: tf.DType, values: tf.DType
 ) -> str | None:
-    """Describe what a table holds, equal for equal entries.
+    """Describe the entries of a table; equal entries give equal text.
 
     Args:
         handle: the handle of the table.

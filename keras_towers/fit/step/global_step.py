@@ -1,12 +1,12 @@
-"""The order of a step on all towers, from a batch to new weights.
+"""A step on all towers, stage by stage, from a batch to new weights.
 
 Keras's loop calls the train function (``AdaptiveFunction``), which passes it on
 to Keras's own ``tf.function``. While TensorFlow traces that, Keras runs the
 model's ``train_step`` by the strategy's ``run``, and ``TowerCall.run_step``
 comes here. ``GlobalStep._add_to_graph`` has one line for each stage.
 
-A tower that XLA compiles for its own batch has a step with fewer of them
-(``run_for_own_batch``).
+If each tower has a batch of its own, and XLA compiles the step, there are fewer
+stages (``run_for_own_batch``).
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ class GlobalStep:
         # Each tower's rows of the batch, once the previous step has ended.
         divided = self._divide(batch, settings)
         with self._begun(divided, settings), without_collection():
-            # What one device computes, and its calls of optimizers.
+            # The step of one device, with its calls of optimizers.
             traced = self._trace(step, divided, settings)
-            # What each tower computes of that, what towers exchange, and when,
-            # within the memory of a device.
+            # What each tower computes, what towers exchange, and when, within
+            # the memory of a device.
             layout = self._lay_out(traced, divided, settings)
             # All ranks make the same exchanges, or all of them fail.
             self._compare_with_ranks(layout)
@@ -136,12 +136,12 @@ class GlobalStep:
     def _begun(
         self, divided: DividedBatch, settings: StepSettings
     ) -> Iterator[None]:
-        """Add what a block adds after the previous step, with its marks."""
+        """In this block, add operations after the previous step, with marks."""
         recorded = settings.model if settings.trains else None
         pieces = divided.batch.pieces
         with (
             activity.preparing(),
-            self.order.in_turn(),
+            self.order.in_order(),
             step_clock.marked(recorded, self.config.devices, pieces),
         ):
             yield
@@ -174,7 +174,7 @@ class GlobalStep:
     def _lay_out(
         self, traced: Trace, divided: DividedBatch, settings: StepSettings
     ) -> StepLayout:
-        """Lay a step out over the towers, and schedule it."""
+        """Lay out a step over towers, and schedule it."""
 
         def in_parts(settings: StepSettings) -> StepLayout:
             cut = divided.in_parts(settings.places.parts)
@@ -183,7 +183,7 @@ class GlobalStep:
         return self.memory.plan(in_parts, settings)
 
     def _compare_with_ranks(self, layout: StepLayout) -> None:
-        """Compare the step with those of other ranks; share its variables."""
+        """Compare the step over ranks; share rank 0's outer variables."""
         traced, settings = layout.traced, layout.settings
         model, ranks = settings.model, settings.places.ranks
         shares_step = ranks.step.size > 1
@@ -217,7 +217,7 @@ class GlobalStep:
         self.order.compare(compared, others, self.config.devices)
 
     def _compute(self, layout: StepLayout) -> Structure:
-        """Add what towers compute and exchange, and the optimizers' updates."""
+        """Add the towers' computations and exchanges, and the updates."""
         config, traced, settings = self.config, layout.traced, layout.settings
         has_copies = bool(layout.on_towers) and self.update.variables.mirrors
         places = devices_for(config, settings.places, has_copies)
@@ -249,7 +249,7 @@ class GlobalStep:
         return traced.output_with(results)
 
     def _push(self, layout: StepLayout, results: Sequence[object]) -> None:
-        """Pass gradients on that are results of the step."""
+        """Pass on gradients that are results of the step."""
         traced, local_step = layout.traced, layout.local_step
         number = layout.settings.places.ranks.batch.size
         sums = traced.gradients_in(results)
@@ -290,7 +290,7 @@ class GlobalStep:
     def _add_once(
         self, step: Step, batch: Structure, settings: StepSettings
     ) -> Structure:
-        """Add a step to the graph, as a function if it is there already."""
+        """Add a step to the graph; as a call if the graph has it already."""
         graph: tf.Graph = compat.get_default_graph()
         repeated = graph.get_collection_ref(_REPEATED)
         # Each call gets another wrapper of AutoGraph.
@@ -352,7 +352,7 @@ class GlobalStep:
 
     @functools.cached_property
     def _eager_seed(self) -> int | None:
-        """The first seed of eager steps; None: all ranks have a common one."""
+        """The first seed of eager steps; None if ranks have a common one."""
         local = compat.global_seed(), secrets.randbits(31)
         where = "begins a step that runs eagerly"
         ranks = rank_checks.gather(self.config.transport, local, where)
@@ -364,8 +364,8 @@ class GlobalStep:
     def end_data(self, batches: int, model: keras.Model, ranks: Ranks) -> None:
         """Check that the data of all ranks ends after so many batches.
 
-        Collective: ranks whose data goes on are in a step of the method, which
-        has the same exchanges first.
+        Collective: ranks whose data goes on are in a step of the same method,
+        whose first exchanges are the same.
 
         Args:
             batches: the batches of all executions, also where the last one had
@@ -398,9 +398,9 @@ def run_for_own_batch(
 ) -> Structure:
     """Add a step of a tower with its own batch, which XLA compiles.
 
-    It is the step of one device. What towers do with gradients, such as waiting
-    for one another, XLA cannot compile; it compiles all before it. So a step
-    that reads a weight after its update is not compiled.
+    It is the step of one device. XLA cannot compile what towers do with
+    gradients, such as wait for one another; it compiles all before that. So a
+    step that reads a weight after its update is not compiled.
 
     Args:
         step: a function of a batch.
@@ -436,7 +436,7 @@ def run_for_own_batch(
 
 
 def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
-    """Return what an eager step has computed: results, and weights."""
+    """Return the results and the weights that an eager step has computed."""
     weights = [v for v in collect(model).weights if not is_over_ranks(v)]
     values = [copy_on_tower(native(weight)).read_value() for weight in weights]
     return data_lib.tensors_in(result) + values

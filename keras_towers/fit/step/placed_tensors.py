@@ -1,4 +1,7 @@
-"""The tensors of a step, each with a value at every place where it differs."""
+"""The tensors of a step, with one value at each place where they differ.
+
+``tower_program.py`` fills them, micro-batch after micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PLACE_AXES: Sequence[Axis] = "towers", "columns", "parts"
 
 
 class TensorsAt(MutableMapping[Tensor, Any]):
-    """The tensors at a place, as what is computed there takes and returns them.
+    """The tensors at one place: inputs and results of what is computed there.
 
     Args:
         arrays: the tensors at all places.
@@ -49,7 +52,7 @@ class TensorsAt(MutableMapping[Tensor, Any]):
         towers, columns, parts = array.shape
         all_towers, all_columns, _ = self.lengths
         value = None
-        # What is computed once cannot use what differs between towers.
+        # A tensor that is computed once cannot use one that differs.
         if towers <= all_towers and columns <= all_columns:
             value = array[
                 self.tower if towers > 1 else 0,
@@ -97,7 +100,7 @@ class PlacedTensors:
         self.shared: TensorsAt = self.scope((1, 1, 1), (0, 0, 0))
 
     def lengths(self, axes: Axes) -> Sequence[int]:
-        """Return the lengths of an array of what varies along axes."""
+        """Return the lengths of an array for a value that varies along axes."""
         places = self.places
         of_all = places.towers, places.columns, places.parts
         return [
@@ -106,13 +109,13 @@ class PlacedTensors:
         ]
 
     def scope(self, lengths: Sequence[int], place: Place) -> TensorsAt:
-        """Return the tensors at a place, as of ``TensorsAt``."""
+        """Return the tensors at a place, a ``TensorsAt``."""
         tower, column, _ = place
         device = self.places.mesh[tower][column]
         return TensorsAt(self._arrays, lengths, place, device)
 
     def scopes(self, axes: Axes) -> list[TensorsAt]:
-        """Return the tensors at each place where what varies along axes is."""
+        """Return the tensors at each of the places that differ along axes."""
         lengths = self.lengths(axes)
         return [self.scope(lengths, place) for place in np.ndindex(*lengths)]
 
@@ -128,7 +131,7 @@ class PlacedTensors:
         return array
 
     def add(self, tensor: Tensor, scope: TensorsAt) -> Any:
-        """Add a micro-batch's value to the sum of its tower; return the sum."""
+        """Add a micro-batch's value to its tower's sum; return the sum."""
         place = scope.tower, scope.column, 0
         value = scope[tensor]
         if tensor not in self._sums:
@@ -149,7 +152,7 @@ class PlacedTensors:
 def with_shapes(
     tensors: Sequence[Tensor], values: Sequence[tf.Tensor]
 ) -> dict[Tensor, tf.Tensor]:
-    """Return values by their tensors, with the shapes of these.
+    """Return values by tensor, with the shapes of the tensors.
 
     TensorFlow does not infer all shapes that the layout knows.
 

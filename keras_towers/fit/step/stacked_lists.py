@@ -1,7 +1,7 @@
-"""Lists of tensors that functions take or return which XLA compiles.
+"""Lists of tensors as inputs and results of functions that XLA compiles.
 
-XLA's functions have only numbers as inputs and results. Outside of them, lists
-are TensorFlow's own. They take and return the stacks of their elements.
+XLA's functions only take and return numbers. Outside of them, lists are
+TensorFlow's own. So these functions take and return the stacks of the elements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANY: Any = None
 
 
 class StackedLists:
-    """A function that XLA compiles, of which inputs or outputs are lists.
+    """A compiled function that takes or returns lists of tensors.
 
     Args:
         function: the function, which takes and returns lists.
@@ -97,9 +97,9 @@ def _stack_of(list_: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
 def _length_of(list_: tf.Tensor, stack: tf.Tensor) -> tf.Tensor:
     """Return the length of a list in XLA.
 
-    XLA's lists are as long as they may become, and so are their stacks. Only
-    what pushes and pops elements knows where a list ends. Lists of which
-    elements are set end at 0 for it, and have all of them.
+    XLA's lists, and so their stacks, have their largest possible length. XLA
+    knows where a list ends only if elements are pushed and popped. If they are
+    set, it takes the length for 0, and the list has all elements.
 
     Args:
         list_: the list.
@@ -122,7 +122,7 @@ def _length_of(list_: tf.Tensor, stack: tf.Tensor) -> tf.Tensor:
 
 
 def _marked_row(list_: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
-    """Return the number of the element that is a mark, in a list of zeros."""
+    """Return the index of the marked element, in a list of zeros."""
     stack = _stack_of(list_, mark.dtype)
     # Elements without entries are all alike: the first one will do.
     rows = tf.reshape(stack, [tf.shape(stack)[0], tf.size(mark)])

@@ -127,7 +127,7 @@ class StepMarks:
     def _begin_after(
         self, mark: tf.Operation, pieces: Sequence[tf.Tensor]
     ) -> None:
-        """Make a tower that calls its step as a function begin after a mark.
+        """Make a tower that calls its step as a function wait for a mark.
 
         Single operations get no control dependency: TensorFlow does not fuse
         operations that have one, and fusion changes rounding.
@@ -202,7 +202,7 @@ def marked(
 
 
 def reached(tower: int, point: Point, ends: Structure) -> None:
-    """Mark that a tower reaches a point once some tensors are computed."""
+    """Mark that a tower reaches a point, once some tensors are computed."""
     marks = _marks.get()
     if marks is not None:
         marks.add(tower, point, tensors_in(ends))

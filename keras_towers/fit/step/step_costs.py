@@ -1,4 +1,8 @@
-"""The costs of a step on towers: exchanges, and undivided computations."""
+"""The costs of a step on towers: exchanges, and undivided computations.
+
+``step_reports.py`` shows them to users; ``planning.py`` and ``network_cost.py``
+compute with them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from keras_towers.partition.axes import OF_MESSAGES, Axis
 from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
-from keras_towers.partition.lifetimes import held_tensors
+from keras_towers.partition.memory_estimate import held_tensors
 from keras_towers.partition.program import (
     Exchange,
     Program,
@@ -34,12 +38,12 @@ from keras_towers.partition.sizes import (
     symbol_name,
 )
 
-# What takes less of a step is only described, if it does not grow with a batch.
+# A smaller part of a step is only described, unless it grows with a batch.
 _ANNOUNCED = 0.02
 # How many lines that follow from one are named.
 _NAMED = 4
-# What a process has of an operation: in the trace, in functions of towers, and
-# in TensorFlow's runtime.
+# The bytes of a process for an operation: in the trace, in functions of towers,
+# and in TensorFlow's runtime.
 _PER_OPERATION = 40 * 2**10
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
@@ -63,7 +67,7 @@ class ComputedOnce:
     following: list[str] = dataclasses.field(default_factory=list)
 
     def describe(self, line: str) -> str:
-        """Describe it, given the line."""
+        """Describe the computations, given their line."""
         share = f"{self.share:.1%} of the step"
         if self.following:
             lines = listed(self.following, _NAMED, separator="; ")
@@ -116,14 +120,14 @@ class StepCosts:
     graph_bytes: int = 0
 
     @property
-    def again_summary(self) -> str:
-        """Describe what is computed again; "": nothing."""
+    def remat_summary(self) -> str:
+        """Describe what is recomputed; empty: nothing."""
         schedule = self.schedule
-        if schedule is None or not schedule.again:
+        if schedule is None or not schedule.recomputed:
             return ""
         saved, most = map(format_bytes, (schedule.saved, schedule.bytes))
         return (
-            f"computes {_count(schedule.again, 'operation')} again "
+            f"computes {_count(schedule.recomputed, 'operation')} again "
             f"({schedule.work:.0%} of its work) instead of keeping {saved} on "
             f"each tower: {most} at a time"
         )
@@ -143,12 +147,12 @@ class StepCosts:
 
     @property
     def sent_summary(self) -> str:
-        """Describe what each tower, or rank, sends, and receives."""
+        """Describe the bytes that each tower, or rank, sends and receives."""
         return _describe_bytes(self.sent, self.has_unknown)
 
     @property
     def axes_summary(self) -> str:
-        """Describe what is exchanged along which axes; empty: all along one."""
+        """Describe the axes of exchanges; empty if all are along one."""
         if len(self.by_axes) < 2:
             return ""
         return ", ".join(
@@ -158,7 +162,7 @@ class StepCosts:
 
     @property
     def held_summary(self) -> str:
-        """Describe what a tower holds for all micro-batches; may be empty."""
+        """Describe what a tower holds for all micro-batches; empty: nothing."""
         if self.held is None:
             return _UNKNOWN_BYTES
         terms = " + ".join(_terms(self.held))
@@ -171,7 +175,7 @@ class StepCosts:
 
     @property
     def announcement(self) -> str:
-        """Describe the first of them that is worth it; empty: none is."""
+        """Describe the first computation worth a notice; empty if none is."""
         for line in self._lines:
             found = self.once[line]
             if found.share >= _ANNOUNCED or found.grows:
@@ -186,7 +190,7 @@ class StepCosts:
 
 @dataclasses.dataclass(frozen=True)
 class Exchanged:
-    """An exchange, and the tensor that it is of.
+    """A tensor of an exchange.
 
     Attributes:
         level: its level.
@@ -206,14 +210,14 @@ class Exchanged:
 
     @property
     def size(self) -> Size | int | None:
-        """Its bytes; None: the entries of a batch decide."""
+        """The bytes; None if entries of the batch decide."""
         size: Any = math.prod(self.sizes, start=self.tensor.dtype.size)
         is_known = isinstance(size, (Size, int))
         return size if is_known and not is_data_dependent(size) else None
 
 
 def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
-    """Yield what a program exchanges.
+    """Yield the tensors that a program exchanges.
 
     Args:
         program: the program.
@@ -225,7 +229,7 @@ def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
 
 
 def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
-    """Return what an exchange moves; as for ``exchanged_in``."""
+    """Return the tensor, the sizes and the axes of an exchange."""
     tensor, sizes = exchange.given, exchange.sizes
     axes: list[Axis] = [a for a in OF_MESSAGES if a in exchange.over]
     groups = 1
@@ -314,15 +318,15 @@ def _sizes(tensor: Tensor) -> list[Dimension]:
 
 
 def _length(size: Dimension, is_rows: bool) -> Dimension:
-    """Return a size; an unknown one of no rows is a length of its own."""
+    """Return a size; an unknown one that counts no rows gets a symbol."""
     return _LENGTH if size is UNKNOWN and not is_rows else size
 
 
 def total_of(exchanged: Iterable[Exchanged]) -> tuple[dict[str, int], bool]:
     """Return the bytes exchanged, and whether more depends on the data.
 
-    The bytes are by what they are a multiple of, as in ``StepCosts``; "": of
-    nothing.
+    The bytes are grouped by unit, as in ``StepCosts``; the unit "" is for
+    constant ones.
     """
     sizes = [exchange.size for exchange in exchanged]
     total: collections.Counter[str] = collections.Counter()
@@ -347,7 +351,7 @@ def _describe_bytes(total: Mapping[str, int], has_unknown: bool) -> str:
 
 
 def _unit_and_number(size: Size | int) -> tuple[str, int]:
-    """Return the name of what a size is a multiple of, and how many times."""
+    """Return the unit of a size, and its multiple."""
     if isinstance(size, int):
         return "", size
     example = symbol_name(EXAMPLES)
@@ -360,7 +364,7 @@ def _unit_and_number(size: Size | int) -> tuple[str, int]:
 
 
 def _held_bytes(program: Program) -> dict[str, int] | None:
-    """Return what towers hold from level to level, as in ``StepCosts``."""
+    """Return the bytes that towers hold between levels, as in ``StepCosts``."""
     total: collections.Counter[str] = collections.Counter()
     for tensor in held_tensors(program):
         if tensor.shape.rank is None:
@@ -375,7 +379,7 @@ def _held_bytes(program: Program) -> dict[str, int] | None:
 
 
 def _once(program: Program) -> dict[str, ComputedOnce]:
-    """Return what is computed once, by the line of code that is the cause."""
+    """Return what is computed once, by the line of code that causes it."""
     once: dict[str, ComputedOnce] = {}
     undivided = {id(o): why for o, why in program.computed_once.items()}
     if not undivided:
@@ -387,7 +391,7 @@ def _once(program: Program) -> dict[str, ComputedOnce]:
     causes: dict[Tensor, str] = {}
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
-        # What follows from it takes rows, too, as a loss takes targets.
+        # Operations that use it take rows, too, as a loss takes targets.
         source = operation.source
         if cause is None and source is not None and id(source) in undivided:
             cause = cause_of(source)
@@ -419,7 +423,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _terms(numbers: Mapping[str, int]) -> list[str]:
-    """Describe numbers of bytes for each of some units; "": of no unit."""
+    """Describe the bytes for each unit."""
     return [
         f"{format_bytes(number)}{unit and f' x {unit}'}"
         for unit, number in numbers.items()

@@ -1,4 +1,8 @@
-"""The settings that a step is traced for, and its layout over towers."""
+"""The layout of a step over towers, and the settings that it is traced for.
+
+``global_step.py`` calls ``lay_out`` with the trace, and ``scheduled`` with the
+result. ``partition/`` does the work.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ _LEAST_GATHERED, _MOST_GATHERED = 2**24, 2**29
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """How a step is to fit into memory.
+    """A way to make a step fit into memory.
 
     Attributes:
         parts: the number of micro-batches of each tower.
@@ -65,7 +69,7 @@ class MemoryPlan:
     bytes: int
 
     def __lt__(self, other: MemoryPlan) -> bool:
-        """Whether it needs less."""
+        """Whether this plan needs less memory than another one."""
         return self.parts > other.parts or self.bytes * ALIKE < other.bytes
 
 
@@ -103,11 +107,11 @@ class StepSettings:
 
     @property
     def xla(self) -> bool:
-        """Whether XLA compiles it, where it can."""
+        """Whether XLA compiles the step, where it can."""
         return bool(self.model.jit_compile)
 
     def in_more_parts(self) -> StepSettings | None:
-        """Return those with more micro-batches; None: there cannot be more."""
+        """Return settings with more micro-batches; None if there are none."""
         parts = self.places.parts
         if self.rows is None or parts >= self.rows:
             return None
@@ -140,7 +144,7 @@ class StepLayout:
 
     @property
     def plan(self) -> MemoryPlan:
-        """How it is to fit into memory, once it is scheduled."""
+        """The memory plan, once the step is scheduled."""
         assert self.program.schedule is not None, "a step without a schedule"
         parts = self.settings.places.parts
         return MemoryPlan(parts, self.program.schedule.bytes)
@@ -152,7 +156,7 @@ def lay_out(
     divided: DividedBatch,
     settings: StepSettings,
 ) -> StepLayout:
-    """Lay a step out over the towers.
+    """Lay out a step over the towers.
 
     Args:
         update: the towers, and their variables.
@@ -180,7 +184,7 @@ def lay_out(
 def scheduled(
     layout: StepLayout, config: TowerConfig, remat: RematLimits = KEEP_ALL
 ) -> StepLayout:
-    """Decide when a step computes what, and record what the step costs.
+    """Schedule a step, and record its costs.
 
     Ranks that share a step decide alike.
 
@@ -268,7 +272,7 @@ def _warn_of_own_rows(
     traced: Trace,
     settings: StepSettings,
 ) -> None:
-    """Warn if a rank replaces values of the whole batch by its own ones."""
+    """Warn if a rank uses only its own rows where one device uses all."""
     has_all = len(local_step.parts) == len(traced.updates)
     is_first = settings.places.ranks.job.rank == 0
     if has_all or not is_first:
@@ -291,7 +295,7 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
     places, ranks = settings.places, settings.places.ranks
     on_host = devices.all_on_host(config.devices)
     is_local = not ranks.share_step and update.local_sgd is None
-    if is_local or places.parts > 1 or update.layouts.divide_any:
+    if is_local or places.parts > 1 or update.sharding.divide_any:
         return None
     if callable(config.options.mode):
         # A function of the user's gets each gradient.
@@ -312,7 +316,7 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
 def _refuse_writes_to_shards(
     traced: Trace, on_towers: Mapping[int, TowerHandles], settings: StepSettings
 ) -> None:
-    """Refuse a step that would leave the wholes that ranks hold behind."""
+    """Refuse a step that writes shards while ranks hold whole weights."""
     written = {id(tensor) for tensor in traced.written}
     for index, handles in on_towers.items():
         tensor = traced.captures[index]
@@ -335,7 +339,7 @@ def describe_variable(handle: tf.Tensor) -> str:
 def devices_for(
     config: TowerConfig, places: Places, has_copies: bool
 ) -> Places:
-    """Return places with the devices on which towers compute.
+    """Return the places of a step, with the devices on which towers compute.
 
     Args:
         config: the towers.

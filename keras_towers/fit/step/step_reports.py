@@ -1,4 +1,7 @@
-"""Reports on steps, for users: their costs, and what XLA leaves out."""
+"""Reports on steps, for users: their costs, and what XLA leaves out.
+
+``describe()`` and log lines show them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def record_costs(
     program: Program,
     places: Places,
 ) -> None:
-    """Record the costs of a step, and announce once what is not divided.
+    """Record the costs of a step; announce once what is not divided.
 
     Args:
         config: the towers that run the step.
@@ -60,11 +63,11 @@ def record_costs(
 
 
 def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
-    """Return the bytes that are planned, by what they are for.
+    """Return the planned bytes, by purpose.
 
-    They are those of this process if its devices share the memory of the host,
-    else those of the device that has most. What TensorFlow has with any model
-    comes on top.
+    They are those of this process if its devices share the host's memory, else
+    those of the device that has the most. TensorFlow needs some more memory for
+    any model.
 
     Args:
         strategy: the strategy, whose steps have been traced.
@@ -122,7 +125,7 @@ def _message_bytes(
 
 
 def describe_planned(strategy: KerasStrategy) -> list[str]:
-    """Describe the memory that is planned, once steps have been traced."""
+    """Describe the planned memory, once steps have been traced."""
     if strategy not in _costs:
         return []
     planned = planned_memory(strategy)
@@ -154,8 +157,8 @@ def describe_steps(config: TowerConfig) -> list[str]:
             lines.append(
                 f"{name}: at most {most} of gathered weights at a time"
             )
-        if costs.again_summary:
-            lines.append(f"{name}: {costs.again_summary}")
+        if costs.remat_summary:
+            lines.append(f"{name}: {costs.remat_summary}")
         summary = costs.held_summary
         if config.options.micro_batches != 1 and summary:
             lines.append(f"{name}: held for all micro-batches: {summary}")
@@ -166,9 +169,9 @@ def describe_steps(config: TowerConfig) -> list[str]:
 def log_not_compiled(
     trainer: keras.Model, training: bool, stages: Stages
 ) -> None:
-    """Log once what one device compiles of a step, and towers do not.
+    """Log once what XLA compiles on one device, but not on towers.
 
-    It is a warning if the user requested XLA: if Keras would not turn it on by
+    It is a warning if the user requested XLA, which Keras would not use by
     default.
     """
     for reason, operation in stages.not_compiled.items():
@@ -180,7 +183,7 @@ def log_not_compiled(
 def log_no_xla(
     trainer: keras.Model, reason: str, training: bool = True
 ) -> None:
-    """Log once why XLA does not compile what it compiles on one device."""
+    """Log once why XLA does not compile a step, unlike on one device."""
     kind = "training" if training else "evaluation"
     line = (
         f"jit_compile is off for {kind} of {trainer.name!r} on towers: {reason}"

@@ -1,4 +1,7 @@
-"""The functions that towers call, and what XLA compiles with them."""
+"""The functions that towers call, and what XLA compiles with them.
+
+``tower_program.py`` calls them, level by level.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from keras_towers.partition.program import (
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.xla_pieces import Stage, Stages, needs_call
 
-# What XLA does with a variable.
+# The operations on a variable that XLA compiles.
 _COMPILED = (
     "ReadVariableOp",
     "AssignVariableOp",
@@ -156,12 +159,12 @@ class TowerFunctions:
         )
 
     def used(self, operations: Iterable[Operation]) -> list[Tensor]:
-        """Return what is used outside of the section that computes it."""
+        """Return the outputs that are used outside of their section."""
         outputs = [t for o in operations for t in o.outputs]
         return [tensor for tensor in outputs if tensor in self._users]
 
     def _users_elsewhere(self) -> dict[Tensor, set[Hashable]]:
-        """Return tensors that are used outside of where they are computed.
+        """Return the tensors that are used outside of their section.
 
         Returns:
             For each tensor, the sections of levels that use it, and None for
@@ -182,7 +185,7 @@ class TowerFunctions:
         used.update(program.results)
         users: dict[Tensor, set[Hashable]] = {tensor: {None} for tensor in used}
         for operation in program.operations:
-            # What is repeated is added wherever it is used.
+            # A repeated operation is added wherever it is used.
             repeats = operation.is_repeated
             user = None if repeats else sections[id(operation)]
             for tensor in operation.inputs:
@@ -198,7 +201,7 @@ class TowerFunctions:
         operations: Sequence[Operation],
         outputs: Sequence[Tensor] | None = None,
     ) -> Function:
-        """Return a function of all that operations take from outside.
+        """Return a function of operations, with everything they take as inputs.
 
         Args:
             operations: the operations.
@@ -213,7 +216,7 @@ class TowerFunctions:
         return Function(inputs, outputs, operations)
 
     def call_of(self, operations: Sequence[Operation]) -> FunctionCall | None:
-        """Return a call of a function of operations; None: there are none."""
+        """Return a call of a function of operations; None if there are none."""
         if not operations:
             return None
         body = self._closure(operations)
@@ -255,7 +258,7 @@ class TowerFunctions:
         body: Function,
         known: dict[Tensor, tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Add a body in stages to the current graph; return what it returns."""
+        """Add a body in stages to the current graph; return its results."""
         users = [o for o in self._program.operations if o.is_repeated]
         users += body.operations
 
@@ -279,9 +282,9 @@ class TowerFunctions:
 
         Args:
             stages: the stages.
-            known: what they use; gets what they compute.
-            used: returns what others use of what some operations compute.
-            **options: of ``emit``, for what is not compiled.
+            known: the tensors that they use; gets those that they compute.
+            used: returns the outputs of operations that are used elsewhere.
+            **options: of ``emit``, for operations that are not compiled.
         """
         for stage in stages:
             if needs_call(stage.compiled):
@@ -313,10 +316,10 @@ class TowerFunctions:
         writes: Sequence[Operation],
         towers: Sequence[TensorsAt],
     ) -> tuple[FunctionCall, Sequence[Operation], Sequence[Operation]]:
-        """Let a function that XLA compiles read and write variables itself.
+        """Let a compiled function read and write the variables itself.
 
-        XLA's kernel reads and assigns all of them at once, and in place, where
-        the graph would have an operation for each.
+        XLA's kernel reads and assigns all of them at once and in place. The
+        graph would need an operation for each.
 
         Returns:
             The call, and the reads that remain before it and the writes after.

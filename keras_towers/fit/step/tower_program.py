@@ -1,4 +1,8 @@
-"""A program as the towers run it: a function per level, and exchanges."""
+"""Adds a program to a graph: a function per level, and exchanges.
+
+It runs the micro-batches of a tower one after another, and adds up their
+gradients (``PlacedTensors.add``).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from keras_towers.fit.step.tower_functions import (
 from keras_towers.partition.axes import COLUMNS, ONCE, PARTS, TOWERS, Axes
 from keras_towers.partition.emission import emit, value_of
 from keras_towers.partition.gathers import gathers_variables
-from keras_towers.partition.lifetimes import summed_tensors
+from keras_towers.partition.memory_estimate import summed_tensors
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -41,7 +45,7 @@ from keras_towers.partition.program import (
     Program,
 )
 from keras_towers.partition.xla_pieces import Stage, Stages
-from keras_towers.reduction import Collectives, OnTowers
+from keras_towers.reduction.collectives import Collectives, OnTowers
 
 
 class TowerProgram:
@@ -115,7 +119,7 @@ class TowerProgram:
         tensors: PlacedTensors,
         checks: list[Any],
     ) -> None:
-        """Add what is computed once in a level, or once for each column."""
+        """Add the undivided operations of a level, once or for each column."""
         section = Section(level, Phase.ONCE, axes)
         stages = self._functions.once.get(section, ())
         if tensors.places.ranks.step.rank != 0:
@@ -140,7 +144,7 @@ class TowerProgram:
         tensors: PlacedTensors,
         after: Sequence[object],
     ) -> list[Any]:
-        """Add what towers, or all of their columns, do in a level.
+        """Add the towers' operations of a level, or their columns'.
 
         Args:
             level: the level.
@@ -175,7 +179,7 @@ class TowerProgram:
     ) -> None:
         """Read or update the towers' copies of variables, on their devices.
 
-        Whatever is written is the same for all micro-batches.
+        All micro-batches write the same.
         """
         if not operations:
             return
@@ -257,7 +261,7 @@ class Pace:
         self._has_gathers = any(map(gathers_variables, program.exchanges))
         self._computed: list[Any] = []
         self._exchanged: list[Any] = []
-        # What is done when the last level is, and the one before it.
+        # Tensors that exist once the last level has ended, and the one before.
         self._ends: list[Any] = []
         self._earlier_ends: list[Any] = []
 
@@ -270,7 +274,7 @@ class Pace:
         self._computed += tensors
 
     def note_exchanged(self, results: Sequence[object]) -> None:
-        """Note what is exchanged at the end of a level."""
+        """Record the results of the exchanges at the end of a level."""
         self._exchanged += tf.nest.flatten(results)
 
     def before_exchanges(

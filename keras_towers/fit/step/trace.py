@@ -1,4 +1,7 @@
-"""The trace of a step on one device, which is then divided over towers."""
+"""The trace of a step on one device, which is then divided over towers.
+
+``global_step.py`` traces; ``step_layout.py`` divides the ``Trace``.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,7 @@ from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import MeshLayout
 from keras_towers.partition.segments import Segments
-from keras_towers.reduction import scaled
-from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.gradients import Gradient, scaled
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate
@@ -86,7 +88,7 @@ class Trace:
     def gradients_in(
         self, results: Sequence[ResultT]
     ) -> dict[str, list[ResultT]]:
-        """Return the gradients among what is wanted, by the call's name."""
+        """Return the gradients among some results, by the name of a call."""
         left = iter(results[len(self.results) :])
         return {
             name: list(itertools.islice(left, len(self.layouts[name])))
@@ -114,7 +116,7 @@ class Trace:
 
     @property
     def needed_captures(self) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """The captures among what is needed: inside, and of the outer graph."""
+        """Return the captures that some tensors need: inside, and outside."""
         by_name = self.needed_by_graph[self.graph]
         captures = zip(self._captured, self.captures, strict=True)
         return [pair for pair in captures if pair[0].op.name in by_name]
@@ -270,7 +272,7 @@ def trace(
     updates: dict[str, ApplyCall] = {}
     layouts: dict[str, Sequence[MeshLayout]] = {}
     in_updates: dict[str, str] = {}
-    # Of gradients that are results: how many operations come before.
+    # The number of operations before each gradient that is a result.
     begun: dict[str, int] = {}
     is_whole = update is not None and not update.pushes
     remat = RematScopes()
@@ -299,7 +301,7 @@ def trace(
                 return
             update.apply_in_trace(call)
             for operation in graph.get_operations()[before:]:
-                kept = operation.device if update.layouts.keeps_devices else ""
+                kept = operation.device if update.sharding.keeps_devices else ""
                 in_updates[operation.name] = kept
 
         tracing = dataclasses.replace(

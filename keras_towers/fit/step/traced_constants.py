@@ -1,8 +1,8 @@
-"""The constants of a traced step, which ranks with equal batches share.
+"""The constants of a traced step, in a form that ranks can compare.
 
 Python computes them while a step is traced: a mask that a layer has drawn by
 NumPy, ``random.random()`` in a ``train_step``, a learned boundary. Ranks whose
-constants differ compute the parts of different steps.
+constants differ would compute parts of different steps.
 """
 
 from __future__ import annotations
@@ -119,6 +119,6 @@ def _show(value: np.ndarray) -> str:
         texts.append("...")
     if value.ndim == 0:
         return texts[0]
-    # Those of which the first values are equal may have other norms.
+    # Constants with equal first values may have different norms.
     norm = np.linalg.norm(value.astype("complex128").ravel())
     return f"[{', '.join(texts)}] of shape {value.shape} and norm {norm:.6g}"

@@ -1,9 +1,9 @@
-"""The operations of a traced step, by which ranks tell whether it is the same.
+"""The operations of a traced step, in a form that ranks can compare.
 
-Each operation has a checksum of its type and attributes, of what it calls, and
-of the checksums of its inputs. Names and devices do not count, nor what is only
-printed or written to a summary, nor values of constants, which
-``traced_constants.py`` compares.
+Each operation has a checksum of its type and attributes, of the functions it
+calls, and of the checksums of its inputs. Left out are names, devices, prints
+and summaries, and the values of constants, which ``traced_constants.py``
+compares.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from keras_towers.fit.weights.model_state import ModelState, collect
 if TYPE_CHECKING:
     from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-# What only names or counts objects of a process; the numbers of draws without a
-# seed, which rank 0 makes; and what the inputs of a call tell.
+# Attributes that only name or count objects of a process; the numbers of draws
+# without a seed, which rank 0 makes; and those that the inputs of a call imply.
 _IGNORED = frozenset(
     [
         "container",
@@ -120,7 +120,7 @@ class TracedOperations:
             results: what it returns.
         """
         values, needed = dict(inputs), self._needed[graph]
-        # Of what is computed of constants alone: these, with their places.
+        # The constants, with their places, of results that depend on no input.
         constants = {t: {t: 0} for t in inputs if t in self._captured}
         for operation in graph.get_operations():
             if operation.name not in needed:
@@ -174,7 +174,7 @@ class TracedOperations:
                 parts += [self._of_function(graph, name) for name in names]
             else:
                 parts.append(value.SerializeToString(deterministic=True))
-        # What a call passes on to nothing but a summary has none.
+        # An argument that only a summary uses has no checksum.
         parts += [values.get(tensor, b"") for tensor in operands]
         return _digest(*filter(None, parts))
 

@@ -1,11 +1,11 @@
-"""Where weights and slots live, and who updates them.
+"""Updates of weights: where weights and slots are, and who updates them.
 
 ``local_sgd``
   Local SGD: ranks update their own weights and average them every k updates.
 ``optimizers``
-  Optimizers on towers.
-``variable_layouts``
-  Where towers have weights and slots, and how they divide them.
+  Optimizers on towers: an update on one tower, as on one device.
+``sharding_policy``
+  Which weights and slots are copied, placed or sharded (ZeRO) over towers.
 ``weight_update``
-  Where weights and slots live, and how optimizers update them.
+  Updates of weights: places weights and slots, and applies gradients.
 """

@@ -25,14 +25,14 @@ from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import VariablePart
-from keras_towers.reduction import RankSum
+from keras_towers.reduction.rank_sum import RankSum
 from keras_towers.rendezvous import rank_checks
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class LocalSGD:
-    """The rounds of all optimizers, each of a fixed number of updates."""
+    """Local SGD for all optimizers, in rounds of a fixed number of updates."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class LocalSGD:
 
     @contextlib.contextmanager
     def around_update(self, optimizer: Any, order: StepOrder) -> Iterator[None]:
-        """Make the update of a block one of a round, which it may end.
+        """Make this block's update part of a round, which it may end.
 
-        A rank without examples takes it back.
+        A rank without examples undoes it.
         """
         if optimizer not in self._round_of:
             self._round_of[optimizer] = _Round(trained_by(optimizer))
@@ -115,7 +115,7 @@ class LocalSGD:
             )
 
     def discard_rounds(self) -> None:
-        """Start over, after an error."""
+        """Discard the current rounds, after an error."""
         for round_ in self._round_of.values():
             round_.reset()
 
@@ -134,7 +134,7 @@ class LocalSGD:
 
 
 class _Round:
-    """The weights of one optimizer, at the start of a round and now."""
+    """A round of one optimizer: its weights at the start, and now."""
 
     def __init__(self, weights: Sequence[keras.Variable]):
         self.weights: list[keras.Variable] = list(weights)

@@ -1,9 +1,9 @@
-"""Optimizers on towers.
+"""Optimizers on towers: an update on one tower, as on one device.
 
 While a strategy is active, the methods of every optimizer are looked up here:
 ``apply`` passes gradients to the update of the strategy. The optimizer keeps
-its class. The update itself runs on a single tower, as on one device, by fewer
-operations than in Keras:
+its class. The update itself runs on a single tower, by fewer operations than in
+Keras:
 
 * SGD updates a weight by one fused operation instead of five passes over it.
   TensorFlow's Adam kernel is not used: it computes ``1 - beta_2`` in single
@@ -54,7 +54,7 @@ def apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
-    """Replace ``apply``: gradients of towers are reduced first."""
+    """Replacement for ``apply``: sums the gradients of towers first."""
     handle = _current_update_handler()
     if handle is None:
         original(grads, trainable_variables)
@@ -72,7 +72,7 @@ def apply(
 
 
 def _current_update_handler() -> Callable[[ApplyCall], None] | None:
-    """Return the handler of optimizer calls here; None: Keras handles them."""
+    """Return the handler of ``apply`` here; None: Keras handles it."""
     step, strategy = thread_state.current_step(), components.active_strategy()
     if step is not None:
         return step.apply if step.takes_updates else None
@@ -165,10 +165,10 @@ def as_one_device(
 ) -> Iterator[None]:
     """Run an optimizer as if its variables existed only once.
 
-    Inside, the Keras variables of the model and of the optimizer resolve to
-    their copies on one tower, and no strategy is active. Operations that do not
-    update a variable run on the device of the first weight. The optimizer, and
-    any optimizer that it wraps, use fewer operations than in Keras.
+    In this block, the Keras variables of the model and of the optimizer resolve
+    to their copies on one tower, and no strategy is active. Operations that do
+    not update a variable run on the device of the first weight. The optimizer,
+    and any optimizer that it wraps, use fewer operations than in Keras.
 
     Args:
         optimizer: the optimizer.
@@ -219,7 +219,7 @@ _apply_weight_decay = keras.optimizers.Optimizer._apply_weight_decay
 
 
 def _fewer_operations(optimizer: Any, fuses: bool) -> patches.Shadows:
-    """Return replacements for methods of an optimizer, for one ``apply``."""
+    """Return replacements for an optimizer's methods, for one ``apply``."""
     methods: dict[str, Callable[..., Any]] = {
         "_all_reduce_sum_gradients": _skip_all_reduce
     }
@@ -242,7 +242,7 @@ def repeats(optimizer: Any) -> bool:
 
 
 def _is_plain(variable: Any) -> bool:
-    """Whether all that a variable holds is at its handle."""
+    """Whether a variable is an ordinary one, with its value at its handle."""
     has_parts = is_copied(variable) or isinstance(variable, ShardedVariable)
     return isinstance(variable, tf.Variable) and not has_parts
 
@@ -265,7 +265,7 @@ def _fused_step(
     variable: Any,
     learning_rate: Any,
 ) -> None:
-    """``SGD.update_step`` as one operation, for dense gradients."""
+    """Replacement for ``SGD.update_step``, by one operation if it is dense."""
     slot: Any = None
     if optimizer.momentum != 0:
         index = optimizer._get_variable_index(variable)

@@ -1,11 +1,11 @@
-"""Where weights and slots live, and how optimizers update them.
+"""Updates of weights: places weights and slots, and applies gradients.
 
 Keras's own ``apply`` runs on sums of the towers' gradients, exactly as on one
-device. It is traced with a step of ``fit``, whose exchanges add gradients up.
+device. It is traced with a step of ``fit``, whose exchanges sum the gradients.
 In a custom loop, ``Optimizer.apply`` inside ``strategy.run`` passes them to
-``reduce_and_apply``. Clipping, accumulation, loss scaling, weight decay, moving
-averages and constraints thus see the gradient of the global batch without
-special handling.
+``reduce_and_apply``. So clipping by the global norm, accumulation, loss
+scaling, weight decay, moving averages and constraints get the gradient of the
+global batch, and need no code here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.ranks.step_agreement import ComparedStep
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.update.variable_layouts import VariableLayouts
+from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.weights.copies import (
     copy_on_tower,
     copy_to_towers,
@@ -53,14 +53,9 @@ from keras_towers.fit.weights.without_memory import (
     is_deferred,
 )
 from keras_towers.partition.layouts import MIRRORED, MeshLayout
-from keras_towers.reduction import (
-    Collectives,
-    Gradients,
-    OnDevice,
-    OnTowers,
-    RankSum,
-    scaled,
-)
+from keras_towers.reduction.collectives import Collectives, OnDevice, OnTowers
+from keras_towers.reduction.gradients import Gradients, scaled
+from keras_towers.reduction.rank_sum import RankSum
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.local_sgd import LocalSGD
@@ -75,18 +70,17 @@ class WeightUpdate:
 
     Args:
         config: the towers.
-        layouts: where towers have weights and slots; None: the default.
-        collectives: what exchanges tensors among towers; None: as without
-            NCCL.
+        sharding: decides where weights and slots are; None: on tower 0.
+        collectives: exchange tensors among towers; None: those without NCCL.
         gradients: sums gradients; None: ``collectives`` does.
-        local_sgd: lets ranks update their weights independently, and adds
-            changes up at the end of a round.
-        rank_sum: adds this rank's sums up over the ranks.
+        local_sgd: lets ranks update their weights independently, and averages
+            their changes at the end of a round.
+        rank_sum: sums gradients over ranks.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
-        layouts: as above.
+        sharding: decides where weights and slots are.
         pushes: whether gradients are results of a step, which ``push`` gets.
     """
 
@@ -97,18 +91,18 @@ class WeightUpdate:
     def __init__(
         self,
         config: TowerConfig,
-        layouts: VariableLayouts | None = None,
+        sharding: ShardingPolicy | None = None,
         collectives: Collectives | None = None,
         gradients: Collectives | None = None,
         local_sgd: LocalSGD | None = None,
         rank_sum: RankSum | None = None,
     ):
         self.config = config
-        self.layouts: VariableLayouts = layouts or VariableLayouts(config)
-        self.name = self.name or self.layouts.name
-        self.description = self.description or self.layouts.description
+        self.sharding: ShardingPolicy = sharding or ShardingPolicy(config)
+        self.name = self.name or self.sharding.name
+        self.description = self.description or self.sharding.description
         self.variables: TowerVariables = TowerVariables(
-            config, self.layouts.mirrors
+            config, self.sharding.mirrors
         )
         self.order: StepOrder = StepOrder(config.transport)
         self.local_sgd = local_sgd
@@ -125,23 +119,23 @@ class WeightUpdate:
         # A placement may count what it is asked for.
         if variables.home_of(variable).is_final:
             return False
-        if self.layouts.keeps_devices and variable.trainable:
-            device = self.layouts.device_of(variable)
+        if self.sharding.keeps_devices and variable.trainable:
+            device = self.sharding.device_of(variable)
             return variables.place(variable, device=device)
         layout = self._layout_of(variable)
-        divides = self.layouts.divides_weights and layout.divides
+        divides = self.sharding.divides_weights and layout.divides
         if not divides or not variables.may_divide(variable):
             layout = ON_EACH if variables.mirrors else ONCE
         return variables.place(variable, layout)
 
     def _layout_of(self, variable: Any) -> MeshLayout:
-        """Return how towers have a weight's slots and its gradient.
+        """Return the layout of a weight's slots and of its gradient.
 
-        And the weight, if they divide weights, too.
+        If weights are divided, it is the layout of the weight, too.
         """
         now = self.variables.home_of(variable).layout
-        layout = now if now.divides else self.layouts.of(variable)
-        if layout.rows is not None or not self.layouts.updates_each:
+        layout = now if now.divides else self.sharding.of(variable)
+        if layout.rows is not None or not self.sharding.updates_each:
             return layout
         return dataclasses.replace(layout, towers=MIRRORED)
 
@@ -152,7 +146,7 @@ class WeightUpdate:
         agreed on its value.
         """
         alone = self.config.transport.size == 1
-        if self.layouts.keeps_devices:
+        if self.sharding.keeps_devices:
             self.variables.hold_once(variable)
         elif alone or not self._layout_of(variable).divides:
             self.place(variable)
@@ -163,13 +157,13 @@ class WeightUpdate:
             for slot, weight in slots_of(part) if part.built else ():
                 self._place_slot(slot, weight)
         # Weights that a step creates are not placed yet.
-        weights = trained_by(optimizer) if self.layouts.each else []
-        layout = ON_EACH if self.layouts.updates_each else ONCE
+        weights = trained_by(optimizer) if self.sharding.each else []
+        layout = ON_EACH if self.sharding.updates_each else ONCE
         for variable in (*weights, *optimizer.variables):
             self.variables.place(variable, layout)
 
     def _place_slot(self, slot: keras.Variable, weight: Any) -> None:
-        """Move a slot to its weight, or divide it if each entry has one."""
+        """Move a slot to its weight; divide one of the weight's shape alike."""
         variables, layout = self.variables, self._layout_of(weight)
         device = variables.home_of(weight).device
         has_entries = tuple(slot.shape) == tuple(weight.shape)
@@ -182,7 +176,7 @@ class WeightUpdate:
             variables.place(slot, layout, back_to=back_to)
 
     def note_own_step(self, step: ComparedStep) -> None:
-        """Note a step of training that this rank takes by itself."""
+        """Record a step of training that this rank takes by itself."""
 
     def end_rounds(self) -> None:
         """Average the weights that ranks updated independently. Collective."""
@@ -190,15 +184,15 @@ class WeightUpdate:
             self.local_sgd.end_rounds(self.order)
 
     def release(self, asks_ranks: bool = True) -> None:
-        """Put all variables back; see ``TowerVariables.restore``."""
+        """Put all variables back where they were."""
         if self.local_sgd is not None:
             self.local_sgd.discard_rounds()
         self.variables.restore_all(asks_ranks)
 
     def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum the gradients over all replicas, then update once."""
-        if self.layouts.are_over_ranks:
-            option = self.layouts.option
+        if self.sharding.are_over_ranks:
+            option = self.sharding.option
             raise TowerError(
                 f"{option} over all processes works only with fit() and "
                 'train_on_batch(): add shard_over="process" in a custom '
@@ -218,9 +212,9 @@ class WeightUpdate:
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
 
     def gradient_layout(self, gradient: Any, weight: Any) -> MeshLayout | None:
-        """Return how an optimizer gets a gradient in a step.
+        """Return the layout in which an optimizer gets a gradient in a step.
 
-        None: as it is computed, since rules know how to divide its use.
+        None: as it is computed, since rules can divide its use.
         """
         layout = self._layout_of(weight)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
@@ -231,11 +225,11 @@ class WeightUpdate:
         self._apply_on_tower(call, call.grads)
 
     def push(self, call: ApplyCall) -> None:
-        """Pass gradients on that are results of a step."""
+        """Pass on gradients that are results of a step."""
         raise NotImplementedError
 
     def apply_outside(self, call: ApplyCall) -> None:
-        """Update outside of steps and replicas, as one device does."""
+        """Apply gradients outside of steps and replicas, as on one device."""
         self._apply_on_tower(call, call.grads)
         optimizer = call.optimizer
         copy_to_towers([*trained_by(optimizer), *optimizer.variables])
@@ -260,7 +254,7 @@ class WeightUpdate:
             [[g for g in grads if g is not None] for grads in tower_grads],
             reduce,
         )
-        each = self.layouts.updates_each
+        each = self.sharding.updates_each
         for tower, row in enumerate(rows if each else rows[:1]):
             left = iter(row)
             sums = [next(left) if is_there else None for is_there in present]
@@ -281,15 +275,15 @@ class WeightUpdate:
                 with self._dividing_slots(optimizer):
                     self.build_whole(optimizer, variables)
             self.place_optimizer(optimizer)
-        if self.layouts.divide_any:
+        if self.sharding.divide_any:
             divides = any(self._layout_of(v).divides for v in variables)
-            self.layouts.announce(optimizer, variables, divides)
+            self.sharding.announce(optimizer, variables, divides)
 
     @contextlib.contextmanager
     def _dividing_slots(self, optimizer: Any) -> Iterator[None]:
         """Divide slots that are created in this block, one after another."""
         methods: patches.Shadows = {}
-        if self.layouts.divide_any:
+        if self.sharding.divide_any:
             methods = {"add_variable_from_reference": self._add_slot}
         with contextlib.ExitStack() as stack:
             for part in optimizers_in(optimizer):
@@ -305,7 +299,7 @@ class WeightUpdate:
         *args: Any,
         **kwargs: Any,
     ) -> keras.Variable:
-        """Create a slot; one that is the same everywhere is made in parts."""
+        """Create a slot; divide a constant one before it takes memory."""
         weight = reference_variable
         with contextlib.ExitStack() as stack:
             divides = self._layout_of(weight).divides
@@ -317,7 +311,7 @@ class WeightUpdate:
         return slot
 
     def build_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build an optimizer as one device does."""
+        """Build an optimizer with whole slots, as one device does."""
         with as_one_device(optimizer, variables):
             build_optimizer(optimizer, variables)
 
@@ -326,13 +320,13 @@ class WeightUpdate:
     ) -> None:
         """Apply sums on a tower, as on one device."""
         variables = [copy_on_tower(v, tower) for v in call.variables]
-        fuses = not self.layouts.divide_any
+        fuses = not self.sharding.divide_any
         with as_one_device(call.optimizer, call.variables, tower, fuses):
             call.original(sums, variables)
 
     def collectives_for(self, weight: Any) -> Collectives:
-        """Return what sums the gradients of a weight over towers."""
-        if not self.layouts.keeps_devices:
+        """Return the collectives that sum a weight's gradients over towers."""
+        if not self.sharding.keeps_devices:
             return self._gradients
         return OnDevice(copy_on_tower(native(weight)).device)
 
@@ -341,7 +335,7 @@ class WeightUpdate:
     ) -> list[list[Any]]:
         """Return K lists of N sums, given K lists of N gradients."""
         names = self.config.devices
-        if not self.layouts.keeps_devices:
+        if not self.sharding.keeps_devices:
             return self._gradients.all_reduce(tower_grads, names)
         sums = [
             self.collectives_for(weight).all_reduce(

@@ -1,4 +1,8 @@
-"""Placing models on towers and releasing them again."""
+"""Adoption: places models on towers, and releases them again.
+
+``fit/calls/tower_call.py`` claims a model and places its variables
+(``tower_variables.py``) before the first step. The end of a block releases it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from keras_towers.fit.weights.without_memory import (
     DeferredVariable,
     is_repeatable,
 )
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 
@@ -46,11 +50,11 @@ if TYPE_CHECKING:
 
 
 class Adoption:
-    """The models placed on a strategy's towers.
+    """The models that are placed on a strategy's towers.
 
     The update places weights and optimizers; other variables get a single copy.
-    Models created in a block train on its towers after it, too, if it ``keeps``
-    them.
+    Models created in a block also train on its towers after it, if ``keeps`` is
+    set for them.
 
     Attributes:
         stages: where each model is on its way through the strategy.
@@ -66,7 +70,7 @@ class Adoption:
         self.update = update
         self.stages: ModelStages = ModelStages()
         self.prepared: PreparedMethods = PreparedMethods()
-        # Those that loops of the user's own may train; ranks have not compared
+        # Variables that the user's own loops may train; ranks have not compared
         # them yet.
         self._new: list[weakref.ref[Variable]] = []
         # In the block, or in the previous one.
@@ -115,7 +119,7 @@ class Adoption:
         once = self.in_block and (variable.trainable or adds)
         once = once and tf.distribute.in_cross_replica_context()
         creates = compat.parts_of_sums(variable)
-        is_divided = once and self.update.layouts.divide_new(variable)
+        is_divided = once and self.update.sharding.divide_new(variable)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 compat.single_device_mode() if once else creates
@@ -142,7 +146,7 @@ class Adoption:
     def share_created(self) -> None:
         """Give all ranks rank 0's values of new variables. Collective."""
         if self._new:
-            # What ranks use no more they need not have collected equally.
+            # Ranks may have collected unused variables at different times.
             gc.collect()
         new = [v for v in (named() for named in self._new) if v is not None]
         self._new.clear()
@@ -154,8 +158,8 @@ class Adoption:
     ) -> DeferredVariable | None:
         """Return the first value of a weight that ranks will divide.
 
-        They divide it once they have agreed on it. Until then no rank keeps
-        the whole.
+        They divide it once they have agreed on it. Until then no rank holds the
+        whole.
 
         Args:
             variable: the weight, which has no value yet.
@@ -166,10 +170,10 @@ class Adoption:
         """
         defers = (
             self.in_block
-            and self.update.layouts.are_over_ranks
+            and self.update.sharding.are_over_ranks
             and tf.distribute.in_cross_replica_context()
             and is_repeatable(initializer)
-            and self.update.layouts.divide_new(variable)
+            and self.update.sharding.divide_new(variable)
         )
         return DeferredVariable(variable, initializer) if defers else None
 
@@ -277,7 +281,7 @@ class Adoption:
         variables: Sequence[Variable],
         build_error: Exception | None = None,
     ) -> list[Any]:
-        """Return the variables whose values are not rank 0's. Collective.
+        """Return the variables whose values differ from rank 0's. Collective.
 
         Args:
             peers: the ranks.
@@ -295,10 +299,10 @@ class Adoption:
         trains: bool,
         build_error: Exception | None = None,
     ) -> list[keras.Variable]:
-        """Give all ranks rank 0's values of what they will divide. Collective.
+        """Give all ranks rank 0's values before they divide them. Collective.
 
-        Each rank then takes its rows of what it has, and no rank has to keep a
-        whole until it gets that of rank 0.
+        Each rank then keeps its rows only, and no rank has to hold a whole
+        until it gets rank 0's.
 
         Args:
             model: the model.
@@ -309,8 +313,8 @@ class Adoption:
         Returns:
             The weights that are divided already.
         """
-        layouts = self.update.layouts
-        if peers.size == 1 or not layouts.are_over_ranks:
+        sharding = self.update.sharding
+        if peers.size == 1 or not sharding.are_over_ranks:
             return []
         state = state_lib.collect(model)
         optimizers = state.optimizers if trains else []
@@ -326,7 +330,7 @@ class Adoption:
         weights = [*state.seeds, *state.weights]
         differing = self.compare(peers, weights, build_error)
         self.update.variables.name_weights(weights)
-        # What no rank has kept is not to become whole here.
+        # A weight that no rank holds must not become whole here.
         deferred = [
             weight
             for weight in differing
@@ -395,7 +399,8 @@ class Adoption:
     def broadcast(self, model: keras.Model) -> None:
         """Give all ranks the weights, optimizer state and seeds of rank 0.
 
-        But for what is in shards over the ranks: they have it together.
+        Variables in shards over the ranks are left out: ranks have them
+        together.
         """
         transport = self._config.transport
         if transport.size > 1:
@@ -411,7 +416,7 @@ class Adoption:
     def held_bytes(self) -> dict[str, Mapping[str, int]]:
         """Return the bytes of all models' variables on each device, by kind.
 
-        In this block or, after it, in the previous one.
+        They are those in this block or, after it, in the last one.
         """
         states = [state_lib.collect(model) for model in self.stages.bound]
         kinds = {

@@ -35,9 +35,9 @@ def compare_variables(
     values: bool = True,
     build_error: Exception | None = None,
 ) -> list[Variable]:
-    """Check that all ranks have the same variables; return those that differ.
+    """Check that ranks have the same variables; return those that differ.
 
-    What is in shards over the ranks does not differ.
+    Variables in shards over the ranks do not differ.
 
     Args:
         peers: the ranks.
@@ -114,9 +114,9 @@ def path_of(variable: Variable) -> str:
 
 
 def digest_of(variable: Variable) -> str:
-    """Return a digest of a value; strings, which are not sent, have none.
+    """Return a digest of a value; empty for strings, which are not sent.
 
-    Of rows that only all ranks together have, it is their place.
+    For a variable in shards over the ranks it is the variable's place.
     """
     held = current_value(variable)
     if isinstance(held, ShardedVariable) and held.is_remote:
@@ -152,11 +152,11 @@ def broadcast(
     """
     known = [i for i, v in enumerate(variables) if v.dtype != tf.string]
     specs = [tf.TensorSpec(variables[i].shape, tf.int8) for i in known]
-    for group in messages.buckets(specs, _SENT_ENTRIES):
+    for group in messages.group_by_bytes(specs, _SENT_ENTRIES):
         indices = [known[k] for k in group]
         own = [variables[i] for i in indices]
         if transport.rank != root:
-            # What is in shards has no whole here.
+            # A variable in shards has no whole value here.
             values = [
                 tf.zeros(v.shape, v.dtype)
                 if isinstance(v, ShardedVariable)

@@ -1,8 +1,9 @@
-"""Variables in a checkpoint of TensorFlow, of which each rank writes its parts.
+"""Variables in a TensorFlow checkpoint: each rank writes its own parts.
 
-A part says where in the whole it lies. Ranks write their parts into files of
-their own, which one rank joins. Whoever reads takes any other part, or wholes:
-rows that two ranks have written may be read by three, or by one device.
+A part says where in the whole variable it lies. Ranks write their parts into
+files of their own, which one rank joins. A reader takes any other parts, or
+whole variables: rows that two ranks have written may be read by three, or by
+one device.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Part(NamedTuple):
 
 
 def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return all variables of a model but metrics, by their names in files.
+    """Return a model's variables except metrics, by their names in files.
 
     A name has the place in the model's own order, since paths are not unique,
     and the path: ``weights/003/dense/kernel``. It is the same on all ranks.
@@ -75,7 +76,7 @@ def is_weight(name: str) -> bool:
 def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
     """Return the parts of a variable that a rank writes.
 
-    What all ranks have rank 0 writes alone.
+    Rank 0 alone writes a variable that all ranks have.
     """
     value = current_value(variable)
     if rank > 0 and not is_over_ranks(value):
@@ -87,9 +88,9 @@ def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
 
 
 def read_now(parts: Sequence[Part]) -> list[Part]:
-    """Return parts with the values that they have now, on the host.
+    """Return parts with their current values, on the host.
 
-    What is on the host already is copied once a step writes the variable.
+    A value on the host is copied only when a step writes the variable.
     """
     read = []
     for part in parts:
@@ -133,7 +134,7 @@ def read(prefix: str, name: str, dtype: Any, where: str = WHOLE) -> tf.Tensor:
 
 
 def read_into(prefix: str, name: str, variable: keras.Variable) -> None:
-    """Read what this rank has of a variable, part by part."""
+    """Read this rank's parts of a variable."""
     value = current_value(variable)
     for part in parts_of(value):
         part.assign(read(prefix, name, value.dtype, _where(value, part)))

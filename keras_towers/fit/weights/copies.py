@@ -59,7 +59,7 @@ def parts_of(variable: Variable) -> list[VariablePart]:
 def bytes_on(
     mesh: Sequence[Sequence[str]], variables: Iterable[keras.Variable]
 ) -> Mapping[str, int]:
-    """Return the bytes that devices hold of variables, by their short names.
+    """Return the bytes of variables on each device, by its short name.
 
     Rows of a variable count where towers have them, even if towers share the
     memory of a host.
@@ -73,14 +73,14 @@ def bytes_on(
     for variable in {id(v): v for v in variables}.values():
         for part in parts_of(variable):
             for device, copy in zip(part.devices, part.copies, strict=True):
-                # Those of a graph that never runs may have none.
+                # Copies in a graph that never runs may have no device.
                 name = devices.short_name(device or mesh[0][0])
                 total[name] += byte_size(copy)
     return total
 
 
 def read_later(call: ApplyCall, graph: tf.Graph, begun: int) -> list[str]:
-    """Return the names of a call's variables that a step reads afterwards.
+    """Return the names of the variables of a call that a step reads after it.
 
     Args:
         call: the call of an optimizer.
@@ -99,7 +99,7 @@ def read_later(call: ApplyCall, graph: tf.Graph, begun: int) -> list[str]:
 
 
 def copy_to_towers(variables: Sequence[Variable], tower: int = 0) -> None:
-    """Copy a tower's copy of variables to the others."""
+    """Copy variables from one tower to the others."""
     for variable in variables:
         value = native(variable)
         if not is_copied(value):

@@ -1,8 +1,8 @@
-"""Reads and writes of variables of which each rank has rows, between steps.
+"""Reads and writes of variables in shards over ranks, between steps.
 
-A read needs the rows of all ranks, and a write changes those of all. So all
-ranks take part in each, and compare in the same round what they do: a variable
-goes by its place in the model, never by the order in which a rank met it. If
+A read needs the rows of all ranks, and a write changes the rows of all. So all
+ranks take part in each, and compare in the same round what they do. A variable
+is known by its place in the model, not by the order in which a rank used it. If
 only some ranks read or write, the others serve them where they wait: at the
 beginning of a call, at the end of an event of callbacks (``SyncedCallbacks``),
 at a save, at the end of the strategy's block, and of the script.
@@ -58,26 +58,29 @@ class Action(NamedTuple):
 
 
 Access = Callable[[Action, Any], tf.Tensor | None]
-# What a rank is about to do; and the action with a variable, if it is one.
-Told = tuple[str, Sequence[str] | None]
-Tell = Callable[[Told], list[Told]]
+# What a rank is about to do, in words, and its action on a variable, if any.
+Intent = tuple[str, Sequence[str] | None]
+ExchangeIntents = Callable[[Intent], list[Intent]]
 
 
 class KnownVariables:
-    """The variables of this process of which each rank has rows, by place.
+    """The variables of this process in shards over the ranks, by place.
 
     Attributes:
         agreements: how often ranks have agreed on what they divide; places of
             one agreement begin with its number.
+        other_access: reads and writes them in another way in a block; None: as
+            between two calls.
     """
 
     def __init__(self) -> None:
         self.agreements = 0
+        self.other_access: ThreadLocal[Access] = ThreadLocal()
         self._by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
             weakref.WeakValueDictionary()
         )
-        # Those in shards after their block, and Keras's variables that had
-        # them: another rank may read what nothing here refers to any more.
+        # Variables in shards after their block, and the Keras variables they
+        # belong to. Another rank may read one that nothing here refers to.
         self._kept: dict[str, tuple[ShardedVariable, Callable[[], Any]]] = {}
 
     def register(self, variable: ShardedVariable) -> None:
@@ -89,7 +92,7 @@ class KnownVariables:
         return self._by_place.get(place)
 
     def any(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any variables."""
         return bool(self._by_place)
 
     def keep(self, variable: ShardedVariable, owner: Callable[[], Any]) -> None:
@@ -107,7 +110,7 @@ class KnownVariables:
             self._kept.pop(place, None)
 
     def unused(self) -> list[str]:
-        """The places of what is kept only for other ranks."""
+        """Return the places of variables that only other ranks may use."""
         kept = self._kept.items()
         return [place for place, (_, owner) in kept if owner() is None]
 
@@ -130,8 +133,6 @@ class JointAccess:
     def __init__(self, transport: Transport, known: KnownVariables = known):
         self._transport = transport
         self.known: KnownVariables = known
-        # Reads and writes in another way; None: as between two calls.
-        self._other: ThreadLocal[Access] = ThreadLocal()
         self._is_at_exit = False
 
     @property
@@ -143,6 +144,14 @@ class JointAccess:
     def size(self) -> int:
         """The number of ranks."""
         return self._transport.size
+
+    @property
+    def may_need_all(self) -> bool:
+        """Whether a rank may do something with a variable that needs all.
+
+        It may be another strategy's, whose block has left it in parts.
+        """
+        return self.size > 1 and self.known.agreements > 0
 
     def register(self, variable: ShardedVariable) -> None:
         """Let ranks find a variable by its place."""
@@ -159,7 +168,7 @@ class JointAccess:
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Return the whole of a variable, on the host. Collective."""
-        kind = "saves" if thread_state.keeping_parts.get() else "reads"
+        kind = "saves" if thread_state.keeping_shards.get() else "reads"
         access = Action(kind, variable.place, _name_of(variable))
         whole = self._access(access, None)
         assert whole is not None
@@ -176,19 +185,21 @@ class JointAccess:
         self._access(access, whole)
 
     def _access(self, action: Action, value: object) -> tf.Tensor | None:
-        access = self._other.get()
+        access = self.known.other_access.get()
         if access is not None:
             return access(action, value)
         return self.meet(str(action), action, value)[1]
 
-    def serve(self, where: str, tell: Tell | None = None) -> None:
+    def serve(
+        self, where: str, exchange: ExchangeIntents | None = None
+    ) -> None:
         """Serve other ranks until all come here. Collective.
 
         Args:
             where: where this rank is, equally on all ranks.
-            tell: as of ``meet``.
+            exchange: as for ``meet``.
         """
-        while any(self.meet(where=where, tell=tell)[0]):
+        while any(self.meet(where=where, exchange=exchange)[0]):
             pass
 
     def meet(
@@ -197,12 +208,12 @@ class JointAccess:
         action: Action | None = None,
         value: object = None,
         where: str = "",
-        tell: Tell | None = None,
+        exchange: ExchangeIntents | None = None,
     ) -> tuple[list[str], tf.Tensor | None]:
         """Meet ranks that may be about to do something else. Collective.
 
-        They do together what some do with variables. A rank that is about to
-        do something else serves them until none needs that.
+        All ranks take part in what some do with variables. A rank that is about
+        to do something else serves them until none needs that.
 
         Args:
             does: what this rank is about to do, the same text on all ranks that
@@ -210,22 +221,25 @@ class JointAccess:
             action: what that is, if it is something with a variable.
             value: what it writes.
             where: where it serves others.
-            tell: tells the others, and returns what each of them tells; None:
-                as between two calls.
+            exchange: exchanges intents with the other ranks; None: as between
+                two calls.
 
         Returns:
             What each rank is about to do, and what this one has read.
         """
         mine = does, action and tuple(action)
         while True:
-            ranks = tell(mine) if tell else self._tell(mine, does or where)
+            if exchange is not None:
+                ranks = exchange(mine)
+            else:
+                ranks = self._exchange(mine, does or where)
             actions = [Action(*acts) if acts else None for _, acts in ranks]
             read = self.take_part(actions, value) if any(actions) else None
             if action is not None or not any(actions):
                 return [does for does, _ in ranks], read
 
-    def _tell(self, mine: Told, doing: str) -> list[Told]:
-        """Tell the others between two calls what this rank is about to do.
+    def _exchange(self, mine: Intent, doing: str) -> list[Intent]:
+        """Exchange intents with the other ranks, between two calls.
 
         Raises:
             NoValueError: they are not there.
@@ -255,10 +269,10 @@ class JointAccess:
         except tf.errors.OpError:
             if not calls.has_failed():
                 raise
-        return self._tell(mine, doing)
+        return self._exchange(mine, doing)
 
-    def compare(self, mine: Told, doing: str) -> list[Told]:
-        """Tell the others what this rank is about to do, and compare that.
+    def compare(self, mine: Intent, doing: str) -> list[Intent]:
+        """Exchange intents with the other ranks, and compare them.
 
         Args:
             mine: what this rank is about to do.
@@ -337,19 +351,19 @@ class JointAccess:
 
     @contextlib.contextmanager
     def accessing_by(self, access: Access) -> Iterator[None]:
-        """Read and write in another way in this block.
+        """Read and write in the given way in this block.
 
         Args:
             access: does what this rank is about to do together with the other
                 ranks, given what it writes; returns what it reads.
         """
-        with self._other.holding(access):
+        with self.known.other_access.holding(access):
             yield
 
 
 @contextlib.contextmanager
 def holding_weights(model: keras.Model) -> Iterator[None]:
-    """Hold the wholes of a model's weights in this block, on this rank."""
+    """Hold a model's whole weights on this rank in this block."""
     with contextlib.ExitStack() as stack:
         for variable in model_state.collect(model).weights:
             if is_over_ranks(variable):
@@ -369,7 +383,7 @@ def _serve_at_exit(access: JointAccess) -> None:
 
 
 def access_of(*saved: object) -> JointAccess | None:
-    """Return what reads and writes what each rank has rows of.
+    """Return the access to variables in shards over the ranks, or None.
 
     Args:
         *saved: models, variables, and what has none.
@@ -384,13 +398,13 @@ def access_of(*saved: object) -> JointAccess | None:
             variables = [*state.weights, *state.optimizer_variables]
         for variable in variables:
             value = getattr(variable, "_value", variable)
-            if is_over_ranks(value) and value.is_in_parts:
+            if is_over_ranks(value) and value.is_in_shards:
                 return value.access
     return None
 
 
 def refusing(where: str) -> Access:
-    """Return how to read and write where ranks cannot meet: not at all.
+    """Return an access that refuses, for places where ranks cannot meet.
 
     Args:
         where: where this rank is: "in Mine.on_predict_batch_end".

@@ -1,4 +1,4 @@
-"""The choice of a variable's device: the one with the fewest bytes."""
+"""Chooses the device of a variable: the one with the fewest bytes."""
 
 from __future__ import annotations
 

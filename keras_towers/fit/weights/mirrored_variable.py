@@ -1,4 +1,4 @@
-"""A variable with a copy on each tower, which is one variable to its users."""
+"""A variable with a copy on each tower; its users see one variable."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OPTIONS = ("dtype", "shape", "trainable", "constraint")
 
 
 class TowerMirroredVariable(compat.MirroredVariable):
-    """A variable with a copy on each tower: to its users, an ordinary one.
+    """A variable with a copy on each tower; its users see an ordinary one.
 
     Its methods are those of a variable on one device, called on the first copy;
-    what they write is then copied to the other towers. In replicas, as in
+    written values are then copied to the other towers. In replicas, as in
     ``strategy.run``, they are those of TensorFlow's class, where each replica
     has its own copy.
     """
@@ -46,10 +46,10 @@ class TowerMirroredVariable(compat.MirroredVariable):
         ), ()
 
     def __tf_tracing_type__(self, context: Any) -> Any:
-        """Return a type of this variable alone, as one device does.
+        """Return a type of this variable alone, as on one device.
 
-        That of TensorFlow's class equals that of any variable of this shape,
-        whose trace a ``tf.function`` would run instead.
+        The type of TensorFlow's class would be equal for all variables of this
+        shape, and a ``tf.function`` would run the trace of another one.
         """
         traced = super().__tf_tracing_type__(context)
         traced.components += (id(self),)
@@ -57,13 +57,13 @@ class TowerMirroredVariable(compat.MirroredVariable):
 
 
 def _is_one() -> bool:
-    """Whether this code sees one variable, not the copy of its replica."""
+    """Whether this code sees one variable, rather than its replica's copy."""
     outside = not tf.distribute.has_strategy()
     return outside or compat.current_replica_id() is None
 
 
 def _method(name: str) -> Callable[..., object]:
-    """Return a method of plain variables for variables with copies."""
+    """Return a method of plain variables, for variables with copies."""
     of_replicas = getattr(compat.MirroredVariable, name, None)
     if of_replicas is getattr(tf.Variable, name, None):
         of_replicas = None  # TensorFlow's class does not have it.

@@ -48,7 +48,7 @@ _SHADOWS_OF_CALLS = (
     "make_predict_function",
 )
 
-# What a model has of a strategy, and of its calls.
+# The attributes that bind a model to a strategy and its calls.
 _BOUND = (
     "_distribute_strategy",
     "train_function",
@@ -65,7 +65,7 @@ defaults: weakref.WeakKeyDictionary[keras.Model, Any] = (
 
 
 class ModelStage(enum.Enum):
-    """Where a model is on its way through a strategy."""
+    """The stages of a model on its way through a strategy."""
 
     FREE = "an ordinary model, of which the strategy knows nothing"
     COMPILED = "compiled in the block, and not created or used there"
@@ -100,7 +100,7 @@ class ModelStages:
     """
 
     def __init__(self) -> None:
-        # Those that are not free.
+        # The stages of all models that are not ``FREE``.
         self._stages: weakref.WeakKeyDictionary[keras.Model, ModelStage] = (
             weakref.WeakKeyDictionary()
         )
@@ -110,7 +110,7 @@ class ModelStages:
         return self._stages.get(model, ModelStage.FREE)
 
     def move(self, model: keras.Model, stage: ModelStage) -> None:
-        """Move a model to a stage, where it may be already.
+        """Move a model to a stage; it may be there already.
 
         Raises:
             AssertionError: the stage does not follow that of the model.
@@ -179,7 +179,7 @@ def release_from_default(trainer: keras.Model) -> None:
 
 @contextlib.contextmanager
 def ignoring_default_strategy(model: keras.Model) -> Iterator[None]:
-    """In this block, train on one device even if the model has a default."""
+    """Train on one device in this block, even if a model has a default."""
     default = defaults.pop(model, None)
     try:
         yield
@@ -190,7 +190,7 @@ def ignoring_default_strategy(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unbound(model: keras.Model) -> Iterator[None]:
-    """Take a model off its strategy, and out of its running calls, in a block.
+    """In this block, take a model off its strategy and its running calls.
 
     Its variables stay where they are.
     """
@@ -225,7 +225,7 @@ def renew_functions(trainer: keras.Model) -> None:
 
 
 class PreparedMethods:
-    """The methods of models that are prepared for calls of all ranks."""
+    """The methods of models that all ranks have prepared for calls."""
 
     def __init__(self) -> None:
         # By model and method, the compilation for which it is prepared.

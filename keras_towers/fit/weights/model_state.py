@@ -1,4 +1,4 @@
-"""Finding all variables of a compiled model, and of its optimizers."""
+"""Finds all variables of a compiled model, and of its optimizers."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ SMALLEST_BYTES = 2**16
 def choose_layout(
     shape: Sequence[int], item_bytes: int, towers: int
 ) -> MeshLayout:
-    """Return how towers divide a variable.
+    """Return the layout of a variable in shards.
 
-    Along the longest of the axes that divide evenly; without one, along the
-    first that has a row for every tower.
+    It is divided along the longest of the axes that divide evenly; if there is
+    none, along the first axis with a row for every tower.
 
     Args:
         shape: the shape of the variable.
@@ -66,7 +66,7 @@ def share_counts(size: int, towers: int) -> list[int]:
 def part_of(
     whole: tf.Tensor, begin: Sequence[int], size: Sequence[int]
 ) -> tf.Tensor:
-    """Return a part of a tensor, which does not keep the rest alive."""
+    """Return a part of a tensor as a copy, which lets the rest be freed."""
     # Rows that follow one another in memory would be a view.
     return tf.raw_ops.DeepCopy(x=tf.slice(whole, begin, size))
 
@@ -119,18 +119,18 @@ class Access(Protocol):
 
 
 class NoValueError(TowerError, AttributeError):
-    """A variable has no value, or none that can be read here."""
+    """Raised if a variable has no value, or none that can be read here."""
 
 
 class ShardedVariable(compat.UninitializedVariable):
-    """A variable in shards: to its users, an ordinary one.
+    """A variable in shards; its users see an ordinary one.
 
-    Its own handle has no memory. A step that is being traced uses it for the
-    whole, which the layout then divides. Elsewhere, the whole is put together
-    on the host for each use, and what is written is divided again.
+    Its own handle has no memory. A step that is being traced uses the handle
+    for the whole value, which the layout then divides. Elsewhere, each use puts
+    the whole together on the host, and each write divides it again.
 
-    Of several ranks, each has the shards of its own towers. They read and write
-    it together (``joint_access.py``), and none keeps the whole.
+    Each of several ranks has the shards of its own towers. They read and write
+    the variable together (``joint_access.py``), and none keeps the whole.
 
     Args:
         like: a variable with its name, shape and dtype.
@@ -192,7 +192,7 @@ class ShardedVariable(compat.UninitializedVariable):
                     shape=like.shape,
                     dtype=tf.as_dtype(like.dtype),
                 )
-                # What its handle holds may be empty.
+                # The value at its handle may be empty.
                 self._validate_shape = False
             columns = len(mesh[0]) if layout.columns is not None else 1
             self.shards: list[list[tf.Variable]] = [[] for _ in mesh]
@@ -215,7 +215,7 @@ class ShardedVariable(compat.UninitializedVariable):
 
     @property
     def parts(self) -> list[VariablePart]:
-        """Its parts in this process. What towers do not divide has copies."""
+        """The parts in this process; an undivided part has copies."""
         parts: dict[tuple[int, ...], VariablePart] = {}
         for tower, row in enumerate(self.shards):
             for column, shard in enumerate(row):
@@ -229,7 +229,7 @@ class ShardedVariable(compat.UninitializedVariable):
     def _bounds(
         self, tower: int, column: int, columns: int
     ) -> tuple[list[int], list[int]]:
-        """Return where the part of a column begins, and its size."""
+        """Return where a column's part begins, and its size."""
         begin, size = [0] * self.shape.rank, self.shape.as_list()
         rows, own = self.layout.rows, self.layout.columns
         if rows is not None:
@@ -241,7 +241,7 @@ class ShardedVariable(compat.UninitializedVariable):
         return begin, size
 
     def _rows(self) -> list[tf.Tensor]:
-        """Return what each tower has, or one of them if all have the same."""
+        """Return each tower's rows, or one entry if all have the same."""
         columns = self.layout.columns
         rows = self.shards if self.layout.rows else self.shards[:1]
         if columns is None:
@@ -252,11 +252,11 @@ class ShardedVariable(compat.UninitializedVariable):
         ]
 
     def is_initialized(self, name: str | None = None) -> Any:
-        """Return whether it has a value: always."""
+        """Return whether it has a value, which is always so."""
         return tf.constant(True, name=name)
 
     def gather(self, transport: Transport) -> tf.Tensor:
-        """Return the whole, which each rank gets on its host. Collective."""
+        """Return the whole value on the host of each rank. Collective."""
         divided, rank = self.layout.rows, self.shape.rank
         assert divided is not None
         axis = divided.axis
@@ -274,7 +274,7 @@ class ShardedVariable(compat.UninitializedVariable):
             return tf.transpose(whole, [order.index(a) for a in range(rank)])
 
     def divide(self, whole: tf.Tensor) -> None:
-        """Give the shards in this process their parts of a whole."""
+        """Write a whole value into the shards of this process."""
         for part in self.parts:
             with tf.device(compat.HOST):
                 own = part_of(whole, part.begin, part.size)
@@ -290,23 +290,23 @@ class ShardedVariable(compat.UninitializedVariable):
         self._restore = restore
 
     @property
-    def is_in_parts(self) -> bool:
+    def is_in_shards(self) -> bool:
         """Whether ranks need one another to read it."""
         return self.is_remote and self._restored is None and not self.is_lost
 
     def become_ordinary(self) -> tf.Variable | None:
-        """Return the variable that it is after the block; None: in the block.
+        """Return the ordinary variable that it is after the block; None: in it.
 
         Collective, if it is the first use.
         """
-        keeps_parts = thread_state.keeping_parts.get() and self.is_in_parts
-        if keeps_parts and (
+        keeps_shards = thread_state.keeping_shards.get() and self.is_in_shards
+        if keeps_shards and (
             tf.executing_eagerly() or thread_state.exporting.get()
         ):
             return None
         if self._restored is None and self._restore is not None:
             # On all ranks: none has its part then.
-            with tf.init_scope(), thread_state.keeping_parts.holding(False):
+            with tf.init_scope(), thread_state.keeping_shards.holding(False):
                 self.settle(self._whole())
         return self._restored
 
@@ -317,7 +317,7 @@ class ShardedVariable(compat.UninitializedVariable):
             self.free()
 
     def free(self) -> None:
-        """Free the shards, which functions that are gone still have."""
+        """Free the shards, which functions no longer in use still refer to."""
         for shard in itertools.chain(*self.shards):
             with tf.device(shard.device):
                 tf.raw_ops.AssignVariableOp(
@@ -326,7 +326,7 @@ class ShardedVariable(compat.UninitializedVariable):
 
     @contextlib.contextmanager
     def holding_whole(self) -> Iterator[None]:
-        """Hold the whole in this block, where its handle stands for it."""
+        """Hold the whole value in this block, for uses of the handle."""
         with tf.device(compat.HOST):
             self._overwrite(self._whole())
         self._has_whole = True
@@ -337,7 +337,10 @@ class ShardedVariable(compat.UninitializedVariable):
             self._free_whole()
 
     def _whole(self) -> tf.Tensor:
-        """Put the whole together on the host. Collective, if it is remote."""
+        """Put the whole value together on the host.
+
+        Collective, if other ranks have shards.
+        """
         if self.access is not None and self.is_remote:
             return self.access.read(self)
         first, *others = rows = self._rows()
@@ -346,7 +349,7 @@ class ShardedVariable(compat.UninitializedVariable):
 
     @contextlib.contextmanager
     def _as_whole(self, writes: bool, reads: bool) -> Iterator[None]:
-        """Give its handle the whole in a block; then divide what is written."""
+        """Give the handle the whole value in a block; then divide it again."""
         eager = tf.executing_eagerly()
         is_here = self._has_whole or not self.is_remote
         in_step = thread_state.current_step() is not None and not eager
@@ -408,13 +411,13 @@ class ShardedVariable(compat.UninitializedVariable):
 
 
 def is_over_ranks(variable: Any) -> bool:
-    """Whether each rank has rows of a variable of Keras."""
+    """Whether a Keras variable is in shards over the ranks."""
     value = getattr(variable, "_value", variable)
     return isinstance(value, ShardedVariable) and value.is_remote
 
 
 def current_value(variable: Variable) -> Any:
-    """Return the value of a variable, an ordinary one if its block has ended.
+    """Return a variable's value; after its block, as an ordinary variable.
 
     Collective, if it is the first use since then.
     """
@@ -426,16 +429,17 @@ def current_value(variable: Variable) -> Any:
 
 
 def _is_saved() -> bool:
-    """Whether a graph is traced for a file, where it is an ordinary variable.
+    """Whether a graph is traced for a file, with ordinary variables.
 
-    A graph uses the handle for the whole; in a step the layout divides it.
+    There, a handle stands for the whole value; in a step, the layout divides
+    it.
     """
     in_file = thread_state.exporting.get() or compat.is_saving()
     return bool(in_file) and not tf.executing_eagerly()
 
 
 def _method(name: str, writes: bool) -> Callable[..., Any]:
-    """Return a method of plain variables for variables in shards."""
+    """Return a method of plain variables, for variables in shards."""
     original = getattr(compat.BaseResourceVariable, name)
 
     @functools.wraps(original)
@@ -445,7 +449,7 @@ def _method(name: str, writes: bool) -> Callable[..., Any]:
             return getattr(ordinary, name)(*args, **kwargs)
         with variable._as_whole(writes, reads=name != "assign"):
             result = original(variable, *args, **kwargs)
-        # What reads its handle later would find nothing there.
+        # A later read of the handle would find nothing.
         is_same = getattr(result, "handle", None) is variable.handle
         return variable if is_same else result
 
@@ -453,7 +457,7 @@ def _method(name: str, writes: bool) -> Callable[..., Any]:
 
 
 def _names_of_methods() -> Iterator[tuple[str, bool]]:
-    """Yield the methods that use the handle, and whether they write."""
+    """Yield the methods that use the handle, and whether each writes."""
     for name in ("_read_variable_op", "sparse_read", "gather_nd"):
         yield name, False
     yield "_restore_from_tensors", True

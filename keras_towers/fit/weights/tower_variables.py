@@ -1,4 +1,7 @@
-"""Where each variable is: once, mirrored, in shards or moved; and put back."""
+"""Where each variable is: its home (once, mirrored, in shards, moved).
+
+``TowerVariables`` places variables, and puts them back at the end of a block.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +99,10 @@ def unbind(
 
 
 def bind(variable: Variable, rank: int) -> None:
-    """Give all devices the value of the first device; undoes ``unbind``.
+    """Give all devices the first device's value; undoes ``unbind``.
 
-    A sum goes to the first device of rank 0; all other parts are 0.
+    With the aggregation ``SUM``, the first device of rank 0 gets the value, and
+    all others get 0.
     """
     primary, *others = variable.values
     for copy in variable.values:
@@ -131,7 +135,7 @@ def with_values(values: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TowerHandles:
-    """The handles of a variable of which every tower has a part.
+    """The handles of a variable in shards: one for each tower and column.
 
     Attributes:
         layout: what the parts are: copies, or shards.
@@ -154,7 +158,7 @@ ON_EACH: MeshLayout = MeshLayout(MIRRORED)
 
 @dataclasses.dataclass(eq=False)
 class Home:
-    """Where a variable of Keras is, and where it was before.
+    """Where a Keras variable is now, and where it was before.
 
     Attributes:
         layout: whether towers have it once, each has a copy, or each has its
@@ -201,15 +205,15 @@ class TowerVariables:
         self._homes: IdentityDict[keras.Variable, Home] = IdentityDict()
 
     def home_of(self, variable: Any) -> Home:
-        """Return where a variable is."""
+        """Return the home of a variable."""
         return self._homes.get(variable) or Home()
 
     def register(self, variable: keras.Variable) -> Home:
-        """Return where a variable is, which ``restore_all`` then puts back."""
+        """Return the home of a variable, for ``restore_all`` to restore."""
         return self._homes.setdefault(variable, Home())
 
     def hold_once(self, variable: keras.Variable) -> bool:
-        """Keep a single copy of a variable; return whether it had more."""
+        """Keep a single copy of a variable; return whether it had several."""
         # Another block may have left it in shards.
         value = current_value(variable)
         if not is_copied(value) or self.home_of(variable).layout != ONCE:
@@ -227,7 +231,7 @@ class TowerVariables:
         return is_new
 
     def unfold_for_replicas(self) -> None:
-        """Give replicas their own copies of variables with a single copy."""
+        """Give replicas copies of variables that had a single one."""
         self.has_parts = True
         for variable, home in self._homes.items():
             value = home.of_replicas
@@ -246,8 +250,8 @@ class TowerVariables:
 
         Args:
             variable: the variable.
-            layout: as in ``Home``.
-            device: likewise.
+            layout: how towers have it.
+            device: the only device that has it; empty: those of the layout.
             back_to: the device to restore it to; empty: its own.
         """
         moved, home = self.hold_once(variable), self.register(variable)
@@ -280,7 +284,7 @@ class TowerVariables:
         return True
 
     def _divide(self, variable: keras.Variable, value: Any, home: Home) -> None:
-        """Divide a variable, and free the value that it had."""
+        """Divide a variable, and free the value it had before."""
         with tf.init_scope(), tf.device(compat.HOST):
             was_deferred = is_deferred(variable)
             if was_deferred:
@@ -316,17 +320,17 @@ class TowerVariables:
                 return_freed_memory()
 
     def original_device(self, variable: Variable) -> str:
-        """Return the device that a variable of Keras is restored to."""
+        """Return the device to which a variable will be restored."""
         now: str = copy_on_tower(native(variable), 0).device
         return self.home_of(variable).back_to or now
 
     @property
     def _mirrored(self) -> Sequence[keras.Variable]:
-        """The variables of which every tower has a copy."""
+        """The variables with a copy on every tower."""
         return [v for v, h in self._homes.items() if h.layout == ON_EACH]
 
     def copy_first(self) -> None:
-        """Copy what the first tower has of mirrored variables to the others."""
+        """Copy the first tower's values of mirrored variables to the others."""
         copy_to_towers(self._mirrored)
 
     def first_copies(self) -> contextlib.AbstractContextManager[None]:
@@ -338,7 +342,7 @@ class TowerVariables:
     def on_towers(
         self, captures: Sequence[tf.Tensor], alone: bool = False
     ) -> dict[int, TowerHandles]:
-        """Return the handles of captures of which towers have a copy or rows.
+        """Return the towers' handles of captures with copies or shards.
 
         Args:
             captures: what a trace captures. A variable's first handle stands
@@ -370,8 +374,8 @@ class TowerVariables:
     def handles_of_copies(self, handle: tf.Tensor) -> list[tf.Tensor]:
         """Return the handles of a variable's copies, given the first one.
 
-        Of any variable with copies, such as a ``tf.Variable`` of the block;
-        an empty list if it has none, or if they may differ.
+        Also for variables outside of models, such as a ``tf.Variable`` of the
+        block; empty if it has no copies, or if they may differ.
         """
         container = getattr(handle, "_distributed_container", None)
         variable: Variable = container and container()
@@ -387,7 +391,7 @@ class TowerVariables:
     # ---- what ranks call variables of which each has rows --------------------
 
     def may_divide(self, variable: Any) -> bool:
-        """Whether ranks have agreed on a variable, if each is to have rows."""
+        """Whether ranks have agreed on a variable that they will divide."""
         return self.access.size == 1 or bool(self.home_of(variable).name)
 
     def name_weights(self, weights: Sequence[keras.Variable]) -> None:
@@ -397,19 +401,19 @@ class TowerVariables:
             home.name = home.name or f"{self.access.known.agreements}.{index}"
 
     def name_slots(self, optimizers: Sequence[Any]) -> None:
-        """Name slots whose values all ranks have agreed on."""
+        """Name slots, once ranks have agreed on their values."""
         for optimizer in optimizers:
             for slot, weight in slots_of(optimizer) if optimizer.built else ():
                 self.name_slot(slot, weight)
 
     def name_slot(self, slot: keras.Variable, weight: Any) -> None:
-        """Name a slot whose value is the same on all ranks, by its weight."""
+        """Name a slot by its weight; its value is the same on all ranks."""
         beside = self.home_of(weight).name
         if beside and not self.home_of(slot).name:
             self.name(slot, f" of {beside}")
 
     def name(self, variable: keras.Variable, of: str = "") -> None:
-        """Name a variable that all ranks create at this time, with one value.
+        """Name a variable that all ranks create now, with one value.
 
         Args:
             variable: the variable.
@@ -474,7 +478,7 @@ class TowerVariables:
             value.is_lost = True
 
     def restore_all(self, asks_ranks: bool = True) -> None:
-        """Put every variable back, even if some fail; see ``restore``."""
+        """Put every variable back, even if some fail."""
         lost = [] if asks_ranks else [*filter(is_over_ranks, self._homes)]
         with contextlib.ExitStack() as stack:
             for variable in self._homes:
@@ -489,6 +493,6 @@ class TowerVariables:
 
 
 def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assign a value of any shape."""
+    """Assign a value to a variable, also one of another shape."""
     with tf.device(variable.device):
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

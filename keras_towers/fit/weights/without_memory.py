@@ -1,4 +1,4 @@
-"""Variables without memory: until it is needed, or where no step ever runs."""
+"""Variables without memory: until their first use, or in dry runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PartOf: TypeAlias = Callable[[Sequence[int], Sequence[int]], tf.Tensor]
 
 
 def is_constant(initializer: Any) -> bool:
-    """Whether an initializer gives all entries one value."""
+    """Whether an initializer gives all entries the same value."""
     if isinstance(initializer, keras.initializers.Constant):
         return np.ndim(initializer.value) == 0
     constant = keras.initializers.Zeros, keras.initializers.Ones
@@ -35,9 +35,9 @@ def is_constant(initializer: Any) -> bool:
 
 
 def is_repeatable(initializer: Any) -> bool:
-    """Whether an initializer returns the same value when it is called again.
+    """Whether an initializer returns the same value in each call.
 
-    Keras's own do, but with a ``SeedGenerator``.
+    Keras's own initializers do, except with a ``SeedGenerator``.
     """
     if isinstance(initializer, compat.RandomInitializer):
         is_own = type(initializer).__module__.startswith("keras.src.")
@@ -46,10 +46,10 @@ def is_repeatable(initializer: Any) -> bool:
 
 
 class DeferredVariable(compat.UninitializedVariable):
-    """A variable that keeps no value until it is written, or used in a graph.
+    """A variable without memory until it is written or used in a graph.
 
-    Until then each read outside of graphs computes its first value again. To
-    its users it is an ordinary variable, on the host.
+    Until then, each read outside of graphs computes its first value again. Its
+    users see an ordinary variable on the host.
 
     Args:
         like: a variable with its name, shape and dtype.
@@ -75,25 +75,25 @@ class DeferredVariable(compat.UninitializedVariable):
                 shape=like._shape,
                 dtype=tf.as_dtype(like._dtype),
             )
-        # What its handle holds may be empty.
+        # The value at its handle may be empty.
         self._validate_shape = False
         self._initializer = functools.partial(initializer, dtype=like._dtype)
         self.first_value = functools.partial(self._initializer, like._shape)
 
     def first_parts(self) -> PartOf:
-        """Return what returns parts of the first value."""
+        """Return a function that returns parts of the first value."""
         if is_constant(self._initializer.func):
             return lambda _, size: self._initializer(size)
         return functools.partial(part_of, self.read_value())
 
     @property
     def device(self) -> str:
-        """The device of its value."""
+        """The device of the value."""
         return str(self._handle.device)
 
     @property
     def handle(self) -> tf.Tensor:
-        """The handle, which has a value from now on."""
+        """The handle; from now on the variable has memory."""
         # Keras asks for shapes in a graph that never runs.
         if self.first_value is not None and not compat.in_symbolic_scope():
             with tf.init_scope():
@@ -102,7 +102,7 @@ class DeferredVariable(compat.UninitializedVariable):
         return self._handle
 
     def assign(self, *args: object, **kwargs: object) -> Any:
-        """Write a value; the first one is then never computed."""
+        """Write a value; the first value is then never computed."""
         first_value = self.first_value
         if tf.executing_eagerly():
             self.first_value = None
@@ -129,16 +129,13 @@ class DeferredVariable(compat.UninitializedVariable):
 
 
 def is_deferred(variable: keras.Variable) -> bool:
-    """Whether a variable of Keras still has no more than its first value."""
+    """Whether a Keras variable is still deferred."""
     value = variable._value
     return isinstance(value, DeferredVariable) and value.first_value is not None
 
 
 def deferring_constants() -> contextlib.AbstractContextManager[None]:
-    """Return a block in which variables that begin as a constant are deferred.
-
-    Of those of Keras.
-    """
+    """Return a block that defers Keras variables that begin as constants."""
     return patches.replaced(
         (compat.KerasVariable, "_initialize_with_initializer", _defer_constant)
     )
@@ -158,7 +155,7 @@ def _defer_constant(
 
 @contextlib.contextmanager
 def without_memory() -> Iterator[None]:
-    """Create large variables of Keras without memory in this block."""
+    """Create large Keras variables without memory in this block."""
 
     def initialize(
         original: Callable[..., None], variable: Variable, value: object
@@ -180,9 +177,9 @@ def without_memory() -> Iterator[None]:
 
 
 class WithoutMemory(compat.UninitializedVariable):
-    """A variable that reads as zeros, and keeps nothing that is written.
+    """A variable that reads as zeros, and ignores writes.
 
-    In a graph it is an ordinary one.
+    In a graph it is an ordinary variable.
     """
 
     def _read_variable_op(self, *args: object, **kwargs: object) -> tf.Tensor:
@@ -226,7 +223,7 @@ def graph_without_memory() -> Iterator[None]:
 
 
 def variable_like(variable: keras.Variable) -> tf.Variable:
-    """Return a variable of the current graph like another one."""
+    """Return a variable of the current graph, like another one."""
     like = WithoutMemory(
         trainable=variable.trainable,
         name=variable.name,

@@ -9,9 +9,9 @@ once, as on one device.
 ``batched``
   Operations on each item of a batch: images, matrices, distributions.
 ``control_flow``
-  Calls of functions, branches, and what all loops are laid out with.
-``draws``
-  Random numbers from a seed: each tower draws the numbers of its rows.
+  Branches and calls of functions, and code that all loops share.
+``random_ops``
+  Random numbers from a seed, such as dropout: a tower draws those of its rows.
 ``elementwise``
   Elementwise operations: arithmetic, choices and functions.
 ``indexing``
@@ -19,15 +19,15 @@ once, as on one device.
 ``lists``
   Lists of tensors in loops, and optional values in branches.
 ``loops``
-  Loops that towers run, in one of two ways.
+  Loops: a tower runs all rounds, or the rounds of its rows.
 ``ragged``
-  Ragged rows, whose entries are those between two row splits.
+  Ragged tensors: each row is the entries between two row splits.
 ``reductions``
   Sums, means and extremes along axes, and cumulative operations.
 ``row_loops``
-  Loops of which a tower runs the rounds of its rows.
+  Loops with a round for each row: a tower runs the rounds of its own rows.
 ``row_numbers``
-  Integers that refer to rows: row numbers.
+  Row numbers: integers that refer to rows.
 ``row_splits``
   Row splits: where the rows of a ragged tensor begin and end.
 ``shapes``
@@ -35,9 +35,9 @@ once, as on one device.
 ``slices``
   Slices, splits and padding.
 ``variables``
-  Reads, writes and lookups of variables, such as tables of embeddings.
+  Reads, writes and lookups of variables, such as embedding tables.
 ``mesh_columns``
-  Exchanges with the other columns of a mesh, in the graph of one column.
+  Exchanges between columns of a mesh, as operations in a column's graph.
 """
 
 import importlib

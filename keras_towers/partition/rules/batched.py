@@ -31,9 +31,10 @@ from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
 
 
 def _cross_entropy(node: Node, scores: Value, labels: Value) -> Values:
-    """Scores and labels have equally many rows, though their lengths vary.
+    """Lay out a cross entropy whose scores and labels differ in their unit.
 
-    What their losses are reshaped to has the length of one of them.
+    Both have equally many rows. The losses are later reshaped to the length of
+    one of them.
     """
     (first, _), (second, _) = scores.as_rows(), labels.as_rows()
     units = [node.units.whole_unit(rows.unit)[0] for rows in (first, second)]
@@ -46,7 +47,7 @@ def _cross_entropy(node: Node, scores: Value, labels: Value) -> Values:
 
 
 def _with_rows(value: Value, layout: Sharded) -> Value:
-    """Return a value whose rows are also rows of another unit."""
+    """Return a value with the same rows, counted in another unit."""
     sizes = list(value.sizes)
     sizes[layout.axis] = layout.size
     return dataclasses.replace(value, layout=layout, shape=tuple(sizes))
@@ -59,7 +60,7 @@ def batch(
     needs_rows: bool = False,
     vectors: str = "",
 ) -> FactorsOf:
-    """Return what returns the axes of operations on each item of a batch.
+    """Return a function that labels the axes of operations on items of a batch.
 
     Args:
         first: the number of first axes that are those of the batch; if it is
@@ -97,7 +98,7 @@ def batch(
 
 
 def _image_shape(node: Node, images: Value, *kernel: Value) -> Shape:
-    """Images keep their size if they are padded, but not all channels."""
+    """Return the shape of padded images, which keep their size."""
     require(node.attr("padding") == b"SAME", SHAPE)
     sizes = [
         size if stride == 1 and isinstance(size, Size) else UNKNOWN
@@ -121,7 +122,7 @@ def _top_k_shape(node: Node, value: Value, count: Value) -> Shape:
 def _space_and_batch(
     node: Node, images: Value, block: Value, ends: Value
 ) -> Values:
-    """Make blocks of images of parts of them, as dilated convolutions do."""
+    """Move blocks of images to the batch, or back, for dilated convolutions."""
     layout, own = images.as_rows()
     number, blocks = math.prod(known_ints(block)), layout.blocks
     is_joined = node.type == "BatchToSpaceND"
@@ -167,8 +168,8 @@ def _filter_gradient(
 
 
 def _main_diagonal(node: Node, *inputs: Value) -> Values:
-    """The main diagonal has each row's entry in the row's own column."""
-    # Of those inputs that are a matrix or its diagonal.
+    """Lay out a main diagonal: each row has an entry in its own column."""
+    # The ranks of the inputs that are a matrix or its diagonal.
     ranks = {"MatrixDiagV3": [1], "MatrixDiagPartV3": [2]}.get(
         node.type, [2, 1]
     )
@@ -222,12 +223,12 @@ def _diagonal_matrix(
 
 
 def _searched(node: Node, sequences: Value, values: Value) -> Factors:
-    """Each value is searched by itself in the sequence of its row."""
+    """Label a search for values, each of them in the sequence of its row."""
     return Factors([["row", None], ["row", "value"]], [["row", "value"]])
 
 
 def _solve(node: Node, matrix: Value, right: Value, *options: Value) -> Factors:
-    """Each column of the right-hand side is solved by itself."""
+    """Label a linear system, whose right-hand columns are independent."""
     most = max(matrix.rank, right.rank) - 2
     # The axes of the batch are counted from the last one on, to be broadcast.
     batches = [range(2 - value.rank, 0) for value in (matrix, right)]
@@ -274,9 +275,9 @@ def _einsum(node: Node, *inputs: Value) -> Factors:
 
 
 def _einsum_labels(term: str, rank: int) -> list[Hashable]:
-    """Return the labels of a term: a number for each axis of its ellipsis.
+    """Return the labels of a term; each axis of the ellipsis is a number.
 
-    These axes are broadcast, so that they are counted from the last one on.
+    These axes are broadcast, so they are counted from the last one on.
     """
     before, ellipsis, after = term.partition("...")
     count = rank - len(before) - len(after) if ellipsis else 0

@@ -1,8 +1,8 @@
-"""Calls of functions, branches, and what all loops are laid out with.
+"""Branches and calls of functions, and code that all loops share.
 
 A called function is inlined, unless XLA compiles it apart from the rest. Such
-functions, and those of branches, take the values of the surrounding program as
-inputs. No exchange is possible inside of them.
+functions, and those of branches, take values of the surrounding program as
+inputs. No exchange is possible inside of them. ``loops.py`` has the loops.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ _OWN_MEANS: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 def own_mean(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Return for each row the mean of all rows of its tower.
 
-    On one device it is the mean of all rows. It is its own gradient, as the
-    operator is linear and self-adjoint.
+    On one device it is the mean of all rows. The operator is linear and
+    self-adjoint, so it is its own gradient.
 
     Args:
         x: the rows, along axis 0.
@@ -167,10 +167,10 @@ def bind_captures(
 
 
 def _is_rematerialized(operation: Operation) -> bool:
-    """Whether a function repeats an operation, rather than take its output.
+    """Whether a function repeats an operation instead of capturing its output.
 
-    Single numbers are taken as inputs, unless they are constants: they are
-    derived from large tensors, and do not determine shapes.
+    Single numbers are captured unless they are constants: they come from large
+    tensors, and do not determine shapes.
     """
     is_number = operation.outputs[0].shape.rank == 0
     return operation.is_repeated and (
@@ -216,7 +216,7 @@ def add_call(
 
 
 def uses_variables(inputs: Values) -> bool:
-    """Whether functions that get these inputs may read or write variables."""
+    """Whether functions with these inputs may read or write variables."""
     handles = [v.whole.handle for v in inputs if v.whole is not None]
     return any(handle is not None for handle in handles)
 
@@ -224,8 +224,8 @@ def uses_variables(inputs: Values) -> bool:
 def require_towers_differ(values: Values) -> None:
     """Refuse to divide work that would be the same on all towers.
 
-    In a function it saves time, too: each loop lays out its body several times,
-    and so the loops in it.
+    Computing it once saves tracing time, too: a loop lays out its body several
+    times, and the loops in the body as well.
     """
     require(not all(value.is_replicated for value in values))
 
@@ -247,7 +247,7 @@ def join_values(a: Value, b: Value) -> Value:
 def try_with_partial_sums(
     node: Node, inputs: Values, lay_out: Callable[[Values], Values]
 ) -> Values:
-    """Lay out a call, if possible without adding up partial sums first.
+    """Lay out a call with its partial sums; if that fails, sum them first.
 
     Args:
         node: the call.
@@ -278,7 +278,7 @@ def _lay_out_functions(
     first: Sequence[Tensor] = (),
     **options: object,
 ) -> Values:
-    """Lay out functions, of which an operation calls one.
+    """Lay out several functions, one of which an operation calls.
 
     Args:
         node: the operation.
@@ -299,9 +299,7 @@ def _lay_out_functions(
         ends.append([*outputs[: node.num_outputs]])
     # A function that does not write a variable returns what it holds.
     written = list(
-        dict.fromkeys(
-            h for i in insides for h in i.variables.resources.contents
-        )
+        dict.fromkeys(h for i in insides for h in i.variables.contents)
     )
     handles = [Value(REPLICATED, whole=handle) for handle in written]
     for inside, values in zip(insides, ends, strict=True):
@@ -355,7 +353,7 @@ def _lay_out_functions(
 def _by_attribute(
     node: Node, functions: Sequence[Function]
 ) -> Mapping[str, Function | Sequence[Function]]:
-    """Return functions by the attributes of an operation that name them."""
+    """Return the functions of an operation by the names of its attributes."""
     if node.type.endswith("Case"):
         return {"branches": functions}
     if node.type.endswith("PartitionedCall"):
@@ -365,7 +363,7 @@ def _by_attribute(
 
 
 def _require_known_units(units: Units, values: Values) -> None:
-    """Refuse rows of a unit that only a function knows."""
+    """Refuse rows whose unit is known only inside the function."""
     for value in values:
         layout = value.layout
         while isinstance(layout, ListOf):
@@ -404,7 +402,7 @@ def _branch_names(node: Node) -> list[str]:
 
 
 def loop_variables(body: tf.Graph) -> list[int]:
-    """Return the indices of the inputs that a round may change."""
+    """Return the indices of the inputs that a round of the loop may change."""
     return [
         index
         for index, tensor in enumerate(body.outputs)
@@ -425,7 +423,7 @@ def settle(
         [Mapping[_K, Value]], tuple[_R, Mapping[_K, Value]]
     ],
 ) -> tuple[_R, Mapping[_K, Value]]:
-    """Find loop variables that are the same before and after a round.
+    """Find a layout of each loop variable that is the same after a round.
 
     Args:
         variables: the initial loop variables, by their keys.
@@ -449,12 +447,9 @@ def settle(
 
 
 def add_loop(
-    node: Node,
-    loop_vars: Sequence[Tensor],
-    body: Function,
-    condition: Function,
+    node: Node, loop_vars: Sequence[Tensor], body: Function, condition: Function
 ) -> list[Tensor]:
-    """Add a loop; return its outputs, of which the first are loop variables.
+    """Add a loop; return its outputs, the loop variables first.
 
     Args:
         node: the traced loop.

@@ -72,7 +72,7 @@ def _ensure_shape(node: Node, value: Value) -> Factors:
 
 
 def _ensure_rows(node: Node, value: Value) -> Values:
-    """Check the number of all towers' rows, too."""
+    """Lay out ``tf.ensure_shape``, which checks the global number of rows."""
     layout, _ = value.as_rows()
     rows = tf.TensorShape(node.attr("shape"))[layout.axis]
     if rows is not None and rows != layout.size:
@@ -81,7 +81,7 @@ def _ensure_rows(node: Node, value: Value) -> Values:
 
 
 def _assert_rows(units: Units, size: Dimension, rows: int) -> None:
-    """Assert that a global size is a number of rows."""
+    """Assert that the global number of rows equals a size."""
     builder = units.builder
     require(builder.can_exchange, EXCHANGE)
     total = unless_none(units.global_size(size))
@@ -117,7 +117,7 @@ def _entrywise(
     linear: Sequence[Collection[int]] = (),
     **facts: Any,
 ) -> None:
-    """Add a row of operations of which a result needs one entry of each input.
+    """Register operations whose entries each need one entry of each input.
 
     Args:
         types: their types.

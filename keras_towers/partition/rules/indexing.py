@@ -1,6 +1,6 @@
 """Gathers, scatters, segments and sparse matrices.
 
-If the row numbers of a tower refer to its rows, it indexes them locally.
+If row numbers refer to a tower's own rows, it indexes them locally.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MATRIX: tuple[Role, ...] = ("indices", "entries", "shape")
 
 
 def _index_locally(*roles: Role) -> Rule:
-    """Return the rule of operations whose inputs have these roles."""
+    """Return the rule for operations whose inputs have the given roles."""
 
     def rule(node: Node, *inputs: Value) -> Values:
         numbers, operands = _local_operands(node.converter, inputs, roles)
@@ -70,7 +70,7 @@ def _index_locally(*roles: Role) -> Rule:
 def _local_operands(
     converter: Converter, inputs: Values, roles: Sequence[Role]
 ) -> tuple[RowNumbers, list[Tensor]]:
-    """Return the row numbers among the inputs, and the local operands.
+    """Return the input that is row numbers, and all local operands.
 
     Args:
         converter: converts values.
@@ -129,7 +129,7 @@ def _local_operand(
 
 
 def _sparse_matmul(node: Node, *inputs: Value) -> Values:
-    """Multiply a sparse matrix that has rows."""
+    """Multiply a sparse matrix whose rows are divided."""
     converter = node.converter
     *matrix, factor = inputs
     numbers, operands = _local_operands(converter, matrix, _MATRIX)
@@ -148,11 +148,7 @@ def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     indices, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
     rank = len(inputs[2].known_array)
     indices = index_value(
-        node.builder,
-        indices.own,
-        numbers.layout,
-        numbers.row_layout,
-        rank,
+        node.builder, indices.own, numbers.layout, numbers.row_layout, rank
     )
     return [indices, entries]
 
@@ -190,7 +186,7 @@ def _gradients_of_filled(node: Node, places: Value, grads: Value) -> Values:
 
 
 def _dynamic_stitch(node: Node, *inputs: Value) -> Values:
-    """Join all parts of a dynamic partition."""
+    """Join all parts of a dynamic partition, tower by tower."""
     half = len(inputs) // 2
     parts = [v.row_numbers for v in inputs[:half] if v.row_numbers is not None]
     require(len(parts) == half and _are_all_parts(parts))
@@ -201,7 +197,7 @@ def _dynamic_stitch(node: Node, *inputs: Value) -> Values:
 
 
 def _are_all_parts(parts: Sequence[RowNumbers]) -> bool:
-    """Whether these are all outputs of a partition of all row numbers."""
+    """Whether inputs are all parts of one partition of all row numbers."""
     parting = parts[0].local.operation
     if parting is None or parting.type != "DynamicPartition":
         return False
@@ -250,7 +246,7 @@ def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
 
 
 def _note_limit(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note that indices are less than the size of the axis."""
+    """Note that indices are less than the size of an axis."""
     values, indices, along = inputs
     axis, batch = _axis_and_batch(node, values, indices, along)
     size = values.sizes[axis]
@@ -347,7 +343,7 @@ def _segment_extreme(
 def _count_of_rows(
     node: Node, values: Value, size: Value, weights: Value
 ) -> Values:
-    """Count how often each tower's rows are named."""
+    """Count how often each of a tower's rows is referred to."""
     role: Role = "same" if weights.shape == (0,) else "entries"
     numbers, operands = _local_operands(
         node.converter, (values, size, weights), ("numbers", "count", role)

@@ -37,13 +37,13 @@ _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
 
 
 def add_lists(node: Node, *lists: Value) -> Values:
-    """Lay out a sum of lists, or zeros like one."""
+    """Lay out a sum of two lists, or a list of zeros like another one."""
     require(node.output_dtype() == tf.variant)
     return _lay_out(["list"] * len(lists), ["list"], node, *lists)
 
 
 def note_sum(node: Node, values: Values, outputs: Values) -> None:
-    """Note facts about a sum of lists."""
+    """Note the facts that hold for a sum of lists."""
     lists = [value.elements for value in values]
     elements = functools.reduce(common_elements, lists)
     if elements is None:
@@ -185,7 +185,7 @@ def _note_elements(
     inputs: Values,
     outputs: Values,
 ) -> None:
-    """Note facts about lists, and about elements taken from them."""
+    """Note the facts about lists, and about elements taken from them."""
     require(len(takes) == len(inputs) and len(gives) == len(outputs))
     if gives[0] == "list":
         outputs[0].elements = _facts_after(node, inputs)
@@ -283,7 +283,7 @@ def _shape_of(elements: Elements, shape: Value) -> Shape | None:
 
 
 def _sizes_in(entries: Any, rank: int) -> list[Dimension]:
-    """Return the sizes of a declared shape, -1 for any size."""
+    """Return the sizes of a declared shape; -1 stands for any size."""
     if entries is None:
         return [UNKNOWN] * rank
     return list(entries) if np.ndim(entries) else [-1] * rank
@@ -293,7 +293,7 @@ def _sizes_in(entries: Any, rank: int) -> list[Dimension]:
 
 
 def _on_lists(types: str, takes: str, gives: str) -> None:
-    """Add a row of operations on lists.
+    """Register operations on lists.
 
     Args:
         types: their types.

@@ -1,4 +1,4 @@
-"""Loops that towers run, in one of two ways.
+"""Loops: a tower runs all rounds, or the rounds of its rows.
 
 *All rounds*: a recurrent layer has a round for each time step. Every tower runs
 all of them, each time with its rows of the loop variables::
@@ -6,13 +6,13 @@ all of them, each time with its rows of the loop variables::
     round     one device   tower 0     tower 1
     0, 1, 2   rows 0-3     rows 0, 1   rows 2, 3
 
-Any round may follow from the one before, so a variable is laid out as it is
-before and after a round, which takes a few passes over the body to settle.
+Any round may depend on the one before it, so a loop variable must have the same
+layout before and after a round. A few passes over the body find it.
 
 *The rounds of its rows*: ``tf.map_fn`` has a round for each example, and a
 tower runs those of its own examples (``row_loops.py``).
 
-Which way it is, nobody declares: the second is tried first. A loop that fits
+Nobody declares which way a loop is: the second is tried first. A loop that fits
 neither is computed once.
 """
 
@@ -74,10 +74,10 @@ _Key: TypeAlias = int | Tensor
 def _lay_out_loop(
     node: Node, body: tf.Graph, condition: tf.Graph, inputs: Values
 ) -> Values:
-    """Lay out a loop of which every tower runs all rounds.
+    """Lay out a loop so that every tower runs all its rounds.
 
-    What rounds write to variables is a loop variable, too, which is assigned
-    after the loop.
+    A value that rounds write to a variable is a loop variable, too. It is
+    assigned to the variable after the loop.
     """
     converter, variables = node.converter, node.variables
     loop_vars = loop_variables(body)
@@ -90,7 +90,7 @@ def _lay_out_loop(
         node.scope.restore_computed_once(before)
         round_, tensors, outputs = _lay_out_round(node, body, inputs, states)
         ends: dict[_Key, Value] = {k: outputs[k] for k in loop_vars}
-        for handle in round_.variables.resources.contents:
+        for handle in round_.variables.contents:
             variable = Value(REPLICATED, whole=handle)
             if handle not in starts:
                 content = variables.content_of(variable)
@@ -135,22 +135,21 @@ def _lay_out_loop(
 
 
 def _require_no_writes(tester: Scope, before: Mapping[_Key, Tensor]) -> None:
-    """Refuse a condition that writes variables: it returns no more than a bool.
+    """Refuse a loop condition that writes variables.
+
+    A condition can return only a truth value.
 
     Args:
         tester: the scope of the condition.
         before: what it gets of loop variables, and of variables.
     """
-    for handle, content in tester.variables.resources.contents.items():
+    for handle, content in tester.variables.contents.items():
         require(handle in before)
         require(before[handle] in (content.whole, content.local))
 
 
 def _lay_out_round(
-    node: Node,
-    graph: tf.Graph,
-    inputs: Values,
-    states: Mapping[_Key, Value],
+    node: Node, graph: tf.Graph, inputs: Values, states: Mapping[_Key, Value]
 ) -> tuple[Scope, list[Tensor], Values]:
     """Lay out the body of a loop, or its condition.
 
@@ -182,7 +181,7 @@ def _lay_out_round(
         if isinstance(key, int):
             values[key] = value
         else:
-            inner.variables.resources.contents[key] = value
+            inner.variables.contents[key] = value
     return inner, tensors, lay_out_function(inner, graph, values)
 
 

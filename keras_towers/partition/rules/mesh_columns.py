@@ -1,8 +1,7 @@
-"""Exchanges with the other columns of a mesh, in the graph of one column.
+"""Exchanges between columns of a mesh, as operations in a column's graph.
 
-There a call without a body stands for an exchange, whose result may have
-another shape, and one that is known in part: TensorFlow has no operation for
-it. ``Marks`` tell which exchange it is.
+TensorFlow has no operation for them. A call without a body stands for each; its
+result may have another shape. ``Marks`` say which exchange it is.
 """
 
 from __future__ import annotations
@@ -49,7 +48,10 @@ def as_operation(exchange: Exchange) -> Operation:
 
 
 def exchange_over_columns(node: Node, *inputs: Value) -> Values:
-    """Exchange what towers have, in whichever layout: all kinds are linear."""
+    """Exchange a value of towers over columns, in any layout.
+
+    All kinds of exchanges are linear.
+    """
     exchange = unless_none(node.scope.marks.exchanges.get(node.operation.name))
     (value,), traced = inputs, node.shapes[0]
     kind, axis = exchange.kind, exchange.axis

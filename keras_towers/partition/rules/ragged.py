@@ -1,4 +1,4 @@
-"""Ragged rows, whose entries are those between two row splits."""
+"""Ragged tensors: each row is the entries between two row splits."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ from keras_towers.partition.reasons import (
     unless_none,
 )
 from keras_towers.partition.registry import operation
-from keras_towers.partition.rules.row_numbers import (
-    entry_numbers,
-    sparse_rows,
-)
+from keras_towers.partition.rules.row_numbers import entry_numbers, sparse_rows
 from keras_towers.partition.rules.row_splits import (
     copy_on_towers,
     limits_of,
@@ -60,7 +57,7 @@ class _Partition:
 
     @classmethod
     def of(cls, units: Units, kind: bytes, value: Value) -> _Partition:
-        """Return a partition of a kind of TensorFlow's."""
+        """Return a partition, given TensorFlow's name for its kind."""
         builder = units.builder
         if kind == b"ROW_SPLITS":
             splits = splits_of(value)
@@ -139,7 +136,7 @@ def _padded_shape(node: Node, target: Value, *rest: Value) -> Shape:
 
 
 def _longest(node: Node, lengths: Sequence[Tensor]) -> list[Dimension]:
-    """Return the length of the longest row, by one exchange for all axes."""
+    """Return the length of the longest row on all towers, by one exchange."""
     builder = node.builder
     most = [builder.op("Max", [each, [0]], ()) for each in lengths]
     most = [builder.cast(each, SIZE_DTYPE) for each in most]
@@ -157,7 +154,7 @@ def _longest(node: Node, lengths: Sequence[Tensor]) -> list[Dimension]:
 def _count_in_rows(
     node: Node, ends: Value, entries: Value, size: Value, weights: Value
 ) -> Values:
-    """Count in each row how often it has each number."""
+    """Count how often each number occurs in each row."""
     splits, converter = splits_of(ends), node.converter
     operands = [
         splits.local,
@@ -179,7 +176,7 @@ def _local_weights(node: Node, weights: Value, rows: Sharded) -> Tensor:
 def _count_sparsely(
     node: Node, ends: Value, entries: Value, weights: Value
 ) -> Values:
-    """Count, in each row, each number that is there."""
+    """Count the numbers that occur in each row, as a sparse tensor."""
     splits, builder = splits_of(ends), node.builder
     # It needs a row. One more without entries changes nothing.
     last = builder.op("Max", [splits.local, [0]], (1,), keep_dims=True)
@@ -192,7 +189,7 @@ def _count_sparsely(
 
 
 def _gather_rows(node: Node, *inputs: Value) -> Values:
-    """Gather ragged rows: a tower's own by their numbers, or any of all."""
+    """Gather ragged rows: own ones by row numbers, or any by other indices."""
     *ends, entries, indices = inputs
     converter, numbers = node.converter, indices.row_numbers
     require(indices.rank == 1)
@@ -221,7 +218,7 @@ def _gather_rows(node: Node, *inputs: Value) -> Values:
 
 
 def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
-    """Join neighbours among the words of each row."""
+    """Join neighbouring words of each row."""
     splits = splits_of(ends)
     own = node.converter.shard(texts, splits.entries)
     found, limits = copy_on_towers(node, [own, splits.local])
@@ -232,11 +229,11 @@ def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
 def _places_in_rows(
     node: Node, starts: Value, limits: Value, steps: Value
 ) -> Values:
-    """Number the entries of each row from one place to another."""
+    """Number the entries of each row, from one place in it to another."""
     builder, step = node.builder, steps.number
     first, last = place_of(starts), place_of(limits)
     require(first.entries == last.entries and first.rows == last.rows)
-    # Of other rows a tower may have no entries.
+    # A tower may have no entries of other rows.
     require(all(p.is_after and p.is_before for p in (first, last)))
     require(isinstance(step, int) and step > 0)
     operands = [first.local, last.local, node.converter.replicate(steps)]
@@ -263,15 +260,16 @@ def _decode_texts(node: Node, texts: Value) -> Values:
 
 
 def _entries(own: Tensor, splits: Value) -> Value:
-    """Return the entries of the rows that splits are of."""
+    """Return the entries of the rows that some splits delimit."""
     layout = splits_of(splits).entries
     return Value(layout, own, shape=(layout.size,))
 
 
 def least_number(node: Node, *numbers: Value) -> Values:
-    """A number is the least of itself and of the largest of it and others.
+    """Return a minimum that is known to be the first number.
 
-    So ``tf.math.bincount`` limits how many it counts.
+    It is the minimum of a number and of a maximum over that number:
+    ``tf.math.bincount`` limits its counts so.
     """
     require(node.shapes[0].rank == 0 and node.dtype(0).is_integer)
     for value, tensor in zip(

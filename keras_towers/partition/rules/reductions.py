@@ -55,9 +55,9 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
 def _gradient_of_broadcast(node: Node, value: Value, over: Value) -> Values:
     """Sum over axes that are known only when the step runs.
 
-    The gradient of a broadcast is the sum over the axes that were broadcast,
-    and then takes the shape that it had before. The axis of the rows is not
-    among them, unless it has a single row.
+    The gradient of a broadcast is a sum over the axes that were broadcast,
+    reshaped to the shape before. The rows' axis is not among them, unless it
+    has a single row.
     """
     require(over.known is None)
     builder = node.builder
@@ -85,7 +85,9 @@ def _gradient_of_broadcast(node: Node, value: Value, over: Value) -> Values:
 
 
 def _broadcast_sizes(node: Node) -> tuple[list[Dimension], list[Dimension]]:
-    """Return two shapes whose broadcast gives the axes of a sum, this first.
+    """Return the two shapes whose broadcast determines the axes of a sum.
+
+    The first one is that of the operand.
 
     Raises:
         NotDivided: its axes come from somewhere else.
@@ -115,7 +117,7 @@ def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
 
 
 def _sum_of_earlier_rows(node: Node, value: Value, over: Value) -> Values:
-    """Each tower adds what all earlier towers have."""
+    """Compute a cumulative sum: each tower adds the sums of earlier towers."""
     builder, (layout, rows) = node.builder, value.as_rows()
     require(known_axes(over, value.rank) == [layout.axis])
     require(layout.blocks == 1 and not node.attr("reverse"))
@@ -142,9 +144,10 @@ def _l2_loss(node: Node, value: Value) -> Factors:
 
 
 def _bias_gradient_of_images(node: Node, value: Value) -> Values:
-    """Compute it as a sum, which oneDNN does not fuse into another kernel.
+    """Compute the gradient of a bias as a sum over images.
 
-    The fused kernel leaves its second output unset if a tower has no images.
+    oneDNN would fuse the original operation into another kernel, which leaves
+    this output unset if a tower has no images.
     """
     layout, rows = value.as_rows()
     channels = _channels(node, value)
@@ -163,7 +166,7 @@ def _bias_gradient(node: Node, value: Value) -> Factors:
 
 
 def _channels(node: Node, value: Value) -> int:
-    """The axis of the bias."""
+    """Return the axis of the bias."""
     return 1 if node.attr("data_format") == b"NCHW" else value.rank - 1
 
 
@@ -178,7 +181,7 @@ def _channels(node: Node, value: Value) -> int:
 
 
 def _mean_of_rows(node: Node, value: Value, over: Value) -> Values:
-    """Compute a mean over rows; a tower without rows adds 0 to it."""
+    """Compute a mean over rows; a tower without rows contributes 0."""
     builder, units, scope = node.builder, node.units, node.scope
     name = node.operation.name
     mean = scope.values.get(scope.paired_variances.mean_of.get(name, ""))
@@ -204,7 +207,7 @@ def _mean_with(
     value: Value,
     reduced: Sequence[int],
 ) -> Value:
-    """Compute a mean of rows, and their variance with it.
+    """Compute a mean of rows, and their variance in the same exchange.
 
     Args:
         variance: the traced operation of the variance.

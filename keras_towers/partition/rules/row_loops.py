@@ -1,4 +1,4 @@
-"""Loops of which a tower runs the rounds of its rows.
+"""Loops with a round for each row: a tower runs the rounds of its own rows.
 
 ``tf.map_fn`` has a round for each example. A tower runs those of its own
 examples, with a list that is as long as they are many::
@@ -124,7 +124,7 @@ class RowLoop:
         self._start_states = {k: self._state(k) for k in range(len(inputs))}
 
     def _is_counter(self, index: int) -> bool:
-        """Whether an input starts at 0, and is incremented in each round."""
+        """Whether an input starts at 0, and each round adds 1 to it."""
         update = skip_identities(self._body.outputs[index]).op
         start = self._inputs[index].known
         if not _is_known_to_be(start, 0) or update.type not in _ADDS:
@@ -245,7 +245,7 @@ class RowLoop:
     def _lay_out_row(
         self, starts: Sequence[Tensor], lists: Mapping[int, Value]
     ) -> Any:
-        """Lay out a round, for ``settle``.
+        """Lay out one round of the loop, for ``settle``.
 
         Args:
             starts: the local inputs of the loop.
@@ -270,7 +270,7 @@ class RowLoop:
                 round_.tracked[value] = state, index
             values.append(value)
         ends = lay_out_function(round_.scope, self._body, values)
-        require(not round_.scope.variables.resources.contents)
+        require(not round_.scope.variables.contents)
         self._check(round_, values, ends)
         after = {
             k: self._list_in_round(k, common_facts(lists[k], ends[k]))
@@ -279,7 +279,7 @@ class RowLoop:
         return (round_, tensors, ends), after
 
     def _list_in_round(self, index: int, value: Value) -> Value:
-        """Return the facts about a list that hold in any round."""
+        """Return the facts about a list that hold in every round."""
         length = self._unit.size
         is_popped = self._pops_lists and index in self._loop_vars
         if is_popped or self._start_states[index] is _CarriedState.NOT_PUSHED:
@@ -326,7 +326,7 @@ class RowLoop:
 
 
 class _Round:
-    """Lays out a round, which is the same on a tower as on one device.
+    """Lays out one round of a loop, the same on a tower as on one device.
 
     Args:
         outer: the scope of the loop.
@@ -395,7 +395,7 @@ class _Round:
         inputs: Values,
         before: Sequence[tuple[_CarriedState, int | None]],
     ) -> tuple[_CarriedState, int | None] | None:
-        """Return the state of the output; None: a list is only read."""
+        """Return the state of the output; None: the list is only read."""
         are_lists = all(state in _ACCESSIBLE for state, _ in before)
         if node.type == "AddN" and are_lists and len(before) == len(inputs):
             # The lists made in this round are zero in all other rows.
@@ -449,7 +449,7 @@ def _total_of(
 
 
 def _is_known_to_be(known: np.ndarray | None, number: object) -> bool:
-    """Whether the entries are a single number, which is known to be this."""
+    """Whether the known entries are a single number, equal to this one."""
     if known is None or np.shape(known):
         return False
     entry = known[()]

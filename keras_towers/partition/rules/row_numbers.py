@@ -1,9 +1,9 @@
-"""Integers that refer to rows: row numbers.
+"""Row numbers: integers that refer to rows.
 
 A global row number is the tower's own number plus the number of rows of all
-earlier towers. An operation that moves row numbers is therefore applied twice:
-to the global numbers, as to any integers, and to the local ones, by which a
-tower indexes its own rows.
+earlier towers. An operation that moves row numbers is applied twice: to the
+global numbers, as to any integers, and to the local ones, by which a tower
+indexes its own rows.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.reasons import (
-    asserted,
-    require,
-    unless_none,
-)
+from keras_towers.partition.reasons import asserted, require, unless_none
 from keras_towers.partition.registry import facts_of, operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
@@ -47,7 +43,7 @@ _Changes: TypeAlias = dict[str, Any]
 
 
 def _where(node: Node, mask: Value) -> Values:
-    """Find the true entries among the rows of each tower."""
+    """Find the true entries among each tower's rows."""
     builder = node.builder
     layout, local = mask.as_rows()
     require(not layout.axis and layout.blocks == 1)
@@ -62,7 +58,7 @@ def _where(node: Node, mask: Value) -> Values:
 def index_value(
     builder: Builder, own: Tensor, rows: Sharded, of: Sharded, rank: int
 ) -> Value:
-    """Return a value of indices of entries.
+    """Return the value of indices of entries, such as of a sparse tensor.
 
     Args:
         builder: adds operations.
@@ -83,7 +79,7 @@ def index_value(
 def entry_numbers(
     builder: Builder, own: Tensor, layout: Sharded, of: Sharded
 ) -> Value:
-    """Return a value of row numbers.
+    """Return the value of the row number of each entry.
 
     Args:
         builder: adds operations.
@@ -107,7 +103,7 @@ def _split_texts(node: Node, texts: Value, separator: Value) -> Values:
 
 
 def _cross_features(node: Node, *inputs: Value) -> Values:
-    """Cross the features of each example; none of them is sparse."""
+    """Cross the dense or ragged features of each example."""
     require(not node.attr("N"))
     rows = [value for value in inputs if value.rank == 2]
     layout = unless_none(rows[0].sharded)
@@ -123,7 +119,7 @@ def _cross_features(node: Node, *inputs: Value) -> Values:
 def sparse_rows(
     node: Node, layout: Sharded, operands: Sequence[Tensor]
 ) -> Values:
-    """Return a sparse tensor of what towers find in their rows.
+    """Return a sparse tensor, given the entries that towers find in their rows.
 
     Args:
         node: finds it.
@@ -152,7 +148,7 @@ def sparse_rows(
 
 
 def note_range(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note a range over all rows of a unit, or every n-th of them."""
+    """Note that a range numbers all rows of a unit, or every n-th of them."""
     builder, units = node.builder, node.units
     first, last, step = (value.number for value in inputs)
     # If it is a coincidence, these are the numbers of rows all the same.
@@ -194,7 +190,7 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
 
 
 def note_limits(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note the limits of indices along an axis, and of zeros."""
+    """Note that indices are less than an axis's size, and zeros less than 1."""
     limit: Dimension | None = 1
     if node.type != "ZerosLike":
         axis = -1 if node.type == "TopKV2" else known_ints(inputs[1])[0]
@@ -217,7 +213,7 @@ def _is_below(value: Value, limit: int) -> bool:
 def note_moved(
     node: Node, inputs: Values, outputs: Values, keeps_all: bool = True
 ) -> None:
-    """Note that an operation moves row numbers, or what has a limit."""
+    """Note that an operation moves row numbers, or integers with a limit."""
     if isinstance(inputs[0].meaning, BelowLimit):
         for output in outputs:
             output.meaning = inputs[0].meaning if _is_exact(node, 0) else None
@@ -229,7 +225,8 @@ def note_moved(
             return {}
         if node.type != "StridedSlice":
             return None
-        *others, last = _spans_of(node, inputs)
+        ends = [end.entries for end in inputs[1:]]
+        *others, last = spans(node, inputs[0].sizes, *ends)
         if last != Span(len(others), 0, 1, dropped=True):
             return None
         is_whole = all(span.is_whole for span in others)
@@ -254,7 +251,7 @@ def note_joined(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def note_calculated(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note that row numbers become those of other rows."""
+    """Note that arithmetic turns row numbers into those of other rows."""
 
     def changes(numbers: RowNumbers, at: int) -> _Changes | None:
         if numbers.is_first_column or (at and node.type == "FloorDiv"):
@@ -272,7 +269,7 @@ def _note_derived(
     changes: Callable[[RowNumbers, int], _Changes | None],
     keeps_all: bool,
 ) -> None:
-    """Apply an operation to the tower-local row numbers, too.
+    """Apply an operation also to the tower-local row numbers.
 
     Args:
         node: the operation.
@@ -305,7 +302,8 @@ def _note_derived(
 def _lay_out_locally(node: Node, inputs: Values) -> Values:
     """Lay out an operation on local row numbers.
 
-    An exchange would mix numbers that count from different towers' first rows.
+    An exchange would mix numbers that count from the first rows of different
+    towers.
     """
     builder = node.builder
     exchanges = len(builder.exchanges)
@@ -315,20 +313,15 @@ def _lay_out_locally(node: Node, inputs: Values) -> Values:
 
 
 def _is_exact(node: Node, at: int) -> bool:
-    """Whether the dtypes can represent all row numbers."""
+    """Whether the dtypes can represent every row number."""
     return all(
         dtype.is_integer and dtype.size >= 4
         for dtype in (node.dtype(at), node.output_dtype(0))
     )
 
 
-def _spans_of(node: Node, inputs: Values) -> list[Span]:
-    ends = [end.entries for end in inputs[1:]]
-    return spans(node, inputs[0].sizes, *ends)
-
-
 def _becomes_column(node: Node, inputs: Values) -> bool:
-    """Whether inputs become columns, of which the first is this one."""
+    """Whether an operation makes its first input a matrix's first column."""
     rank, is_pack = node.shapes[0].rank or 0, node.type == "Pack"
     axis = node.attr("axis") if is_pack else known_ints(inputs[-1])[0]
     if rank < 2 or axis % rank != rank - 1:
@@ -414,7 +407,7 @@ def _source_indices(builder: Builder, lengths: Tensor) -> Tensor:
 
 
 def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
-    """Return the tensors of ``tf.repeat`` by the names in the patterns."""
+    """Match the operations of ``tf.repeat``; return tensors by pattern name."""
     parts: dict[str, tf.Tensor] = {}
     require(node.shapes[0].rank == 1)
     require(matches(node.operation, _REPEAT, parts))
@@ -427,7 +420,7 @@ def _match_repeat(node: Node) -> dict[str, tf.Tensor]:
 def matches(
     operation: tf.Operation, pattern: Sequence, parts: dict[str, tf.Tensor]
 ) -> bool:
-    """Whether an operation matches a pattern; bind the names in it."""
+    """Whether an operation matches a pattern; if it does, bind its names."""
     type_, *rest = pattern
     if operation.type != type_ or len(rest) > len(operation.inputs):
         return False
@@ -448,7 +441,7 @@ def matches(
 
 
 def key_of_lengths(lengths: Tensor) -> Hashable:
-    """Return what identifies the unit of entries, given the rows' lengths."""
+    """Return a key for the unit of entries, given the lengths of the rows."""
     lengths = skip_reshapes(lengths)
     source = lengths.operation
     if source is not None and source.type == "Cast":
@@ -469,7 +462,7 @@ def note_lengths(units: Units, lengths: Tensor, entries: Sharded) -> None:
 
 
 def skip_reshapes(tensor: Tensor) -> Tensor:
-    """Return the tensor that a chain of reshapes starts from."""
+    """Return the tensor at the start of a chain of reshapes."""
     while (
         tensor.operation is not None
         and facts_of(tensor.operation.type).memory == "input"

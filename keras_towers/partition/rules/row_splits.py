@@ -1,7 +1,7 @@
 """Row splits: where the rows of a ragged tensor begin and end.
 
 A row split is the number of entries before a row. A tower counts from its own
-first entry, and uses the splits of its own rows.
+first entry, with the splits of its own rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from keras_towers.partition.units import Units
 def splits_value(
     units: Units, own: Tensor, key: object, rows: Sharded
 ) -> Value:
-    """Return the value of row splits of which each tower has its own.
+    """Return the value of row splits, given each tower's own splits.
 
     Args:
         units: the units of rows.
@@ -58,12 +58,12 @@ def splits_value(
 
 
 def limits_of(builder: Builder, splits: Tensor) -> Tensor:
-    """Return where rows end."""
+    """Return the end of each row."""
     return builder.op("Slice", [splits, [1], [-1]], (None,))
 
 
 def splits_of(value: Value, kind: str = "row_splits") -> RaggedSplits:
-    """Return the splits of a value, if they are of this kind."""
+    """Return the splits of a value if they are of the given kind."""
     require(
         isinstance(value.meaning, RaggedSplits) and value.meaning.kind == kind
     )
@@ -71,7 +71,7 @@ def splits_of(value: Value, kind: str = "row_splits") -> RaggedSplits:
 
 
 def copy_on_towers(node: Node, operands: Sequence[Tensor]) -> list[Tensor]:
-    """Add an operation on vectors, whose lengths on towers are their own."""
+    """Add an operation on vectors whose lengths differ between towers."""
     return node.copy(operands, [tf.TensorShape([None])] * node.num_outputs)
 
 
@@ -112,7 +112,7 @@ def row_lengths(node: Node, ends: Value, begins: Value) -> Values:
 
 
 def note_lengths_of_mask(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note that the counts of a mask in each row add up to what it keeps."""
+    """Note that a mask keeps as many entries as its counts add up to."""
     rows, lengths = outputs[0].as_rows()
     require(node.shapes[0].rank == 1 and rows.blocks == 1)
     require(node.type == "Sum" or inputs[1].row_numbers)
@@ -123,7 +123,7 @@ def note_lengths_of_mask(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def _mask_counted_by(node: Node) -> Value:
-    """Return the mask of which an operation adds up the entries."""
+    """Return the mask whose true entries an operation counts, or None."""
     cast_to_numbers = node.operation.inputs[0].op
     require(cast_to_numbers.type == "Cast")
     (mask,) = cast_to_numbers.inputs
@@ -142,7 +142,7 @@ _LENGTHS = ("Maximum", ("Minimum", None, "most"), 0)
 
 
 def note_sequence_mask(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note that a mask leaves as many entries of each row as lengths say."""
+    """Note that a mask keeps as many entries of each row as lengths say."""
     parts: dict[str, tf.Tensor] = {}
     numbers, ends = node.operation.inputs
     while ends.op.type in ("Cast", "ExpandDims"):
@@ -168,7 +168,7 @@ def _unit_of_lengths(units: Units, lengths: Tensor) -> DataDependentUnit:
 
 
 def note_row_limits(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note that rows end where the sum of their lengths says."""
+    """Note that a cumulative sum of lengths gives the ends of rows."""
     builder, (rows, lengths) = node.builder, inputs[0].as_rows()
     require(inputs[0].rank == 1 and rows.blocks == 1)
     require(node.dtype(0).is_integer)
@@ -179,7 +179,7 @@ def note_row_limits(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def note_row_splits(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note row limits after the start of the first row."""
+    """Note that row limits, after a zero, are row splits."""
     first, ends, *_ = inputs
     limits = splits_of(ends, "row_limits")
     require(len(inputs) == 3 and known_ints(first) == [0])
@@ -192,7 +192,7 @@ def note_row_splits(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def note_even_splits(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note a range over rows, and one more: each row has one entry."""
+    """Note that a range over rows and one more is splits of one entry each."""
     first, last, step = (value.number for value in inputs)
     # If it is a coincidence, these are the splits of such rows all the same.
     rows = node.units.find_rows(0, last - 1, by_number=True)
@@ -207,7 +207,7 @@ def note_even_splits(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def note_scaled_splits(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note splits of rows that each have as many times more entries."""
+    """Note that scaled splits delimit rows with so many times more entries."""
     splits = splits_of(inputs[0])
     (by,) = known_ints(inputs[1])
     entries = splits.entries
@@ -247,7 +247,7 @@ def note_places(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def place_of(value: Value) -> RaggedSplits:
-    """Return a place for each row, such as its start."""
+    """Return a place in each row, such as its start."""
     place = value.meaning
     require(isinstance(place, RaggedSplits) and place.kind != "row_splits")
     return cast("RaggedSplits", place)

@@ -32,11 +32,7 @@ from keras_towers.partition.registry import (
     operation,
 )
 from keras_towers.partition.rules import row_numbers, row_splits
-from keras_towers.partition.sizes import (
-    UNKNOWN,
-    Size,
-    broadcast,
-)
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast
 from keras_towers.partition.units import Units
 
 
@@ -79,12 +75,12 @@ def _global_sizes(units: Units, value: Value) -> list[Tensor]:
 
 
 def requested_shape(index: int) -> Callable[..., Shape]:
-    """Return what returns the shape that an input is."""
+    """Return a function that returns the shape given as an input."""
     return lambda node, *inputs: node.requested_shape(inputs[index])
 
 
 def made_of_shape(node: Node, *inputs: Value) -> Values:
-    """Make the rows of a tower, if the shape that is given has some."""
+    """Make a tower's own rows, if the given shape has rows."""
     require(not any(value.sharded for value in inputs))
     sizes = asserted(node.facts.shape)(node, *inputs)
     # A number may be a coincidence.
@@ -120,7 +116,7 @@ def _fill_rows(
 
 
 def _range_shape(node: Node, start: Value, end: Value, step: Value) -> Shape:
-    """Derive how many numbers there are, if the end is a multiple of steps."""
+    """Derive the length of a range whose end is a multiple of its step."""
     require(start.number == 0 and step.number != 0)
     count = end.number // step.number
     require(isinstance(count, (int, Size)))
@@ -129,7 +125,7 @@ def _range_shape(node: Node, start: Value, end: Value, step: Value) -> Shape:
 
 
 def _reshape_shape(node: Node, value: Value, target: Value) -> Shape:
-    """Derive a single unknown size from the number of entries."""
+    """Derive the one unknown size of a reshape from the number of entries."""
     sizes = list(node.requested_shape(target))
     if sizes.count(UNKNOWN) != 1 or value.shape is None:
         return tuple(sizes)
@@ -153,7 +149,7 @@ def _reshape(node: Node, value: Value, target: Value) -> Values:
 def _reshape_rows(
     node: Node, layout: Sharded, value: Value, target: Value
 ) -> Values:
-    """Reshape the rows that become these."""
+    """Reshape the local rows, if the result has rows as well."""
     sizes = _reshape_shape(node, value, target)
     before = _rows_after(node.units, layout, sizes, value.sizes)
     rows = Value(before, node.converter.shard(value, before))
@@ -243,7 +239,7 @@ def like_first(node: Node, value: Value, *rest: Value) -> Shape:
 
 
 def _note_size_of_places(node: Node, inputs: Values, outputs: Values) -> None:
-    """Note that each entry has a place among the unique ones."""
+    """Note that indices into unique values are less than their number."""
     outputs[1].shape = inputs[0].sizes
 
 
@@ -252,7 +248,7 @@ def _transpose(node: Node, value: Value, order: Value) -> Factors:
 
 
 def _with_axis(value: Value, at: int, label: Hashable) -> list[Hashable]:
-    """Return the labels of a value's axes with another one inserted."""
+    """Return the labels of a value's axes, with another axis inserted."""
     labels: list[Hashable] = list(range(value.rank))
     labels.insert(at % (value.rank + 1), label)
     return labels
@@ -289,7 +285,7 @@ def _squeeze(node: Node, value: Value) -> Factors:
 
 
 def _squeezed(node: Node, value: Value) -> set[int]:
-    """Return the axes that an operation drops."""
+    """Return the axes of size 1 that an operation drops."""
     named = {axis % value.rank for axis in node.attr("squeeze_dims")}
     if named:
         return named
@@ -320,7 +316,7 @@ def _concat_axes(node: Node, *values: Value) -> Factors:
 
 
 def _concat(node: Node, *values: Value) -> Values:
-    """Concatenate rows of several tensors to blocks of rows."""
+    """Concatenate the rows of several tensors as blocks of rows."""
     *parts, axis = values
     layouts = [part.sharded for part in parts if part.sharded is not None]
     like = {dataclasses.replace(layout, blocks=1) for layout in layouts}

@@ -41,7 +41,7 @@ def _known_spans(
 def _labels(
     taken: Sequence[Span], rank: int
 ) -> tuple[list[Hashable], list[Hashable]]:
-    """Return the labels of input and output: axes selected as a whole."""
+    """Return the labels of input and output, of the axes that stay whole."""
     whole: list[Hashable] = [None] * rank
     left: list[Hashable] = []
     for span in taken:
@@ -89,7 +89,7 @@ def _slice_rows(node: Node, value: Value, *ends: Value) -> Values:
 def _slice_from_unknown(
     node: Node, value: Value, begin: Value, size: Value
 ) -> Values:
-    """Slice other axes than that of the rows, from indices not known yet.
+    """Slice axes other than the rows' one, from indices not known yet.
 
     XLA then needs the local number of rows.
     """
@@ -111,7 +111,7 @@ def _slice_from_unknown(
 
 
 def _only_partial_span(taken: Sequence[Span], axis: int) -> Span:
-    """Return the span of an axis, if all other axes are selected as a whole."""
+    """Return the span of an axis, if all other axes stay whole."""
     parts = [span for span in taken if not span.is_whole]
     require(len(parts) == 1 and parts[0].axis == axis)
     require(not parts[0].dropped and parts[0].stride == 1)
@@ -121,7 +121,7 @@ def _only_partial_span(taken: Sequence[Span], axis: int) -> Span:
 def _slice_blocks(
     units: Units, value: Value, begin: Dimension, size: Dimension
 ) -> Value:
-    """Slice blocks from rows."""
+    """Slice whole blocks from blocks of rows."""
     builder = units.builder
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     part = _with_blocks(layout, size)
@@ -134,14 +134,14 @@ def _slice_blocks(
 
 
 def _with_blocks(layout: Sharded, size: Dimension) -> Sharded:
-    """Return the layout of another size with blocks of the same size."""
+    """Return the layout of another size, with equally large blocks."""
     rows = layout.rows_per_unit_in(size)
     require(rows and not rows % layout.rows)
     return dataclasses.replace(layout, blocks=asserted(rows) // layout.rows)
 
 
 def _rows_ahead(layout: Sharded, begin: Dimension) -> int:
-    """Return the number of rows of each unit before an index."""
+    """Return how many rows of each unit come before an index."""
     return 0 if begin == 0 else _with_blocks(layout, begin).rows_per_unit
 
 
@@ -177,7 +177,7 @@ def _split_rows(node: Node, *inputs: Value) -> Values:
 def _update_axes(
     node: Node, value: Value, update: Value, begin: Value
 ) -> Factors:
-    """An update of a whole axis begins at 0, whatever index is given."""
+    """Label an update of slices; an axis that it replaces whole begins at 0."""
     whole = [
         axis if size == update.sizes[axis] and size is not UNKNOWN else None
         for axis, size in enumerate(value.sizes)

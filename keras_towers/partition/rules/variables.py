@@ -1,7 +1,7 @@
-"""Reads, writes and lookups of variables, such as tables of embeddings.
+"""Reads, writes and lookups of variables, such as embedding tables.
 
-What a variable holds is a value like any other: the towers' functions take it,
-and return new ones. Of a variable in shards each tower has its own rows.
+The value of a variable is like any other value: the towers' functions take it,
+and return the new one. Each tower has its own rows of a variable in shards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _assign(node: Node, variable: Value, content: Value) -> Values:
 
 
 def _add_to(node: Node, variable: Value, term: Value) -> Values:
-    """Add a term to what a variable holds."""
+    """Add a term to a variable."""
     converter, variables = node.converter, node.variables
     # XLA returns new values of variables.
     if not node.options.xla and variables.add_in_place(
@@ -65,7 +65,7 @@ def _add_to(node: Node, variable: Value, term: Value) -> Values:
 
 
 def _like(before: Value, after: Tensor) -> Value:
-    """Return a new content with the layout of the one before."""
+    """Return a new content of a variable, in the layout of the one before."""
     if before.sharded is None:
         return replicated(after, Value(REPLICATED, shape=before.shape))
     return Value(before.sharded, after, shape=before.shape)
@@ -92,33 +92,33 @@ def _shape_of_variable(node: Node, variable: Value) -> Values:
 def _look_up_keys(
     node: Node, table: Value, keys: Value, default: Value
 ) -> Values:
-    """Look keys up where they are, in a table that all towers share.
+    """Look up keys where they are, in a table that all towers share.
 
-    Of several processes, the first one has a table that may change.
+    If several processes have a table that may change, the first one looks up.
     """
     is_shared = (
         "ranks" not in node.options.axes or asserted(table.whole).is_fixed
     )
     require(node.builder.can_exchange and is_shared)
-    # Of tables whose keys or values are vectors, the axes differ.
+    # If keys or values are vectors, the axes differ.
     require(not default.rank and node.shapes[0].rank == keys.rank)
     layout, own = keys.as_rows()
     converter = node.converter
     operands = [converter.replicate(table), own, converter.replicate(default)]
     phase = node.builder.phase_of(node.type, operands)
-    least = node.variables.resources.record_use(phase, operands, reads=True)
+    least = node.variables.record_use(phase, operands, reads=True)
     (found,) = node.copy(operands, [own.shape], least=least)
     return [Value(layout, found, shape=keys.shape)]
 
 
 def _lookup_shape(node: Node, table: Value, keys: Value, other: Value) -> Shape:
-    # Of tables whose keys or values are vectors, the axes differ.
+    # If keys or values are vectors, the axes differ.
     require(not other.rank and node.shapes[0].rank == keys.rank)
     return keys.sizes
 
 
 def _look_up(node: Node, variable: Value, indices: Value) -> Values:
-    """Look rows up where their indices are."""
+    """Look up rows on the towers that have the indices."""
     converter = node.converter
     require(not node.attr("batch_dims"))
     content = node.variables.content_of(variable)
@@ -142,14 +142,14 @@ def _look_up(node: Node, variable: Value, indices: Value) -> Values:
 def look_up_in_value(
     node: Node, table: Value, indices: Value, axis: Value
 ) -> Values:
-    """Look rows up in a table in shards."""
+    """Look up rows in a table in shards."""
     require(axis.number == 0 and not node.attr("batch_dims"))
     require(_stays_in_shards(node, table, indices))
     return [_look_up_in_shards(node, table, indices)]
 
 
 def _looked_up_shape(node: Node, indices: Value) -> Shape | None:
-    """Return the shape of what is looked up."""
+    """Return the shape of the rows that are looked up."""
     traced = node.shapes[0]
     if traced.rank is None:
         return None
@@ -157,9 +157,9 @@ def _looked_up_shape(node: Node, indices: Value) -> Shape | None:
 
 
 def _stays_in_shards(node: Node, table: Value, indices: Value) -> bool:
-    """Whether the rows that are found are exchanged, not the table.
+    """Whether a lookup exchanges the rows it finds, not the whole table.
 
-    They are if there are fewer of them.
+    It does if there are fewer of them.
     """
     rows = table.sharded
     if (
@@ -177,9 +177,9 @@ def _stays_in_shards(node: Node, table: Value, indices: Value) -> bool:
 
 
 def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
-    """Look all indices up in each tower's part of a table.
+    """Look up all indices in each tower's part of a table.
 
-    What a tower does not have is 0 in its partial sum.
+    Rows of other towers are 0 in a tower's partial sum.
     """
     builder, converter = node.builder, node.converter
     (rows, local), whole = table.as_rows(), converter.assemble(indices)
@@ -191,15 +191,12 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
     else:
         whole = _holding(builder, whole, rows.size)
         if node.options.xla:
-            # Of an index outside of the table XLA looks the nearest row up.
+            # For an index outside of the table, XLA takes the nearest row.
             whole = _clipped(builder, whole, rows.size)
         zero = builder.constant(0, whole.dtype)
         own, is_own = _own_indices(builder, whole, rows, zero)
         looked_up = builder.op(
-            "GatherV2",
-            [local, own, 0],
-            suffix=_part_of(rows),
-            batch_dims=0,
+            "GatherV2", [local, own, 0], suffix=_part_of(rows), batch_dims=0
         )
         part = _zero_others(builder, looked_up, is_own, table.rank - 1)
     sums = Value(PARTIAL, part, shape=shape)
@@ -215,11 +212,10 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
 def _own_indices(
     builder: Builder, indices: Tensor, rows: Sharded, others: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the indices that a tower uses, and which are those of its rows.
+    """Return a tower's indices, and a mask of those that are in its rows.
 
-    An index that is in no tower's rows stays as it is. No part of the table has
-    such a row either, so that operations treat it as on one device: on a CPU
-    they refuse it by its number, and on a GPU they pass over it.
+    An index outside of the table stays as it is, so that operations treat it as
+    on one device: a CPU refuses it, and a GPU passes over it.
 
     Args:
         builder: adds operations.
@@ -252,14 +248,14 @@ def _is_within(
 
 
 def _clipped(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
-    """Return indices of a table, the nearest to those that are given."""
+    """Return indices, each moved to the nearest one in the table."""
     shape = indices.shape
     least = builder.op("Maximum", [indices, 0], shape)
     return builder.op("Minimum", [least, size - 1], shape)
 
 
 def _holding(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
-    """Return indices of a dtype that holds the size of a table, too."""
+    """Return indices in a dtype that can represent the size of a table."""
     if indices.dtype.max >= size:
         return indices
     return builder.cast(indices, SIZE_DTYPE)
@@ -269,14 +265,14 @@ _PART_OF = "_on_part_of_{}_rows"
 
 
 def _part_of(rows: Sharded) -> str:
-    """Return what the name of an operation on a part of a table ends with."""
+    """Return the end of an operation's name that marks a part of a table."""
     return _PART_OF.format(rows.size)
 
 
 def of_whole_table(message: str) -> str:
-    """Return an error of an operation on a part of a table as of the whole.
+    """Return an error message about a table, given that about a part of it.
 
-    TensorFlow shows the rows of the part, and the name of the operation.
+    TensorFlow names the rows of the part, and the operation.
     """
     part = re.search(_PART_OF.format(r"(\d+)"), message)
     if part is None:
@@ -289,7 +285,7 @@ def of_whole_table(message: str) -> str:
 def _zero_others(
     builder: Builder, values: Tensor, is_own: Tensor, more: int
 ) -> Tensor:
-    """Return values, and 0 for the indices that other towers have.
+    """Return values, with 0 at the indices that other towers have.
 
     Args:
         builder: adds operations.
@@ -305,7 +301,7 @@ def _zero_others(
 def _widened(
     builder: Builder, values: Tensor, rows: Sharded, shape: Shape | None
 ) -> Tensor:
-    """Return a tensor of all towers' rows that is 0 where others have them."""
+    """Return a tensor of all towers' rows, with 0 in those of other towers."""
     rank = len(asserted(shape))
     unit = rows.unit
     end = builder.compute_size("AddV2", unit.start, unit.count)
@@ -325,7 +321,7 @@ def _widened(
 def _scatter(
     node: Node, variable: Value, indices: Value, updates: Value
 ) -> Values:
-    """Write rows of a variable in shards where they are."""
+    """Write rows of a variable in shards on the towers that have them."""
     builder, units, converter, variables = (
         node.builder,
         node.units,

@@ -43,7 +43,7 @@ def test_no_exchange_begins_without_a_batch():
     @tf.function
     def step():
         batch = order.begin_step(TowerBatch((next(data),)))
-        with order.in_turn():
+        with order.in_order():
             order.reduce(["w"], [list(batch.pieces)], lambda rows: rows)
         return order.end_step(batch.pieces)
 

@@ -87,7 +87,7 @@ def test_a_step_is_refused_before_it_runs(limit):
     strategy = kt.TowerStrategy(2, remat=False)
     said = refused(model, strategy, lambda m: fit(m, 4096))
     assert "while a step runs" in said
-    assert 'on several devices, micro_batches="auto" or a smaller' in said
+    assert 'Try micro_batches="auto", weights="sharded" on several' in said
     with kt.TowerStrategy(2, micro_batches=4):
         fit(model, 4096)
     limit("1MB")

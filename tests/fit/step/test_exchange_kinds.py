@@ -8,12 +8,12 @@ import keras_towers as kt
 from keras_towers import devices as devices_lib
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.update.variable_layouts import (
+from keras_towers.fit.update.sharding_policy import (
     OnEachTower,
-    VariableLayouts,
+    ShardingPolicy,
 )
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.reduction import OnDevice
+from keras_towers.reduction.collectives import OnDevice
 from keras_towers.strategies.base import BaseStrategy
 from tests.kit.compare import assert_exact
 from tests.kit.training import fit, linear
@@ -51,7 +51,7 @@ class Counted(BaseStrategy):
     def __init__(self, each):
         super().__init__(devices_lib.devices_of(2), StrategyOptions())
         self.summed = []
-        kind = OnEachTower if each else VariableLayouts
+        kind = OnEachTower if each else ShardingPolicy
         noted = Noted(self.summed)
         self._compose(WeightUpdate(self._config, kind(self._config), noted))
 

@@ -16,7 +16,7 @@ from keras_towers.fit.step.tower_program import Pace, TowerProgram
 from keras_towers.partition import axes, partition_graph
 from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.program import Exchange, Tensor
-from keras_towers.reduction import OnTowers
+from keras_towers.reduction.collectives import OnTowers
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 

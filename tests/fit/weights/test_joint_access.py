@@ -159,7 +159,7 @@ def test_ranks_tell_what_they_save_and_serve_meanwhile():
     assert of_ranks(work, 3) == [told, told, []]
 
 
-def test_what_is_left_in_parts_becomes_ordinary_when_it_is_read():
+def test_what_is_left_in_shards_becomes_ordinary_when_it_is_read():
     def work(rank):
         variable, made = rank.variables["first"], []
 

@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from tests.partition.kit import check_described, each, ragged, sharded
+from tests.partition.kit import ragged, sharded
+from tests.partition.layout_list import as_listed
 from tests.partition.rules.cases.case import axis_size
 
 VALUES, SPLITS = ragged(2)
@@ -41,21 +42,18 @@ def _clipped(splits):
 
 
 PLACES = {
-    "splits": ("rows 0 of [n, size1, 2]", _of(lambda s: s), VALUES, SPLITS),
+    "splits": (_of(lambda s: s), VALUES, SPLITS),
     "splits of another dtype": (
-        "rows 0 of [n, size1, 2]",
         _of(lambda s: tf.cast(s, tf.int32)),
         VALUES,
         SPLITS,
     ),
     "splits from limits": (
-        "rows 0 of [n, size1, 2]",
         _of(lambda s: tf.concat([[tf.constant(0, tf.int64)], s[1:]], 0)),
         VALUES,
         SPLITS,
     ),
     "splits from lengths": (
-        "rows 0 of [n, size1, 2]",
         _of(
             lambda s: tf.concat(
                 [[0], tf.cumsum(tf.cast(s[1:] - s[:-1], tf.int32))], 0
@@ -64,34 +62,21 @@ PLACES = {
         VALUES,
         SPLITS,
     ),
-    "lengths": ("rows 0 of [n]", lambda v, s: s[1:] - s[:-1], VALUES, SPLITS),
-    "lengths the other way": (
-        "whole [n]",
-        lambda v, s: s[:-1] - s[1:],
-        VALUES,
-        SPLITS,
-    ),
-    "starts of all but one": (
-        "whole [?]",
-        lambda v, s: s[1:-1],
-        VALUES,
-        SPLITS,
-    ),
-    "every second split": ("whole [?]", lambda v, s: s[::2], VALUES, SPLITS),
+    "lengths": (lambda v, s: s[1:] - s[:-1], VALUES, SPLITS),
+    "lengths the other way": (lambda v, s: s[:-1] - s[1:], VALUES, SPLITS),
+    "starts of all but one": (lambda v, s: s[1:-1], VALUES, SPLITS),
+    "every second split": (lambda v, s: s[::2], VALUES, SPLITS),
     "all entries": (
-        "rows 0 of [*found1, 2]",
         lambda v, s: tf.gather(v, _ranges(_starts, _ends)(s)),
         VALUES,
         SPLITS,
     ),
     "the first entries": (
-        "rows 0 of [*found1, 2]",
         lambda v, s: tf.gather(v, _ranges(_starts, _clipped)(s)),
         VALUES,
         SPLITS,
     ),
     "the last entries": (
-        "rows 0 of [*found1, 2]",
         lambda v, s: tf.gather(
             v, _ranges(lambda s: tf.maximum(s[1:] - 1, s[:-1]), _ends)(s)
         ),
@@ -99,35 +84,26 @@ PLACES = {
         SPLITS,
     ),
     "entries of the row before": (
-        "whole [?]",
         lambda v, s: _ranges(lambda s: tf.maximum(s[:-1] - 1, 0), _ends)(s),
         VALUES,
         SPLITS,
     ),
     "entries from before a row's start": (
-        "whole [?]",
         lambda v, s: _ranges(lambda s: s[:-1] - 1, _ends)(s),
         VALUES,
         SPLITS,
     ),
     "entries that may be of the next row": (
-        "whole [?]",
         lambda v, s: _ranges(_starts, lambda s: s[:-1] + 1)(s),
         VALUES,
         SPLITS,
     ),
-    "even rows": (
-        "rows 0 of [n, size0, 4]",
-        lambda x: _joined(x, tf.range(axis_size(x) + 1)),
-        X,
-    ),
+    "even rows": (lambda x: _joined(x, tf.range(axis_size(x) + 1)), X),
     "even rows of several": (
-        "rows 0 of [n, ?]: RaggedTensorToTensor",
         lambda x: _joined(tf.reshape(x, [-1]), 4 * tf.range(axis_size(x) + 1)),
         X,
     ),
     "repeated rows": (
-        "rows 0 of [n, size1]",
         lambda x, k: tf.RaggedTensor.from_row_lengths(
             tf.repeat(x[:, 0], k), k, validate=False
         ).to_tensor(),
@@ -135,13 +111,11 @@ PLACES = {
         LENGTHS,
     ),
     "rows of given lengths": (
-        "rows 0 of [n, size1]",
         lambda x, k: tf.RaggedTensor.from_tensor(x, lengths=k).to_tensor(),
         X,
         LENGTHS,
     ),
     "rows without padding": (
-        "rows 0 of [n, size1]",
         lambda x: tf.RaggedTensor.from_tensor(
             tf.round(x), padding=0.0
         ).to_tensor(),
@@ -150,6 +124,4 @@ PLACES = {
 }
 
 
-@each(PLACES)
-def test_places_in_rows(case):
-    check_described(*case)
+test_places_in_rows = as_listed("row_splits: places", PLACES)

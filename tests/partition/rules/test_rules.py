@@ -1,14 +1,12 @@
 """Every operation: how towers have its results, and that these are right.
 
-``layouts.txt`` has a line for each operation: what towers have if their rows
-are along the axis of a letter, and if an input is a sum. If you change a rule,
-run ``python -m tests.partition.rules``, which writes it: the diff shows your
-change. Of the comparisons with one device, on random layouts, `make test` draws
-some by a seed; `make test-all` has all.
+The list of layouts has a line for each operation: what towers have if their
+rows are along the axis of a letter, and if an input is a sum. Of comparisons
+with one device, on random layouts, `make test` draws some by a seed; `make
+test-all` has all.
 """
 
 import dataclasses
-import pathlib
 import zlib
 
 import numpy as np
@@ -22,9 +20,9 @@ from tests.partition.kit import (
     Input,
     OneDeviceFails,
     check_on_towers,
-    described,
     laid_out,
 )
+from tests.partition.layout_list import Section, described, is_of_this_version
 from tests.partition.rules.cases import (
     elementwise,
     images,
@@ -38,8 +36,6 @@ from tests.partition.rules.cases import (
 from tests.partition.rules.cases.case import SIZES, draw_broadcast_axes
 
 DRAWN = 30
-LAYOUTS = pathlib.Path(__file__).with_name("layouts.txt")
-VERSION = f"TensorFlow {tf.__version__}"
 _FAMILIES = (elementwise, images, matrices, moves, parts, picks)
 CASES = [
     case for family in (*_FAMILIES, reductions, shapes) for case in family.CASES
@@ -88,7 +84,7 @@ def _letters(case):
 
 
 def line_of(case):
-    """What towers have of an operation's results, in ``layouts.txt``."""
+    """What towers have of an operation's results."""
     found = [case.name]
     for letter in _letters(case):
         given = _with_sums(_drawn(case, letter, True))
@@ -115,13 +111,14 @@ def _with_sums(given, *numbers):
     ]
 
 
+LISTED = Section("operations", CASES, line_of)
+
+
 @pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
 def test_towers_have_the_layouts_that_are_listed(number):
-    written_by, *lines = LAYOUTS.read_text().splitlines()
-    if written_by != VERSION:
-        pytest.skip(f"another version traces steps otherwise: {written_by}")
-    assert len(lines) == len(CASES)
-    assert line_of(CASES[number]) == lines[number]
+    if not is_of_this_version():
+        pytest.skip("another version traces steps otherwise")
+    assert line_of(CASES[number]) == LISTED.listed[number]
 
 
 @pytest.mark.alternate

@@ -14,7 +14,8 @@ from keras_towers.partition import partition_graph
 from keras_towers.partition.axes import SHARDS, TOWERS
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import MIRRORED, InShards, Sharded
-from tests.partition.kit import described, exchange_counts, laid_out, sharded
+from tests.partition.kit import exchange_counts, laid_out, sharded
+from tests.partition.layout_list import described
 
 
 def lay_out(function, *variables, ranks=False):

@@ -39,13 +39,12 @@ from byteps.tensorflow import (
 from keras_towers.engines import dropin
 from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines.dropin import distributed_models, use_connection
-from keras_towers.engines.dropin.gradient_reducer import (
-    Reducer,
-    distribute,
-)
+from keras_towers.engines.dropin.gradient_reducer import Reducer, distribute
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights.copies import native
-from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks
+from keras_towers.reduction.compression_hooks import CommunicationHook
+from keras_towers.reduction.gradients import divide
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
 

@@ -33,8 +33,8 @@ from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
-from keras_towers.reduction import divide, sum_over_ranks
-from keras_towers.reduction.gradients import Gradient
+from keras_towers.reduction.gradients import Gradient, divide
+from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
 if TYPE_CHECKING:
@@ -319,9 +319,7 @@ class _DistributedTape(_GradientTape):
 
 
 def _checked_options(
-    num_groups: int,
-    groups: int | list[list[Variable]] | None,
-    **arguments: Any,
+    num_groups: int, groups: int | list[list[Variable]] | None, **arguments: Any
 ) -> ReductionOptions:
     """Convert a user's arguments to options, or raise ``TowerError``."""
     if not hvd.is_initialized():

@@ -49,7 +49,7 @@ from keras_towers.engines.horovod.hvd.operations import (
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement, model_state
 from keras_towers.fit.weights.copies import native
-from keras_towers.reduction import sum_over_ranks
+from keras_towers.reduction.rank_sum import sum_over_ranks
 
 # A value of ``model.stop_training`` that no other callback sets. It ends an
 # epoch early, not the training.
@@ -176,7 +176,7 @@ class TensorFlowKerasState(VariablesState):
             model_state.build_optimizer(optimizer, model.trainable_variables)
         self.model = model
         self.optimizer = optimizer
-        # Of all ranks, as the last commit has them.
+        # The seeds of all ranks in the last commit.
         self._seeds: list[list[list[int]]] = []
         super().__init__(**kwargs)
 

@@ -1,4 +1,4 @@
-"""Training in which servers average the gradients of all workers."""
+"""Averaged updates: servers apply the mean of all workers' gradients."""
 
 from __future__ import annotations
 
@@ -15,18 +15,11 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
 from keras_towers.parameter_servers.key_value_store import value_of
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
-from keras_towers.parameter_servers.server_connection import (
-    ServerPeers,
-)
+from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import Session
-from keras_towers.replicas.averages import (
-    Averages,
-    refuse_new_step,
-)
+from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
-from keras_towers.replicas.named_resources import (
-    Queue,
-)
+from keras_towers.replicas.named_resources import Queue
 from keras_towers.replicas.replica_counts import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 
@@ -108,7 +101,7 @@ class AveragedSession(Session):
             self._group,
             lambda variable: self.variables.copy_of(variable).device,
             self._apply,
-            self._publish_parts,
+            self._publish_chunks,
         )
         self.connection.dropped.drop_with(self._averages, name)
 
@@ -117,13 +110,13 @@ class AveragedSession(Session):
             call.update_variables()
             self._after_update(call.variables)
 
-    def _publish_parts(self) -> None:
-        """Publish, inside an update, which parts of the weights are ready."""
+    def _publish_chunks(self) -> None:
+        """Publish, inside an update, which chunks of the weights are ready."""
         if not self._early:
             return
-        for index, part in enumerate(self.variables.parts):
-            with tf.control_dependencies(self.variables.read(part)):
-                self._group.publish_part(index)
+        for index, chunk in enumerate(self.variables.chunks):
+            with tf.control_dependencies(self.variables.read(chunk)):
+                self._group.publish_chunk(index)
 
     def _reset(self) -> None:
         self._coordinator = None
@@ -137,9 +130,9 @@ class AveragedSession(Session):
 
     def prefetch_weights(self) -> None:
         if self._early and self._prefetch is None:
-            parts = self.variables.parts
+            chunks = self.variables.chunks
             ahead = self.calls.traced(
-                "ahead", lambda: self._read(parts, self._gate.get)
+                "ahead", lambda: self._read(chunks, self._gate.get)
             )
             self._prefetch = RunningFunction(ahead)
 
@@ -154,23 +147,23 @@ class AveragedSession(Session):
 
     def _read(
         self,
-        parts: Sequence[Sequence[keras.Variable]] = (),
+        chunks: Sequence[Sequence[keras.Variable]] = (),
         gate: Callable[[], list[tf.Tensor]] = list,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         group = self._group
         values: list[tf.Tensor] = []
         trained: list[keras.Variable] = []
-        for index, part in enumerate(parts):
+        for index, chunk in enumerate(chunks):
             with tf.control_dependencies(
-                [group.wait_for_part(self.rank, index)]
+                [group.wait_for_chunk(self.rank, index)]
             ):
-                values += self.variables.read(part)
-                trained += part
+                values += self.variables.read(chunk)
+                trained += chunk
         step = group.wait_for_step(self.rank)
         with tf.control_dependencies([step]):
             # Read with the weights, so that all workers stop after one step.
             stopped = self.connection.store.read(self._stopped)
-            if not parts:
+            if not chunks:
                 trained = self.variables.trained
                 values = self.variables.read(trained)
         with tf.control_dependencies([step, *gate()]):

@@ -1,10 +1,11 @@
-"""A picture of the step times that ``keras-towers bench`` has measured."""
+"""Pictures of what ``keras-towers`` measures and plans, by matplotlib."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from keras_towers.system import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from keras_towers.planning import Plan
 
 FORMATS = (".png", ".svg", ".pdf")
 _INCHES = 7.0
@@ -85,3 +88,38 @@ def _draw_model(axis: Axes, results: Sequence[Result]) -> None:
     axis.invert_yaxis()
     axis.margins(x=0.1)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+@contextlib.contextmanager
+def axes_in(path: Path) -> Iterator[Axes]:
+    """Draw what has a legend into a file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((_INCHES, 4.5), layout="constrained")
+    axes = figure.subplots()
+    yield axes
+    axes.legend()
+    figure.savefig(path)
+
+
+def draw_memory(plans: Sequence[Plan], memory: int | None, path: Path) -> None:
+    """Draw what a device has during the operations of a step, into a file.
+
+    Args:
+        plans: the plans, each of which has a line.
+        memory: the bytes of a device, if given.
+        path: the file, whose name ends as one of matplotlib's formats.
+    """
+    with axes_in(path) as axes:
+        for plan in plans:
+            number = max(len(plan.over_time) - 1, 1)
+            axes.plot(
+                [index / number for index in range(len(plan.over_time))],
+                [(plan.held + bytes_) / 1e9 for bytes_ in plan.over_time],
+                label=plan.choice,
+            )
+        if memory is not None:
+            axes.axhline(memory / 1e9, color="k", linestyle=":", label="memory")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("part of the step's operations")
+        axes.set_ylabel("GB on a device")

@@ -1,10 +1,10 @@
-"""The memory of a tower at each time of a step.
+"""An estimate of the memory of a tower at each time of a step.
 
-Operations run in the order of the program, each result has memory until its
-last use, elementwise ones that of an input that ends there, and an operation
-needs no other memory. The schedule lets TensorFlow keep to this order where it
-matters; its kernels need workspaces; XLA also computes several operations as
-one, and orders them itself.
+Assumptions: operations run in the order of the program; a result takes memory
+until its last use; an elementwise operation reuses the memory of an input that
+ends there; nothing else takes memory. TensorFlow's kernels need workspaces
+besides. ``schedule.py`` makes TensorFlow keep to this order where it matters;
+XLA chooses its own order, and fuses operations.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 
 
 def events_of(program: Program) -> list[Operation | Exchange]:
-    """Return what happens in a step, in order.
+    """Return the operations and exchanges of a step in order.
 
-    Of each level what is computed once, what towers read, compute and update,
-    and then the exchanges; of what is repeated nothing.
+    In each level come the operations that run once, those of each phase on
+    towers, and then the exchanges. Repeated operations are left out.
     """
     levels: dict[tuple[int, Phase], list[Operation]]
     levels = collections.defaultdict(list)
@@ -48,8 +48,8 @@ def events_of(program: Program) -> list[Operation | Exchange]:
     return events
 
 
-class Lifetimes:
-    """When the tensors of a program have memory, and how much.
+class MemoryEstimate:
+    """Estimates when each tensor of a program takes memory, and how much.
 
     Args:
         program: the program.
@@ -77,16 +77,16 @@ class Lifetimes:
     ):
         self._program, self._sizes, self._parts = program, sizes, parts
         self._sharing = sharing
-        # Of what towers get alike, those that share memory have one.
+        # Towers that share memory hold equal results once.
         alike = ("sum", "gather", "first", "root")
         self._alike: set[Tensor] = {
             e.result for e in program.exchanges if e.kind in alike
         }
-        # Of what each micro-batch has its own until all of them are done.
+        # The tensors that are held for all micro-batches until all are done.
         self._held = held_tensors(program)
         self._held.update(program.inputs.of_graph)
         self._root: dict[Tensor, Tensor] = {}
-        # Of tensors that grow.
+        # The bytes of lists that grow.
         self._bytes: dict[Tensor, int] = {}
         self.events: Sequence[Operation | Exchange] = events_of(program)
         self.users: dict[Tensor, list[int]] = {}
@@ -98,7 +98,7 @@ class Lifetimes:
             made.update(made_by(event))
             if isinstance(event, Exchange):
                 continue
-            # Some have further inputs, such as a shape.
+            # Some operations have further inputs, such as a shape.
             pairs = zip(event.inputs, event.outputs, strict=False)
             for source, copy in pairs:
                 root = self.rooted(source)
@@ -111,7 +111,7 @@ class Lifetimes:
                     self._bytes[root] = max(most, sizes.bytes_of(copy))
                 elif facts_of(event.type).memory in ("input", "variable"):
                     self._root[copy] = root
-        # What is repeated where it is used, and a size, have no memory.
+        # Repeated tensors and sizes take no memory.
         made.update(program.inputs.of_graph)
         for index, event in enumerate(self.events):
             for tensor in dict.fromkeys(map(self.rooted, used_by(event))):
@@ -127,7 +127,7 @@ class Lifetimes:
         before, level = 0, -1
         for index, event in enumerate(self.events):
             if self._parts > 1 and event.level != level:
-                # What earlier micro-batches have added up.
+                # The sums over earlier micro-batches.
                 level = event.level
                 before = sum(
                     self._sizes.bytes_of(tensor)
@@ -153,7 +153,7 @@ class Lifetimes:
             )
 
     def ending(self, index: int) -> list[Tensor]:
-        """Return the tensors whose memory is free after an event."""
+        """Return the tensors whose memory becomes free after an event."""
         return [
             tensor
             for tensor in dict.fromkeys(
@@ -164,11 +164,14 @@ class Lifetimes:
         ]
 
     def rooted(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that has the memory of another one."""
+        """Return the tensor whose memory a tensor shares; often itself."""
         return self._root.get(tensor, tensor)
 
     def bytes_of(self, tensor: Tensor) -> int:
-        """Return what a tower has of a tensor, for one or all of its parts."""
+        """Return the bytes that a tower has of a tensor.
+
+        A tensor that it holds for all micro-batches counts as often.
+        """
         number = (
             self._parts
             if tensor in self._held and "parts" in tensor.axes
@@ -179,20 +182,20 @@ class Lifetimes:
         size = self._bytes.get(tensor)
         return number * (self._sizes.bytes_of(tensor) if size is None else size)
 
-    def most_bytes(self) -> int:
-        """Return the bytes that a tower has at a time, without variables.
+    def peak_bytes(self) -> int:
+        """Return the peak bytes of a tower, without variables.
 
-        Of the batch, gathered variables, what is kept for the backward pass,
-        and gradients.
+        They are of the batch, gathered variables, activations that are kept for
+        the backward pass, and gradients.
         """
         return max(self.live, default=0)
 
-    def most_bytes_over_ranks(self) -> int:
+    def peak_bytes_over_ranks(self) -> int:
         """Return the same if ranks exchange while the next level is computed.
 
         And take memory for what they update with the results.
         """
-        most, beside, peak = self.most_bytes(), 0, 0
+        most, beside, peak = self.peak_bytes(), 0, 0
         for index, event in enumerate(self.events):
             live = self.live[index]
             if isinstance(event, Operation) and event.phase is Phase.TOWERS:
@@ -206,7 +209,7 @@ class Lifetimes:
     def _reused(
         self, event: Operation | Exchange, ending: Iterable[Tensor]
     ) -> Tensor | None:
-        """Return the input whose memory becomes that of a result."""
+        """Return the input whose memory the result takes over, or None."""
         if isinstance(event, Exchange):
             # Towers are added up in the memory of one of them.
             given = self.rooted(event.given)
@@ -255,7 +258,7 @@ def made_by(event: Operation | Exchange) -> Sequence[Tensor]:
 
 
 def held_tensors(program: Program) -> set[Tensor]:
-    """Return what a tower holds of each micro-batch until all have it."""
+    """Return the tensors that a tower keeps of all its micro-batches."""
     later = {
         tensor
         for operation in program.operations
@@ -270,7 +273,7 @@ def held_tensors(program: Program) -> set[Tensor]:
 
 
 def summed_tensors(program: Program) -> set[Tensor]:
-    """Return the towers' tensors that are summed over all towers."""
+    """Return the tensors that are summed over towers."""
     kinds = ("sum", "scatter")
     exchanges = [e for e in program.exchanges if "towers" in e.over]
     return {e.given for e in exchanges if e.kind in kinds}

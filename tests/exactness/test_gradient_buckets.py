@@ -7,7 +7,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.conformance.cases import CASES, HARDEST
-from keras_towers.partition import schedule
+from keras_towers.partition import gradient_buckets
 from tests.exactness.contract import assert_contract
 from tests.kit.sampling import sample_of
 
@@ -35,8 +35,8 @@ _REST = [c for c in itertools.product(CASES, WAYS) if c not in _FIRST]
 @pytest.fixture(autouse=True)
 def few_bytes(monkeypatch):
     """Lets exchanges be of few bytes, as if models were large."""
-    monkeypatch.setattr(schedule, "_EXCHANGED", 64)
-    monkeypatch.setattr(schedule, "_MOST_EXCHANGES", 1000)
+    monkeypatch.setattr(gradient_buckets, "_BUCKET_BYTES", 64)
+    monkeypatch.setattr(gradient_buckets, "_MOST_BUCKETS", 1000)
 
 
 @pytest.mark.parametrize("name, way", [*_FIRST, *sample_of(_REST, 40)])

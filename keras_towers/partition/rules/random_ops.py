@@ -1,4 +1,4 @@
-"""Random numbers from a seed: each tower draws the numbers of its rows.
+"""Random numbers from a seed, such as dropout: a tower draws those of its rows.
 
 Philox (J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)
 computes each group of numbers from a key and a counter. The numbers of later
@@ -14,12 +14,7 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, static
 from keras_towers.partition.conversions import Converter
-from keras_towers.partition.layouts import (
-    Sharded,
-    Value,
-    Values,
-    local_shape,
-)
+from keras_towers.partition.layouts import Sharded, Value, Values, local_shape
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
@@ -54,8 +49,7 @@ def _draw_rows(
     require(not layout.axis and layout.blocks == 1)
     require(UNKNOWN not in sizes, SHAPE)
     require(
-        algorithm.number in _PHILOX,
-        "{} does not draw by the Philox generator",
+        algorithm.number in _PHILOX, "{} does not draw by the Philox generator"
     )
     if node.options.xla and node.type == "StatelessRandomNormalV2":
         # XLA draws pairs of numbers, which may belong to different rows.
@@ -102,7 +96,7 @@ def _draw_rows(
 
 
 def _advance(converter: Converter, counter: Value, steps: Tensor) -> Tensor:
-    """Advance a counter, whose words are in little-endian order."""
+    """Advance a counter by a number; its words are little-endian."""
     builder = converter.builder
     start = converter.replicate(counter)
     more = builder.size_vector([steps, 0], start.dtype)

@@ -1,4 +1,9 @@
-"""Lays out a traced graph: given layouts of its inputs, whole results."""
+"""Reads a traced graph, with the layouts of its inputs, into a program.
+
+``partition_graph`` is where the package begins: ``fit/step/global_step.py``
+calls it with the trace of a step. ``layout_pass.py`` then lays out operation
+after operation.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ from keras_towers.partition.conversions import (
     LayoutOptions,
 )
 from keras_towers.partition.effects import is_variable
+from keras_towers.partition.layout_choice import cheaper, has_other_layout
 from keras_towers.partition.layout_pass import Mistake, lay_out_graph
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -49,7 +55,6 @@ from keras_towers.partition.program import (
     Tensor,
     prune,
 )
-from keras_towers.partition.readings import cost_of, may_have_rows
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
 from keras_towers.partition.rules.row_numbers import index_value
 from keras_towers.partition.rules.row_splits import splits_value
@@ -64,7 +69,7 @@ from keras_towers.partition.units import Units
 
 _DEFAULTS = LayoutOptions()
 _NOTHING = symbol("nothing")
-# What adds up the terms of a gradient, or passes them on, and what scales them.
+# Operations that add up or pass on the terms of a gradient, or scale them.
 _ADDS = frozenset(("Add", "AddN", "AddV2", "Cast", "Identity", "IdentityN"))
 _SCALES = frozenset(("Mul", "RealDiv"))
 
@@ -79,7 +84,7 @@ def partition_graph(
     exchanges: Mapping[str, Exchange] = MappingProxyType({}),
     options: LayoutOptions = _DEFAULTS,
 ) -> Program:
-    """Lay out a graph over towers.
+    """Lay out a traced graph over towers.
 
     Args:
         graph: the trace of the one-device step.
@@ -110,22 +115,21 @@ def partition_graph(
     values = given.values()
     given.add_copies(values, scope)
     args = graph, layouts, wanted, gradients, updates, of_columns, exchanges
-    again = functools.partial(partition_graph, *args)
+    lay_out_again = functools.partial(partition_graph, *args)
     replace = functools.partial(dataclasses.replace, options)
     try:
         by_name = lay_out_graph(scope, graph, values)
     except CannotGather:
         # An operation without a rule takes a list of rows.
-        return again(replace(lists=False))
+        return lay_out_again(replace(lists=False))
     except Mistake as mistake:
         undivided = mistake.after(options.undivided)
-        return again(replace(undivided=undivided))
+        return lay_out_again(replace(undivided=undivided))
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     program = _program(scope, inputs, results, by_name)
-    if options.by_number or not may_have_rows(program, given.units):
+    if options.by_number or not has_other_layout(program, given.units):
         return program
-    other = again(replace(by_number=True))
-    return min(program, other, key=cost_of)
+    return cheaper(program, lay_out_again(replace(by_number=True)))
 
 
 class _GraphInputs:
@@ -178,8 +182,8 @@ class _GraphInputs:
     def _examples(self) -> tuple[Dimension, Tensor]:
         """Return the global and the local number of examples.
 
-        Without rows in the inputs, everything is computed once, and the number
-        of examples of a tower does not matter.
+        If no input has rows, everything is computed once, and the local number
+        does not matter.
         """
         builder, count = self._builder, self.inputs.total
         if any(isinstance(layout, AllExamples) for _, _, layout in self._each):
@@ -201,7 +205,7 @@ class _GraphInputs:
         return EXAMPLES, count
 
     def _number_of_units(self, tensor: Tensor, layout: Sharded) -> Tensor:
-        """Return the local number of units of sharded rows."""
+        """Return the number of units in a tower's sharded rows."""
         rows = self._builder.axis_size(tensor, layout.axis)
         if layout.rows_per_unit == 1:
             return rows
@@ -210,7 +214,7 @@ class _GraphInputs:
         )
 
     def add_shares(self, layouts: Iterable[InputLayout]) -> None:
-        """Add the units of variables in shards, and the shares of towers."""
+        """Add units for variables in shards, and the towers' shares of them."""
         for layout in layouts:
             if not isinstance(layout, InShards) or layout.size in self._shares:
                 continue
@@ -228,13 +232,13 @@ class _GraphInputs:
             )
 
     def values(self) -> list[Value]:
-        """Return the values of inputs, and add the sizes in their shapes."""
+        """Return the values of inputs; register the symbols in their shapes."""
         values = [self._value(index) for index, _ in enumerate(self._each)]
         of_columns = self.inputs.of_columns
         first = len(values) - len(of_columns)
         for value, of_column in zip(values[first:], of_columns, strict=True):
             if of_column.kind == "start":
-                # Of a vector with it, the other entries are still known.
+                # The other entries of a vector with it stay known.
                 value.known = np.array(UNKNOWN, object)
         self.units.sizes.update(self._sizes)
         return values
@@ -274,30 +278,30 @@ class _GraphInputs:
         return Value(layout, local=tensor, shape=shape)
 
     def add_copies(self, values: Sequence[Value], scope: Scope) -> None:
-        """Add the copies or shards that towers have of inputs.
+        """Register the copies or shards of inputs on towers.
 
         Args:
             values: the values of the inputs.
             scope: that of the graph.
         """
-        resources = scope.variables.resources
+        variables = scope.variables
         for index, (_, common, layout) in enumerate(self._each):
             if isinstance(layout, Mirrored):
                 copy = dataclasses.replace(common, axes=common.axes | TOWERS)
                 self._copies[index] = values[index].local = copy
                 if copy.handle is not None:
-                    resources.add_copies(common, copy)
+                    variables.add_copies(common, copy)
             elif isinstance(layout, InShards):
                 handle = _handle_of_shards(common.handle, layout)
                 axes = common.axes | self._shard_axes
                 copy = dataclasses.replace(common, axes=axes, handle=handle)
                 self._copies[index] = copy
                 rows = self.units.rows_in(layout)
-                resources.add_copies(common, copy, rows)
+                variables.add_copies(common, copy, rows)
 
 
 def _scalar(axes: Axes, dtype: tf.DType = SIZE_DTYPE) -> Tensor:
-    """Return a number that a program is given."""
+    """Return a scalar that a program gets as an input."""
     return Tensor(dtype, tf.TensorShape(()), axes)
 
 
@@ -323,7 +327,7 @@ def _program(
     results: Sequence[Tensor],
     by_name: Mapping[str, Value],
 ) -> Program:
-    """Return the program of what was laid out, without what nobody needs."""
+    """Return the program of the laid out graph, without unused operations."""
     operations, exchanges = prune(
         scope.builder.operations, scope.builder.exchanges, results
     )
@@ -343,7 +347,7 @@ def _program(
 def _terms_of(
     graph: tf.Graph, gradients: Iterable[str], exchanges: Container[str]
 ) -> dict[str, str]:
-    """Return which gradient an operation is for, if it adds up terms of one.
+    """Return the gradient that each operation adds up terms of, by name.
 
     Args:
         graph: the graph.

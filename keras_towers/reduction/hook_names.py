@@ -1,11 +1,11 @@
-"""The values of ``compression=``: hooks by name, and what they change."""
+"""The names of hooks: the values of ``compression=``, and their effects."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
 from keras_towers._types import CompressionName as CompressionName
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     CommunicationHook,
     all_reduce,
     bf16_shards,

@@ -308,7 +308,7 @@ def test_only_large_weights_of_the_block_are_made_on_the_host(monkeypatch):
             keras.Variable(tf.ones, shape=shape, trainable=trainable)
             for shape, trainable in zip(shapes, trained, strict=True)
         ]
-        divides = list(map(strategy._update.layouts.divide_new, made))
+        divides = list(map(strategy._update.sharding.divide_new, made))
         assert divides == [False, True, False]
         assert [bool(_layout_of(v)) for v in made] == divides
 

@@ -1,10 +1,11 @@
-"""Whether an axis is of examples, if only its size says so.
+"""Choice between two layouts of a step by their estimated cost.
 
-As many random numbers as a batch has examples may be drawn for these, as those
-from which a generator makes images, or by coincidence for a weight that is as
-long. What is computed once from all rows, such as a factor of a matrix, may
-have rows or be as long. A layout without rows is right for all. The other
-reading is tried as well, and the cheaper program wins.
+The size of an axis does not say whether it counts examples. A step may draw as
+many random numbers as a batch has examples because it needs one for each, as a
+generator of images does, or by coincidence, for a weight of that length. The
+same holds for what is computed once from all rows, such as a factor of a
+matrix. A layout without rows is right in both cases. ``traced_graph.py``
+also lays the step out with rows there, and the cheaper program wins.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from keras_towers.partition.estimated_work import ASSUMED_LENGTH, work_of
 from keras_towers.partition.program import Exchange, Program
 from keras_towers.partition.units import Units
 
-# How many multiplications take as long as the exchange of a byte, about.
+# The exchange of a byte takes about as long as so many multiplications.
 _WORK_PER_BYTE = 10
 
 
-def may_have_rows(program: Program, units: Units) -> bool:
-    """Whether draws, or what is computed once, may have undivided examples."""
+def has_other_layout(program: Program, units: Units) -> bool:
+    """Whether an undivided axis has as many entries as there are examples.
+
+    Only random draws, and operations that are computed once, count.
+    """
     size = units.of_batch.size
     if not isinstance(size, int) or size < 2:
         return False
@@ -37,14 +41,23 @@ def may_have_rows(program: Program, units: Units) -> bool:
     )
 
 
-def cost_of(program: Program) -> float:
-    """Return what a program costs that more towers do not make cheaper."""
+def cheaper(program: Program, other: Program) -> Program:
+    """Return the cheaper of two programs; the first one if they cost the same.
+
+    Only what more towers do not make cheaper counts: undivided operations and
+    the bytes of exchanges.
+    """
+    return min(program, other, key=_cost_of)
+
+
+def _cost_of(program: Program) -> float:
+    """Return the cost of a program, in multiplications."""
     work = sum(map(work_of, _undivided(program)))
     return work + _WORK_PER_BYTE * sum(map(_bytes, program.exchanges))
 
 
 def _undivided(program: Program) -> Iterable[tf.Operation]:
-    """Return the traced operations that are computed as one device does."""
+    """Return the traced operations that are computed once, as on one device."""
     found = {
         id(operation.source): operation.source
         for operation in program.operations
@@ -54,7 +67,7 @@ def _undivided(program: Program) -> Iterable[tf.Operation]:
 
 
 def _bytes(exchange: Exchange) -> int:
-    """Return about how many bytes an exchange moves."""
+    """Estimate how many bytes an exchange moves."""
     sizes = exchange.sizes
     if sizes is None:
         sizes = exchange.given.shape if exchange.given.shape.rank else ()

@@ -1,10 +1,11 @@
-"""Where towers have weights and slots, and how they divide them.
+"""Which weights and slots are copied, placed or sharded (ZeRO) over towers.
 
-Ports the first stage of ZeRO, and the third, which is also FSDP (Rajbhandari et
-al., "ZeRO: memory optimizations toward training trillion parameter models", SC
-2020). Keras's ``apply`` is traced with the step, and the layout divides it. A
-slot has the rows of its weight, and a gradient is added up where they are.
-``weight_update.py`` places what is not divided.
+Sharding follows stages 1 and 3 of ZeRO; the latter is also known as FSDP
+(Rajbhandari et al., "ZeRO: memory optimizations toward training trillion
+parameter models", SC 2020). A slot has the rows of its weight, and gradients
+are summed where these rows are. Keras's ``apply`` is traced with the step, and
+the layout divides it. ``weight_update.py`` asks a policy, and places variables;
+``strategies/modes.py`` chooses the policy.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
 from keras_towers.partition.layouts import MeshLayout
 
 
-class VariableLayouts:
-    """Where towers have weights and slots: whole, or as a subclass says.
+class ShardingPolicy:
+    """Decides where towers have weights and slots: here, whole on tower 0.
 
     Tower 0 has the slot variables, updates the weights, and copies them to the
     other towers.
@@ -39,14 +40,14 @@ class VariableLayouts:
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
-        option: what the user has set, which divides them; empty: nothing is
-            divided.
+        option: the user's option that divides variables, as text; empty:
+            nothing is divided.
         divides_weights: whether weights are in shards. Otherwise only slots
             are, as in stage 1 of ZeRO: each tower computes its rows of a new
             weight, and all towers gather them.
         keeps_devices: whether each weight has a device of its own.
         each: whether every tower has, and updates, weights and slots.
-        mirrors: as above.
+        mirrors: whether each tower has a copy of the weights.
     """
 
     name = "once"
@@ -73,7 +74,7 @@ class VariableLayouts:
 
     @property
     def divide_any(self) -> bool:
-        """Whether they may divide a variable."""
+        """Whether any variable may be divided."""
         return bool(self.option)
 
     @property
@@ -83,7 +84,7 @@ class VariableLayouts:
 
     @property
     def updates_each(self) -> bool:
-        """Whether every tower updates its own copies of what is not divided."""
+        """Whether every tower updates its own copy of undivided variables."""
         return (self.each or self.divide_any) and self.mirrors
 
     @property
@@ -122,7 +123,7 @@ class VariableLayouts:
     def announce(
         self, optimizer: Any, weights: Sequence[Any], divides: bool
     ) -> None:
-        """Announce what is not divided, though the user may expect it.
+        """Announce that nothing is divided, if the user may expect it.
 
         Args:
             optimizer: an optimizer that is ready.
@@ -131,8 +132,8 @@ class VariableLayouts:
         """
 
 
-class OnEachTower(VariableLayouts):
-    """Every tower has a copy of weights and slots, and updates it."""
+class OnEachTower(ShardingPolicy):
+    """Policy: every tower has copies of weights and slots, and updates them."""
 
     name = "each"
     each = True
@@ -145,8 +146,8 @@ class OnEachTower(VariableLayouts):
         return "every tower updates its own weights"
 
 
-class OnDevices(VariableLayouts):
-    """Each weight, with its slots, is on one device, which updates it.
+class OnDevices(ShardingPolicy):
+    """Policy: each weight, with its slots, is on one device that updates it.
 
     Args:
         config: the towers.
@@ -177,14 +178,14 @@ class OnDevices(VariableLayouts):
         return chosen
 
 
-class ShardedLayouts(VariableLayouts):
-    """Large weights, or their slots, are divided over the towers.
+class ShardedOverTowers(ShardingPolicy):
+    """Policy: large weights, or only their slots, are divided (ZeRO).
 
     Args:
         config: the towers.
-        option: as above.
-        divides_weights: as above.
-        each: whether every tower has, and updates, what is not divided.
+        option: the user's option that divides variables, as text.
+        divides_weights: whether weights are divided, or only their slots.
+        each: whether every tower has, and updates, undivided variables.
     """
 
     name = "sharded"

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction import RankSum
-from keras_towers.reduction.communication_hooks import (
+from keras_towers.reduction.compression_hooks import (
     all_reduce,
     bf16_shards,
     fp16,
     fp16_shards,
 )
+from keras_towers.reduction.rank_sum import RankSum
 from keras_towers.transport import SingleProcess
 from tests.reduction.cases import assert_sums
 from tests.reduction.ranks import Owner, alone, random_rows, summed

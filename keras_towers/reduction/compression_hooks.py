@@ -1,4 +1,4 @@
-"""Sums over processes by communication hooks, which may send less.
+"""Compression of gradients for sums over processes: communication hooks.
 
 =================  ============================================================
 ``all_reduce``     no compression

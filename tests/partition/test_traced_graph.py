@@ -16,7 +16,8 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
-from tests.partition.kit import described, laid_out, sharded, trace
+from tests.partition.kit import laid_out, sharded, trace
+from tests.partition.layout_list import described
 
 INPUTS = {
     "rows": ("rows 0 of [n, 3]", Sharded(0), [None, 3]),

@@ -1,4 +1,4 @@
-"""Data that ask the model are read in turn with its steps."""
+"""Data that ask the model are read no further than its steps."""
 
 import itertools
 import threading
@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
-from keras_towers.fit.data import in_turn
-from keras_towers.fit.data.in_turn import InTurn
+from keras_towers.fit.data import read_ahead
+from keras_towers.fit.data.read_ahead import ReadAheadLimit
 from tests.kit.compare import assert_all_close
 from tests.kit.training import linear
 
@@ -57,82 +57,99 @@ def asking(variable, number=10, since=0):
     """A generator that asks for a variable."""
     for k in range(number):
         if k >= since:
-            with in_turn.asking([variable]):
+            with read_ahead.asking([variable]):
                 pass
         yield k
 
 
 def test_batches_are_read_as_far_as_steps_have_begun(variable):
-    turn = InTurn(lambda: [variable])
-    turn.begin_iterator()
-    reader = Reader(turn.wrap(lambda: asking(variable, since=3))())
+    limit = ReadAheadLimit(lambda: [variable])
+    limit.begin_iterator()
+    reader = Reader(limit.wrap(lambda: asking(variable, since=3))())
     # It has yet to ask.
     assert reader.reads(3)
-    turn.begin_steps()
+    limit.begin_steps()
     assert reader.reads(3)
     for _ in range(3):
-        turn.begin_steps()
+        limit.begin_steps()
     assert reader.reads(4)
-    turn.begin_steps()
+    limit.begin_steps()
     assert reader.reads(5)
-    turn.end()
+    limit.end()
     reader.thread.join(LIMIT_S)
     assert "for a batch that nothing needs any more" in str(reader.error)
 
 
 def test_steps_of_an_execution_are_waited_for_one_by_one(variable):
     done = [7]
-    turn = InTurn(lambda: [variable], 3, lambda: done[0])
-    turn.per_step = 2
-    turn.begin_iterator()
+    limit = ReadAheadLimit(lambda: [variable], 3, lambda: done[0])
+    limit.per_step = 2
+    limit.begin_iterator()
     # As of a fit that goes on in the middle of an epoch.
-    turn.skip(4)
-    reader = Reader(turn.wrap(lambda: asking(variable, 30))())
+    limit.skip(4)
+    reader = Reader(limit.wrap(lambda: asking(variable, 30))())
     assert reader.reads(4)
-    turn.begin_steps()
+    limit.begin_steps(data=iter(()))
     assert reader.reads(6)
     done[0] += 1
     assert reader.reads(8)
     # The last step of an execution does not begin the next one.
     done[0] += 2
     assert reader.reads(10)
-    turn.begin_steps()
+    limit.begin_steps(data=iter(()))
     assert reader.reads(12)
-    turn.end()
+    limit.end()
+    reader.thread.join(LIMIT_S)
+
+
+def test_steps_that_nothing_counts_run_one_by_one(variable):
+    limit = ReadAheadLimit(lambda: [variable], 3)
+    limit.begin_iterator()
+    reader = Reader(limit.wrap(lambda: asking(variable, since=1))())
+    assert reader.reads(1)
+    limit.begin_steps(data=iter(()))
+    for done in range(3):
+        limit.begin_step(done)
+        assert limit.has_to_wait()
+        assert reader.reads(done + 1)
+    # What predict reads.
+    limit.begin_steps()
+    assert reader.reads(6)
+    limit.end()
     reader.thread.join(LIMIT_S)
 
 
 def test_other_variables_and_first_batches_wait_for_nothing(variable):
-    turn = InTurn(lambda: [variable])
-    turn.begin_iterator()
-    reader = Reader(turn.wrap(lambda: asking(keras.Variable(2.0), 3))())
+    limit = ReadAheadLimit(lambda: [variable])
+    limit.begin_iterator()
+    reader = Reader(limit.wrap(lambda: asking(keras.Variable(2.0), 3))())
     assert reader.reads(3)
-    with turn.first_batches():
+    with limit.first_batches():
         assert [*asking(variable, 2)] == [0, 1]
     # Now it is known that these data ask.
-    reader = Reader(turn.wrap(lambda: iter(range(2)))())
+    reader = Reader(limit.wrap(lambda: iter(range(2)))())
     assert reader.reads(0)
-    turn.begin_steps()
+    limit.begin_steps()
     assert reader.reads(1)
-    turn.end()
+    limit.end()
     reader.thread.join(LIMIT_S)
 
 
 def test_a_call_ends_when_what_asks_has_ended(variable):
-    turn = InTurn(lambda: [variable])
-    turn.begin_iterator()
+    limit = ReadAheadLimit(lambda: [variable])
+    limit.begin_iterator()
     begun, goes_on = threading.Event(), threading.Event()
 
     def asks():
-        with in_turn.asking([variable]):
+        with read_ahead.asking([variable]):
             begun.set()
             goes_on.wait(LIMIT_S)
         yield 0
 
-    turn.begin_steps()
-    reader = Reader(turn.wrap(asks)())
+    limit.begin_steps()
+    reader = Reader(limit.wrap(asks)())
     assert begun.wait(LIMIT_S)
-    ends = threading.Thread(target=turn.end)
+    ends = threading.Thread(target=limit.end)
     ends.start()
     ends.join(0.2)
     assert ends.is_alive()
@@ -163,24 +180,58 @@ def python_map(dataset):
 )
 def test_what_a_dataset_runs_and_reads_ahead(make, runs, ahead):
     dataset = make(tf.data.Dataset.range(4))
-    assert in_turn.runs_python(dataset) == runs
-    assert in_turn.reads_ahead(dataset) == ahead
+    assert read_ahead.runs_python(dataset) == runs
+    assert read_ahead.reads_ahead(dataset) == ahead
 
 
-def test_towers_of_one_process_train_on_data_that_ask():
-    def data(model, number):
+def halves(model, x, y):
+    bias = model.trainable_variables[-1]
+    bias.assign(bias * 0.5)
+
+
+ASKS = (
+    lambda model, x, y: model.predict(x, verbose=0),
+    lambda model, x, y: model.evaluate(x, y, verbose=0),
+    halves,
+    lambda model, x, y: model.train_on_batch(x, y),
+    lambda model, x, y: model.reset_metrics(),
+    lambda model, x, y: model(x),
+)
+
+
+@pytest.mark.parametrize(
+    "is_dataset, steps", [(False, 1), (False, 2), (True, 1), (True, 2)]
+)
+def test_towers_of_one_process_train_on_data_that_ask(is_dataset, steps):
+    """A step does not read its variables before its batch is there."""
+    number = len(ASKS) + 5
+
+    def data(model):
         rows = np.random.default_rng(0)
         for k in range(number):
             x = rows.normal(size=(6, 6)).astype("float32")
-            said = model.predict(x, verbose=0) if k % 2 else model(x).numpy()
-            yield x, np.argmin(said, 1)
+            y = np.argmin(model(x).numpy(), 1)
+            ASKS[k % len(ASKS)](model, x, y)
+            yield x, y
 
-    mine, alone = linear(), linear()
+    mine, alone = linear(steps_per_execution=steps), linear()
+    batches = data(mine)
+    if is_dataset:
+        batches = tf.data.Dataset.from_generator(
+            lambda: data(mine),
+            output_signature=(
+                tf.TensorSpec([None, 6]),
+                tf.TensorSpec([None], tf.int64),
+            ),
+        )
     with kt.TowerStrategy(3):
-        mine.fit(data(mine, 5), verbose=0)
-    batches = data(alone, 5)
-    # Keras reads two before the first step.
-    first = [next(batches), next(batches)]
-    for x, y in itertools.chain(first, batches):
-        alone.train_on_batch(x, y)
+        history = mine.fit(batches, verbose=0).history
+    batches = data(alone)
+    # Keras reads two of a generator before the first step.
+    first = [] if is_dataset else [next(batches), next(batches)]
+    alone.reset_metrics()
+    alone.make_train_function()
+    for batch in itertools.chain(first, batches):
+        logs = alone.train_function(iter([batch]))
     assert_all_close(mine.get_weights(), alone.get_weights())
+    assert_all_close(history["loss"], [logs["loss"]])

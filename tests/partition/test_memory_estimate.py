@@ -1,18 +1,18 @@
-"""``Lifetimes``: the bytes that a tower has at a time."""
+"""``MemoryEstimate``: the bytes that a tower has at a time."""
 
 import tensorflow as tf
 
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from keras_towers.partition.lifetimes import Lifetimes
+from keras_towers.partition.memory_estimate import MemoryEstimate
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 
-def lifetimes(step, layouts, specs, towers=2, rows=8):
+def estimate(step, layouts, specs, towers=2, rows=8):
     traced = tf.function(step, autograph=False).get_concrete_function(*specs)
     graph = traced.graph
     program = partition_graph(graph, layouts, graph.outputs)
-    return program, Lifetimes(program, TensorSizes(program, towers, rows))
+    return program, MemoryEstimate(program, TensorSizes(program, towers, rows))
 
 
 def test_a_result_lives_until_its_last_use():
@@ -21,15 +21,15 @@ def test_a_result_lives_until_its_last_use():
         return tf.reduce_sum(tf.reshape(wide, [-1]) ** 2)
 
     spec = tf.TensorSpec([100, None])
-    program, found = lifetimes(step, [Sharded(1)], [spec])
+    program, found = estimate(step, [Sharded(1)], [spec])
     one = 8 * 100 * 4
     # An operation's input and its result; a reshape has no memory of its own.
     # The batch is gone after its use.
-    assert 2 * one <= found.most_bytes() < 2 * one + 100
+    assert 2 * one <= found.peak_bytes() < 2 * one + 100
     assert found.bytes_of(program.inputs.of_graph[0]) == one
     # Of four micro-batches the batch is there, and two results of one.
     sizes = TensorSizes(program, 8, 2)
-    in_parts = Lifetimes(program, sizes, parts=4).most_bytes()
+    in_parts = MemoryEstimate(program, sizes, parts=4).peak_bytes()
     assert one + one / 4 <= in_parts < one + one / 2 + 100
 
 
@@ -39,9 +39,9 @@ def test_what_is_used_later_lives_longer():
         return tf.reduce_sum(tf.exp(tf.exp(hidden)) * hidden)
 
     specs = [tf.TensorSpec([None, 2]), tf.TensorSpec([2, 50])]
-    _, found = lifetimes(step, [Sharded(0), REPLICATED], specs)
+    _, found = estimate(step, [Sharded(0), REPLICATED], specs)
     weight, hidden = 2 * 50 * 4, 8 * 50 * 4
-    most = found.most_bytes()
+    most = found.peak_bytes()
     # Two of them at the product, which takes the memory of one, as the second
     # ``exp`` has; then neither the batch nor the weight is.
     assert 2 * hidden <= most < 2 * hidden + weight
@@ -55,12 +55,12 @@ def test_towers_that_share_memory_have_one_sum():
     graph = traced.graph
     program = partition_graph(graph, [Sharded(0)], graph.outputs)
     sizes, total = TensorSizes(program, towers=2, rows=8), 500 * 500 * 4
-    alone = Lifetimes(program, sizes).most_bytes()
+    alone = MemoryEstimate(program, sizes).peak_bytes()
     # What a tower has of the sum, and the sum.
     assert 2 * total <= alone < 2 * total + 1000
     # What both have, of which one becomes the sum, beside their rows.
     rows = 8 * 500 * 4
-    shared = Lifetimes(program, sizes, sharing=2).most_bytes()
+    shared = MemoryEstimate(program, sizes, sharing=2).peak_bytes()
     assert 2 * total <= shared <= 2 * (total + rows) + 1000
 
 
@@ -82,7 +82,7 @@ def test_a_list_is_once_in_memory_whatever_loops_do_to_it():
         return array.read(9)
 
     spec = tf.TensorSpec([None, 50])
-    _, found = lifetimes(step, [Sharded(0)], [spec])
+    _, found = estimate(step, [Sharded(0)], [spec])
     rows = 8 * 50 * 4
     # The list, the batch, and what is read.
-    assert 10 * rows <= found.most_bytes() <= 12 * rows + 100
+    assert 10 * rows <= found.peak_bytes() <= 12 * rows + 100

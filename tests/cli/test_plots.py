@@ -5,7 +5,7 @@ import xml.etree.ElementTree
 import pytest
 
 from keras_towers.cli.bench import COLUMNS, summarize
-from keras_towers.cli.bench_plot import check_plot, draw_plot
+from keras_towers.cli.plots import check_plot, draw_plot
 from keras_towers.errors import TowerError
 from tests.bench.shared import samples_of
 

@@ -1,9 +1,14 @@
-"""Python data that ask the model, read in the step that they are for.
+"""How far data in Python that use the model may be read ahead of its steps.
 
-Threads of TensorFlow read what Python makes some batches ahead of the steps.
-What such data learn from a model that trains meanwhile would depend on time,
-and ranks would get different batches. So once data have asked the model, they
-are read as far as the step that has begun.
+TensorFlow's threads read the batches of a generator or a ``PyDataset`` some
+batches ahead of the steps. If such data use the model that trains meanwhile,
+their batches would depend on time, and ranks would get different ones. So once
+data have used a variable that steps write, each batch is read only when its
+step has begun, which then waits for its batch.
+
+``epoch_iterator.py`` makes the limit of an epoch's data. ``keras_patches.py``
+calls ``use_variable`` and ``asking`` whenever Python code uses a variable or
+calls a model.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import contextlib
 import itertools
 import multiprocessing.dummy
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -27,8 +33,10 @@ from keras_towers.fit.data.same_data import parts_of
 from keras_towers.fit.data.tower_datasets import mapped
 
 
-class InTurn:
-    """Lets the threads that read an epoch iterator's data wait for its steps.
+class ReadAheadLimit:
+    """Limits how far an epoch iterator's data are read ahead of its steps.
+
+    The threads that read the data wait for the steps, in ``wait_for``.
 
     Args:
         state: returns the variables that steps write.
@@ -53,41 +61,82 @@ class InTurn:
         self._changed = threading.Condition()
         self._has_asked = False
         self._asking = 0
-        # Of a dataset: how many batches were read, and what is read now.
+        # Whether steps may wait for what reads the data, and the batches read.
+        self._orders = False
+        self._ready = 0
+        # For a dataset: the number of batches read, and the current read.
         self._read: Any = None
         self._reading: _Reading | None = None
-        # Of the data's current iterator: its number, the batches read without
+        # For the data's current iterator: its number, the batches read without
         # a step, the steps that have begun, and those done before the last.
         self._iterator = self._skipped = self._begun = self._done_before = 0
+        # Whether steps of the last execution are waited for, and how many are
+        # done where they run one by one.
+        self._counts = False
+        self._done_alone = 0
 
     def begin_iterator(self) -> None:
-        """Begin to read anew: what still reads the last iterator ends."""
+        """Begin to read anew; reads of the last iterator end."""
         with self._changed:
             self._iterator += 1
-            self._skipped = self._begun = 0
+            self._skipped = self._begun = self._ready = 0
             self._changed.notify_all()
         if self._read is not None:
             self._read.assign(0)
 
     def skip(self, batches: int) -> None:
-        """Let batches be read without a step."""
+        """Let batches be read that no step uses."""
         with self._changed:
             self._skipped += batches
             self._changed.notify_all()
 
-    def begin_steps(self) -> None:
-        """Let the batches of the next execution be read."""
+    def begin_steps(self, data: Structure = None) -> None:
+        """Let the batches of the next execution be read.
+
+        Args:
+            data: what its steps read, one by one; None: their batches are read
+                before the first of them.
+        """
+        is_several = data is not None and self._per_execution > 1
         with self._changed:
+            # The first execution shows whether the data ask.
+            may_ask = self._has_asked or (self._orders and not self._begun)
             self._begun += self._per_execution
+            self._done_alone = 0
+            self._counts = is_several and (may_ask or bool(self._done))
             if self._done is not None:
                 self._done_before = self._done()
             self._changed.notify_all()
         if self._read is not None:
             # Data of validation are read within those of training.
             _counted[:] = [*(t for t in _counted if t is not self), self]
+        if isinstance(data, tf.data.Iterator) and self._orders:
+            _limits[data] = self
+
+    def has_to_wait(self) -> bool:
+        """Whether the next step may not begin before its batch is read.
+
+        It may read its variables before its batch is there. So what the data
+        ask, or change, would be earlier or later than the step by chance.
+        """
+        if self._per_execution > 1:
+            # Each waits for its batch, but only those of all ranks are counted.
+            return self._counts and self._done is None
+        ready = self._ready if self._read is None else int(self._read)
+        return ready < self._skipped + self.per_step * self._begun
+
+    def begin_step(self, done: int) -> None:
+        """Let the batch of the next step of an execution be read.
+
+        Args:
+            done: how many steps of it are done.
+        """
+        with self._changed:
+            self._done_alone = done
+            self._changed.notify_all()
 
     def end(self) -> None:
-        """End what still reads, once it uses the model no more."""
+        """End all reads, once they no longer use the model."""
         if self in _counted:
             _counted.remove(self)
         self.begin_iterator()
@@ -101,19 +150,23 @@ class InTurn:
             yield
 
     def order_reads(self, adapter: Any) -> None:
-        """Let the batches that an adapter of Keras reads be read in turn."""
+        """Make an adapter of Keras read each batch within the limit."""
         names: tuple[str, ...] = ()
         if isinstance(adapter, compat.GeneratorDataAdapter):
             names = ("generator",)
-        elif isinstance(adapter, compat.PyDatasetAdapter):
+        # A pool of Keras has no limit.
+        elif not has_pool(adapter) and isinstance(
+            adapter, compat.PyDatasetAdapter
+        ):
             names = "_finite_generator", "_infinite_generator"
+        self._orders = bool(names)
         for name in names:
             setattr(adapter, name, self.wrap(getattr(adapter, name)))
 
     def wrap(
         self, read: Callable[[], Iterable[object]]
     ) -> Callable[[], Iterator[object]]:
-        """Return what reads the same batches, each in its turn."""
+        """Return a function that reads the same batches within the limit."""
 
         def batches() -> Iterator[object]:
             iterator, source = self._iterator, iter(read())
@@ -126,17 +179,21 @@ class InTurn:
                         batch = next(source)
                     except StopIteration:
                         return
+                with self._changed:
+                    if iterator == self._iterator:
+                        self._ready = number + 1
                 yield batch
 
         return batches
 
     def counted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Return a dataset that counts its batches, by which threads wait.
+        """Return a dataset that counts its batches, so that threads can wait.
 
         Args:
             dataset: runs Python functions, and reads no batch ahead.
         """
         self._read = counter = compat.hidden_variable(0, tf.int64)
+        self._orders = True
         _counted.append(self)
 
         def count(batch: Structure) -> Structure:
@@ -146,7 +203,7 @@ class InTurn:
         return mapped(dataset, count)
 
     def reading(self) -> _Reading:
-        """Return what a thread reads that reads the counted dataset."""
+        """Return the read of a thread that reads the counted dataset."""
         with tf.init_scope():
             position = self._iterator, int(self._read)
         if self._reading is None or self._reading.position != position:
@@ -154,12 +211,12 @@ class InTurn:
         return self._reading
 
     def written(self) -> set[int]:
-        """The ids of the variables that steps write."""
+        """Return the ids of the variables that steps write."""
         return {id(variable) for variable in self._state()}
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
-        """Let ``end`` wait for this block, which uses the model."""
+        """Make ``end`` wait for this block, which uses the model."""
         with self._changed:
             self._asking += 1
         try:
@@ -170,7 +227,7 @@ class InTurn:
                 self._changed.notify_all()
 
     def wait_for(self, iterator: int, number: int) -> None:
-        """Wait until the step of a batch begins, since data ask the model."""
+        """Wait until the step of a batch begins, because data use the model."""
         # Steps within an execution notify nobody.
         pause_s = None if self._done is None else settings.POLL_S
         with self._changed:
@@ -186,38 +243,51 @@ class InTurn:
             )
         step = (number - self._skipped) // self.per_step
         last = self._begun - self._per_execution
-        if self._done is None or not last < step < self._begun:
+        if not self._counts or step <= last:
             return step < self._begun
-        return step <= last + self._done() - self._done_before
+        done = self._done_alone
+        if self._done is not None:
+            done = self._done() - self._done_before
+        return step < self._begun and step <= last + done
 
 
 class _Reading:
-    """A thread's read: of a batch of an iterator, or of the first batches."""
+    """One read by a thread: of a batch, or of the first batches."""
 
-    def __init__(self, turn: InTurn, iterator: int = 0, number: int = 0):
-        self.turn = turn
+    def __init__(
+        self, limit: ReadAheadLimit, iterator: int = 0, number: int = 0
+    ):
+        self.limit = limit
         self.position = iterator, number
         self._is_due = False
         self._written: set[int] | None = None
 
     def ask(self, variables: Iterable[object]) -> None:
-        """Wait for its step, if steps write any of the variables."""
+        """Wait for the step of this read if steps write a variable of these."""
         if self._is_due:
             return
         if self._written is None:
-            self._written = self.turn.written()
+            self._written = self.limit.written()
         if any(id(variable) in self._written for variable in variables):
             self.wait()
 
     def wait(self) -> None:
-        """Wait for its step."""
-        self.turn.wait_for(*self.position)
+        """Wait for the step of this read."""
+        self.limit.wait_for(*self.position)
         self._is_due = True
 
 
 _reading: ThreadLocal[_Reading] = ThreadLocal()
 # Those that count what is read; the last one has begun a step last.
-_counted: list[InTurn] = []
+_counted: list[ReadAheadLimit] = []
+# Those of the iterators that steps read.
+_limits: weakref.WeakKeyDictionary[tf.data.Iterator, ReadAheadLimit]
+_limits = weakref.WeakKeyDictionary()
+
+
+def limit_of(data: Structure) -> ReadAheadLimit | None:
+    """Return the limit of what steps read; None: it has none."""
+    return _limits.get(data) if isinstance(data, tf.data.Iterator) else None
 
 
 def _current() -> _Reading | None:
@@ -229,36 +299,36 @@ def _current() -> _Reading | None:
 
 @contextlib.contextmanager
 def asking(variables: Iterable[object]) -> Iterator[None]:
-    """Use variables in a block, in turn if this thread reads data."""
+    """Use variables in a block; a thread that reads data first waits."""
     reading = _current()
     if reading is None:
         yield
         return
     reading.ask(variables)
-    with reading.turn.asking():
+    with reading.limit.asking():
         yield
 
 
-def read_variable(
-    original: Callable[[keras.Variable], Any], variable: keras.Variable
+def use_variable(
+    original: Callable[..., Any], variable: keras.Variable, *args: object
 ) -> Any:
-    """Read a variable, in turn if this thread reads data."""
+    """Use a variable; a thread that reads data first waits."""
     reading = _current()
     if reading is not None:
         reading.ask((variable,))
-    return original(variable)
+    return original(variable, *args)
 
 
-def is_in_turn() -> bool:
-    """Whether this thread reads data in turn."""
+def waits_for_steps() -> bool:
+    """Whether this thread reads data within a limit."""
     return _current() is not None
 
 
 def reads_data() -> bool:
     """Whether this thread may be one that reads data.
 
-    They are threads of TensorFlow, which Python has not started, and those of
-    the pools of Keras.
+    Such threads are TensorFlow's, which Python has not started, and those of
+    Keras's pools.
     """
     thread = threading.current_thread()
     return isinstance(
@@ -274,19 +344,23 @@ _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 
 
 def why_not_asking(adapter: Any) -> str:
-    """Return why what reads the data of an adapter must not ask a model.
+    """Return why the data of an adapter must not use a model; empty: they may.
 
-    Ranks would read at different times, and get different batches. Empty: it
-    may.
+    If they are read ahead, ranks read them at different times, and would get
+    different batches.
     """
-    if isinstance(adapter, compat.PyDatasetAdapter):
-        has_pool = getattr(adapter, "enqueuer", None) is not None
-        return "Give the PyDataset workers=1" if has_pool else ""
+    if has_pool(adapter):
+        return "Give the PyDataset workers=1"
     return _AHEAD if _has_python(adapter) and not is_countable(adapter) else ""
 
 
+def has_pool(adapter: Any) -> bool:
+    """Whether an adapter has a PyDataset that a pool of Keras reads."""
+    return getattr(adapter, "enqueuer", None) is not None
+
+
 def is_countable(adapter: Any) -> bool:
-    """Whether an adapter has a dataset that reads as far as it is asked."""
+    """Whether an adapter has a dataset that reads only what it is asked for."""
     return _has_python(adapter) and not reads_ahead(adapter.get_tf_dataset())
 
 
@@ -306,7 +380,7 @@ def _runs_python(part: tf.data.Dataset) -> bool:
 
 
 def _operations(graph: tf.Graph) -> set[str]:
-    """The types of the operations of a graph and of what it calls."""
+    """Return the operation types of a graph and of the functions it calls."""
     called = (f.cached_definition.node_def for f in graph._functions.values())
     types = {node.op for node in itertools.chain(*called)}
     return types.union(op.type for op in graph.get_operations())

@@ -1,10 +1,10 @@
-"""``estimated_times``: rings, as they are added up by hand."""
+"""``network_cost``: rings, as they are added up by hand."""
 
 import pytest
 import tensorflow as tf
 
-from keras_towers.estimated_times import Link, Ring, time_step
 from keras_towers.fit.step.step_costs import Exchanged
+from keras_towers.network_cost import Link, Ring, time_step
 from keras_towers.partition.axes import BATCH, COLUMNS, ONCE
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import EXAMPLES, UNKNOWN

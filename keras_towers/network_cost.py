@@ -1,10 +1,11 @@
-"""How long a step takes on links between devices, from what it exchanges.
+"""A cost model of the network: seconds of a step's exchanges on given links.
 
 All exchanges run in a ring, which moves as few bytes as possible. With n
-members, a ring takes n - 1 rounds, each of which moves an n-th of the bytes. A
-sum takes twice as many rounds, since it is scattered and then gathered. If an
-exchange spans several axes, it runs along one axis after another: the towers of
-each host sum first, and then the hosts do.
+members, a ring takes n - 1 rounds, each of which moves an n-th of the bytes,
+and costs the latency of a message. A sum takes twice as many rounds, since it
+is scattered and then gathered. If an exchange spans several axes, it runs along
+one axis after another: the towers of each host sum first, and then the hosts
+do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from keras_towers.transport import messages
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The link between the members of an axis.
+    """The link between two members of an axis.
 
     Attributes:
         rate: the bytes per second that each member sends, and receives at the
@@ -40,7 +41,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The members of an axis, which exchange in a ring.
+    """A ring of the members of an axis.
 
     Attributes:
         number: the number of members.
@@ -51,7 +52,7 @@ class Ring:
     link: Link
 
     def seconds(self, size: float, sent: int, is_sum: bool) -> float:
-        """Return how long an exchange takes.
+        """Return the seconds that an exchange takes.
 
         Args:
             size: the bytes of the result on each member.
@@ -65,7 +66,7 @@ class Ring:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """How long a step takes.
+    """The time of a step, in seconds.
 
     Attributes:
         sending: for each axis the seconds of a step's exchanges.
@@ -80,7 +81,7 @@ class StepTime:
 
     @property
     def efficiency(self) -> float | None:
-        """The part of the step in which it computes; None: not known."""
+        """The fraction of the step that is spent computing; None: unknown."""
         return None if self.computing is None else self.computing / self.seconds
 
 
@@ -91,7 +92,7 @@ def time_step(
     work: Mapping[int, float],
     computing: float | None = None,
 ) -> StepTime:
-    """Return how long a step takes.
+    """Return the time of a step.
 
     Args:
         exchanged: what it exchanges. What depends on the data is left out.
@@ -119,7 +120,7 @@ def time_step(
             by_level[level] += seconds
     if computing is None:
         return StepTime(sending, None, sum(by_level.values()))
-    # Of a step that does not fit its sizes none knows where it computes.
+    # Without known sizes, the level of the computation is unknown.
     work = work or {0: 1.0}
     whole = sum(work.values())
     steps = (
@@ -132,18 +133,18 @@ def time_step(
 def _size_and_messages(
     group: Sequence[Exchanged], examples: int
 ) -> tuple[float, int]:
-    """Return the bytes that are exchanged at a time, and their messages."""
+    """Return the bytes that are exchanged at a time, and the messages."""
     specs, size = [], 0.0
     for part in group:
         own = (bytes_for(part.size, examples) or 0) / part.groups
         size += own
         entries = math.ceil(own / part.tensor.dtype.size)
         specs.append(tf.TensorSpec([entries], part.tensor.dtype))
-    return size, len(messages.buckets(specs))
+    return size, len(messages.group_by_bytes(specs))
 
 
 def bytes_for(size: Size | int | None, examples: int) -> int | None:
-    """Return bytes for a number of examples; None: the data decides."""
+    """Return the bytes for a number of examples; None if the data decide."""
     if isinstance(size, Size):
         number = multiple_of(size, EXAMPLES)
         return None if number is None else number * examples
@@ -151,7 +152,7 @@ def bytes_for(size: Size | int | None, examples: int) -> int | None:
 
 
 def work_of(program: Program, sizes: TensorSizes) -> dict[int, float]:
-    """Return how much a tower computes in each level of a program."""
+    """Return the work of a tower in each level of a program."""
     work: dict[int, float] = collections.defaultdict(float)
     for operation in program.operations:
         if not operation.is_repeated:
