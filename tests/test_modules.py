@@ -98,7 +98,7 @@ SHOWN_BY = {
     "exactness/test_contract.py": """
         conformance/cases conformance/case_models conformance/outcomes
     """,
-    "test_backup.py": "backup_folder saved_state saved_training",
+    "test_saved_training.py": "saved_state",
     "test_extending.py": """
         _incomplete conformance/strategy_check rendezvous/joined_job
         strategies/composed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import logging
 import weakref
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._incomplete import name_of
+from keras_towers._notices import logger
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.reduction.compression_hooks import (
@@ -35,8 +35,6 @@ from keras_towers.reduction.stateful_hooks import (
     as_stateful,
 )
 from keras_towers.transport import Transport, next_key
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 Summed = TypeVar("Summed", bound=Gradient)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import mmap
 import os
 import pathlib
@@ -23,12 +22,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_towers._notices import logger
 from keras_towers.reduction.compression_hooks import sum_separately
 from keras_towers.transport import Transport
 from keras_towers.transport.memory_turns import Turns
 from keras_towers.transport.messages import group_by_bytes
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # For less than this, an all-reduce is cheaper than signaling readiness.
 MIN_BYTES = 256 * 2**10

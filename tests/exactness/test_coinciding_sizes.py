@@ -82,21 +82,11 @@ MODELS = {
     "dense": lambda units, length: keras.Sequential(
         [keras.Input((units,)), L.Dense(units, "relu"), L.Dropout(0.2, seed=1)]
     ),
-    "lstm": _stack(L.LSTM),
     "gru": _stack(
         lambda units: L.GRU(units, dropout=0.1, recurrent_dropout=0.1, seed=1)
     ),
-    "both ways": _stack(lambda units: L.Bidirectional(L.LSTM(units // 2))),
     "stacked cells": _stack(
         lambda units: L.RNN([L.LSTMCell(units), L.GRUCell(units)])
-    ),
-    "images": lambda units, length: keras.Sequential(
-        [
-            keras.Input((length, 4, 4, 2)),
-            L.ConvLSTM2D(units // 4, 3),
-            L.Flatten(),
-            L.Dense(units),
-        ]
     ),
     "autoencoder": lambda units, length: keras.Sequential(
         [
@@ -126,11 +116,9 @@ def _trained(name, examples, units, length, **options):
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     model = MODELS[name](units, length)
-    drawn, shape = np.random.default_rng(0), (units,)
-    if name == "images":
-        shape = (length, 4, 4, 2)
-    elif name not in ("dense", "adversarial"):
-        shape = (length, units)
+    drawn, shape = np.random.default_rng(0), (length, units)
+    if name in ("dense", "adversarial"):
+        shape = (units,)
     x = drawn.normal(size=(examples, *shape)).astype("float32")
     if name == "masked":
         x[::2, length // 2 :] = 0

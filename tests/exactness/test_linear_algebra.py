@@ -1,7 +1,7 @@
-"""Decompositions, their gradients, and what attributes change about them.
+"""Decompositions of examples' matrices that XLA compiles, and their gradients.
 
-The examples of a model are matrices. An attribute such as ``compute_uv`` may
-empty outputs or give them other shapes.
+An attribute such as ``compute_uv`` may empty outputs. Without XLA, they are
+among the operations of ``tests/partition/rules``.
 """
 
 import functools
@@ -13,12 +13,11 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.compare import assert_exact
-from tests.kit.sampling import long_unless, sample_of
+from tests.kit.sampling import long_unless
 
 pytestmark = pytest.mark.alternate
 
 _TOWERS = 3
-_SHARDED = {"weights": "sharded"}
 _X = np.random.default_rng(0).normal(size=(14, 64)).astype("float32")
 linalg, ops = tf.linalg, keras.ops
 
@@ -39,10 +38,6 @@ def _tall(x):
     return x[..., :3]
 
 
-def _banded(x):
-    return tf.stack([x[:, 0], 4.0 + x[:, 1], x[:, 2]], 1)
-
-
 def _of_values(values, vectors):
     """Something of vectors that does not depend on their signs."""
     return tf.concat([values, tf.reduce_sum(vectors**4, -2)], -1)
@@ -53,7 +48,6 @@ def _svd(x, full):
     return tf.concat([s, tf.reduce_sum(u**4, -1), tf.reduce_sum(v**4, -1)], -1)
 
 
-# What XLA compiles, of the examples' matrices.
 COMPILED = {
     "svd without vectors": lambda x: linalg.svd(x, compute_uv=False),
     "svd": functools.partial(_svd, full=False),
@@ -71,33 +65,6 @@ COMPILED = {
     ),
     "triangular": lambda x: linalg.triangular_solve(
         _invertible(x), x, lower=False, adjoint=True
-    ),
-}
-ALL = {
-    **COMPILED,
-    "keras svd without vectors": lambda x: ops.svd(x, compute_uv=False),
-    "keras eigh": lambda x: _of_values(*ops.eigh(_symmetric(x))),
-    "svd of full matrices": functools.partial(_svd, full=True),
-    "eig without vectors": lambda x: tf.abs(linalg.eigvals(x)),
-    "eig": lambda x: tf.abs(linalg.eig(x)[0]),
-    "full qr": lambda x: tf.stop_gradient(
-        linalg.qr(_tall(x), full_matrices=True)[1]
-    ),
-    "lu": lambda x: tf.stop_gradient(linalg.lu(_invertible(x))[0]),
-    "determinant": lambda x: linalg.slogdet(_positive(x))[1][:, None],
-    "least squares": lambda x: linalg.lstsq(_tall(x), x, 0.1),
-    "slow least squares": lambda x: tf.stop_gradient(
-        linalg.lstsq(_tall(x), x, 0.1, fast=False)
-    ),
-    "keras least squares": lambda x: tf.stop_gradient(
-        tf.map_fn(lambda one: ops.lstsq(one[:, :3], one), x)
-    ),
-    "pseudo-inverse": lambda x: ops.pinv(x),
-    "rank": lambda x: tf.cast(linalg.matrix_rank(x), "float32")[:, None],
-    "root": lambda x: tf.stop_gradient(linalg.sqrtm(_positive(x))),
-    "exponential": lambda x: linalg.expm(x * 0.1),
-    "tridiagonal": lambda x: linalg.tridiagonal_solve(
-        _banded(x), x, diagonals_format="compact"
     ),
 }
 
@@ -134,17 +101,7 @@ def _fit(count, model):
     return model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize(
-    ("count", "options"),
-    [(12, {}), *sample_of([(14, {}), *((n, _SHARDED) for n in (12, 14))], 3)],
-)
-def test_decompositions(count, options):
-    strategy = kt.TowerStrategy(_TOWERS, **options)
-    make = functools.partial(_make, ALL, jit_compile=False)
-    assert_exact(make, functools.partial(_fit, count), strategy, tolerance=2e-5)
-
-
-# Their other compilations take long.
+# The compilations of the others take long.
 _EMPTIED = [name for name in COMPILED if "without" in name]
 
 
@@ -155,7 +112,7 @@ _EMPTIED = [name for name in COMPILED if "without" in name]
         [(n, names) for n in (12, 14) for names in (_EMPTIED, [*COMPILED])],
     ),
 )
-def test_compiled_decompositions(count, names):
+def test_decompositions(count, names):
     functions = {name: COMPILED[name] for name in names}
     make = functools.partial(_make, functions, jit_compile=True)
     strategy = kt.TowerStrategy(_TOWERS, updates="each")

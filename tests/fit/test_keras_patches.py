@@ -369,17 +369,3 @@ def test_models_from_before_and_after_clear_session_train_exactly(
     for model in (outside, inside, after):
         compare.assert_same_model(model, reference)
         assert_ordinary(model, trains_on_towers=model is not outside)
-
-
-def test_clear_session_between_blocks(nothing_left):
-    """Also of one strategy; an error ends the block as ever."""
-    model = linear()
-    towers = kt.TowerStrategy(2)
-    for block in (towers, towers, kt.TowerStrategy(3)):
-        with pytest.raises(KeyError, match="mine"), block:
-            fit(model)
-            keras.utils.clear_session()
-            raise KeyError("mine")
-        keras.utils.clear_session()
-    compare.assert_same_model(model, trained(3))
-    assert_ordinary(model)

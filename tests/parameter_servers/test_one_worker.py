@@ -207,38 +207,6 @@ def test_a_constraint_that_is_set_between_two_fits_is_refused(strategy):
             fit(model)
 
 
-def test_xla_compiles_the_step_of_a_worker(strategy, caplog):
-    model, reference = linear(jit_compile=True), linear()
-    reference.run_eagerly = True
-    fit(reference)
-    with strategy("DistributedReplicatedStrategy"):
-        fit(model)
-    assert_same_model(model, reference, 1e-5)
-    assert "jit_compile" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("options", "refused"), [({"sync": True}, 2), ({"sync": False}, 0)]
-)
-def test_a_step_that_changes_within_a_fit(strategy, options, refused):
-    model, reference, errors = linear(), linear(), []
-
-    def change(epoch, logs):
-        try:
-            model.make_train_function(force=True)
-        except TowerError as error:
-            errors.append(error)
-
-    watch = keras.callbacks.LambdaCallback(on_epoch_begin=change)
-    with strategy("DistributedParameterServerStrategy", **options):
-        fit(model, epochs=2, callbacks=[watch])
-    assert len(errors) == refused
-    assert all("one step for a whole fit" in str(error) for error in errors)
-    reference.run_eagerly = True
-    fit(reference, epochs=2)
-    assert_same_model(model, reference, 1e-5)
-
-
 def test_a_loop_that_reads_weights_does_not_write_them(strategy):
     def build():
         keras.utils.set_random_seed(1)
@@ -249,28 +217,6 @@ def test_a_loop_that_reads_weights_does_not_write_them(strategy):
     with strategy("DistributedReplicatedStrategy", towers=2):
         fit(model)
     assert_same_model(model, reference, 1e-5)
-
-
-def test_fit_in_a_callback_is_for_other_models_only(strategy):
-    model, other, reference = linear(), linear(), linear()
-    refused = []
-
-    def once_more(epoch, logs):
-        with pytest.raises(TowerError, match="inside its own fit") as error:
-            fit(model)
-        refused.append(error)
-        fit(other)
-
-    watch = keras.callbacks.LambdaCallback(on_epoch_end=once_more)
-    with (mine := strategy()):
-        assert "dropped_gradients" not in fit(model, callbacks=[watch])
-    # The counts of the last fit.
-    assert mine.counts.updates == 4
-    assert len(refused) == 1
-    reference.run_eagerly = True
-    fit(reference)
-    assert_same_model(model, reference, 1e-5)
-    assert_same_model(other, reference, 1e-5)
 
 
 def test_a_fit_that_fails_after_a_fit_in_it_has_not_finished(strategy):

@@ -187,19 +187,22 @@ def trace(function, *given):
     return graph
 
 
-def laid_out(function, *given, captured=REPLICATED, **options):
+def laid_out(function, *given, captured=REPLICATED, handed=None, **options):
     """Trace a function, and return its program, which nothing runs.
 
     Args:
         function: the step, a function of tensors.
         *given: its inputs, as for ``check_on_towers``.
         captured: the layout of what it captures.
+        handed: layouts of what is handed over to updates, by their names.
         **options: the attributes of ``LayoutOptions``.
     """
     graph = trace(function, *given)
     layouts = [g.layout for g in given] + [captured] * len(graph.captures)
     options = LayoutOptions(**options)
-    return partition_graph(graph, layouts, _fetched(graph), options=options)
+    outputs = _fetched(graph)
+    handed = handed or {}
+    return partition_graph(graph, layouts, outputs, handed, options=options)
 
 
 def _fetched(graph):

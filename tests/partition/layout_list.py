@@ -89,7 +89,8 @@ def as_listed(title, table, exchanges=False, **options):
         function, *given = table[name]
         known = {g.examples for g in given} - {None}
         towers = [(count - 1, 0, 1) for count in known] or FEW
-        program = check_on_towers(function, *given, towers=towers, **options)
+        checked = {"towers": towers, **options}
+        program = check_on_towers(function, *given, **checked)
         assert line(name, program) == section.listed[[*table].index(name)]
 
     return test

@@ -5,10 +5,16 @@ import contextlib
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import partition_graph
 from keras_towers.partition.registry import OPERATIONS
 from keras_towers.partition.sizes import UNKNOWN
-from tests.partition.kit import OneDeviceFails, check_on_towers, sharded, trace
+from tests.partition.kit import (
+    OneDeviceFails,
+    check_on_towers,
+    laid_out,
+    results_of,
+    sharded,
+    trace,
+)
 from tests.partition.rules.cases.case import raw_op
 
 pytestmark = pytest.mark.alternate
@@ -189,11 +195,15 @@ def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
     check_on_towers(function, _N, towers=((1, 1), (2, 0), (100, 100)))
 
 
+def _laid_out(function):
+    """What is known of the results of a function of examples."""
+    return results_of(laid_out(function, _N))
+
+
 @pytest.mark.parametrize("multiple", [lambda n: 4 * n, tf.square])
 def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
-    graph = trace(lambda x: multiple(tf.shape(x)[0]) >= 0, _N)
-    values = partition_graph(graph, [_N.layout], graph.outputs).values
-    assert values[graph.outputs[0].name].number is UNKNOWN
+    (value,) = _laid_out(lambda x: multiple(tf.shape(x)[0]) >= 0)
+    assert value.number is UNKNOWN
 
 
 _REFUSED = {
@@ -212,10 +222,9 @@ def test_what_the_operation_refuses_is_left_to_it(name):
         # Not known while the step is traced.
         return _REFUSED[name](tf.shape(x)[0] * 0 - 1)
 
-    graph = trace(function, _N)
-    values = partition_graph(graph, [_N.layout], graph.outputs).values
-    assert name in {o.type for o in graph.get_operations()}
-    assert values[graph.outputs[0].name].known is None
+    (value,) = _laid_out(function)
+    assert name in {o.type for o in trace(function, _N).get_operations()}
+    assert value.known is None
     with pytest.raises(OneDeviceFails):
         check_on_towers(function, _N)
 
@@ -235,9 +244,8 @@ def test_a_large_array_is_not_made_while_a_step_is_laid_out(name):
     def function(x):
         return _LARGE_ARRAYS[name](tf.constant(2**46, tf.int64))
 
-    graph = trace(function, _N)
-    values = partition_graph(graph, [_N.layout], graph.outputs).values
-    assert values[graph.outputs[0].name].known is None
+    (value,) = _laid_out(function)
+    assert value.known is None
 
 
 def test_every_fold_has_a_case():

@@ -2,16 +2,13 @@
 
 import tensorflow as tf
 
-from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.memory_estimate import MemoryEstimate
 from keras_towers.partition.tensor_sizes import TensorSizes
+from tests.partition.kit import laid_out, replicated, sharded
 
 
-def estimate(step, layouts, specs, towers=2, rows=8):
-    traced = tf.function(step, autograph=False).get_concrete_function(*specs)
-    graph = traced.graph
-    program = partition_graph(graph, layouts, graph.outputs)
+def estimate(step, *given, towers=2, rows=8):
+    program = laid_out(step, *given)
     return program, MemoryEstimate(program, TensorSizes(program, towers, rows))
 
 
@@ -20,8 +17,7 @@ def test_a_result_lives_until_its_last_use():
         wide = tf.cumsum(tf.cumsum(x))
         return tf.reduce_sum(tf.reshape(wide, [-1]) ** 2)
 
-    spec = tf.TensorSpec([100, None])
-    program, found = estimate(step, [Sharded(1)], [spec])
+    program, found = estimate(step, sharded(100, -1))
     one = 8 * 100 * 4
     # An operation's input and its result; a reshape has no memory of its own.
     # The batch is gone after its use.
@@ -38,8 +34,7 @@ def test_what_is_used_later_lives_longer():
         hidden = x @ w
         return tf.reduce_sum(tf.exp(tf.exp(hidden)) * hidden)
 
-    specs = [tf.TensorSpec([None, 2]), tf.TensorSpec([2, 50])]
-    _, found = estimate(step, [Sharded(0), REPLICATED], specs)
+    _, found = estimate(step, sharded(-1, 2), replicated(2, 50))
     weight, hidden = 2 * 50 * 4, 8 * 50 * 4
     most = found.peak_bytes()
     # Two of them at the product, which takes the memory of one, as the second
@@ -51,9 +46,7 @@ def test_towers_that_share_memory_have_one_sum():
     def step(x):
         return tf.matmul(x, x, transpose_a=True)
 
-    traced = tf.function(step).get_concrete_function(tf.TensorSpec([None, 500]))
-    graph = traced.graph
-    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    program = laid_out(step, sharded(-1, 500))
     sizes, total = TensorSizes(program, towers=2, rows=8), 500 * 500 * 4
     alone = MemoryEstimate(program, sizes).peak_bytes()
     # What a tower has of the sum, and the sum.
@@ -81,8 +74,7 @@ def test_a_list_is_once_in_memory_whatever_loops_do_to_it():
         _, array = tf.while_loop(below_ten, change, (0, array))
         return array.read(9)
 
-    spec = tf.TensorSpec([None, 50])
-    _, found = estimate(step, [Sharded(0)], [spec])
+    _, found = estimate(step, sharded(-1, 50))
     rows = 8 * 50 * 4
     # The list, the batch, and what is read.
     assert 10 * rows <= found.peak_bytes() <= 12 * rows + 100

@@ -1,48 +1,177 @@
 """Exchanges, operations that are computed once, and their order."""
 
+import dataclasses
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
     check_divided,
     check_on_towers,
     computed_once,
     exchange_counts,
+    laid_out,
     on_towers,
     replicated,
     sharded,
-    trace,
     with_gradients,
+)
+from tests.partition.layout_list import as_listed
+
+
+def _pairs(x):
+    scores = tf.matmul(x, x, transpose_b=True)
+    return tf.reduce_sum(tf.nn.log_softmax(scores))
+
+
+def _two_views(x, interleaved=False):
+    """As in SimCLR: rows of two tensors, in blocks or by turns."""
+    views = tf.stack([x, tf.sin(x)], 1 if interleaved else 0)
+    views = tf.reshape(views, [-1, 4])
+    scores = tf.matmul(views, views, transpose_b=True)
+    first, second = tf.split(scores, 2)
+    return tf.reduce_sum(scores**2), first - second, tf.gradients(scores, x)
+
+
+def _pairs_of_views(x):
+    views = tf.concat([x, 2 * x], 0)
+    number = tf.concat([tf.range(tf.shape(x)[0])] * 2, 0)
+    same = tf.cast(number[:, None] == number[None], x.dtype)
+    return views @ tf.transpose(views) * same
+
+
+def _losses(x, labels):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x)
+
+
+def _boxes(x, kernel):
+    """As a detector does; its gradients are reshaped back."""
+    found = tf.nn.conv2d(x, kernel, 2, "SAME")
+    return tf.nn.softmax(tf.reshape(found, [tf.shape(x)[0], -1, 5]), 1)
+
+
+def _pooled(x, w):
+    """OneDNN ends the process without images, or returns another shape."""
+    return tf.nn.max_pool2d(tf.nn.conv2d(x, w, 1, "VALID"), 2, 1, "SAME")
+
+
+def _without_words(x):
+    time = tf.maximum(tf.shape(x)[1], 1)
+    ones = tf.ones([tf.shape(x)[0], time])
+    return tf.reduce_mean(ones), tf.reduce_mean(tf.shape(x[:, :1])[1:])
+
+
+def _rest_of_a_split(x):
+    *_, sizes = tf.split(tf.shape(x), [-1, 2])
+    return tf.reshape(x, [tf.shape(x)[0], -1, tf.reduce_prod(sizes)])
+
+
+def _padded(x, y):
+    both = x + y
+    flat = tf.reshape(both, [tf.shape(both)[0] * tf.shape(both)[1], 3])
+    loss = tf.reduce_sum(flat**2 * tf.cast(tf.shape(both)[1], tf.float32))
+    return loss, tf.gradients(loss, [x, y])
+
+
+def _diagonal(x):
+    """TensorFlow makes no matrix of a diagonal of unknown size."""
+    matrix = tf.einsum("bi,bj->bij", x, x)
+    return tf.concat([tf.linalg.diag_part(matrix), x], 1)
+
+
+X, KERNEL = sharded(-1, 4), replicated(3, 3, 2, 5)
+LABELS = sharded(-1, 4, dtype="int32", low=0, high=2)
+
+
+def _texts(*times):
+    return [sharded(-1, time, 3, hidden=(1,)) for time in times]
+
+
+STEPS = {
+    "all pairs gather one side": (_pairs, X),
+    "two views in blocks": (_two_views, X),
+    "two views by turns": (functools.partial(_two_views, interleaved=True), X),
+    "pairs of two views": (_pairs_of_views, sharded(-1, 3)),
+    "words of an unknown number of classes": (
+        with_gradients(_losses),
+        sharded(-1, 4, 3, hidden=(2,)),
+        LABELS,
+    ),
+    **{
+        f"positions of images of {len(hidden)} unknown sizes": (
+            with_gradients(_boxes),
+            sharded(-1, 6, 4, 2, hidden=hidden),
+            KERNEL,
+        )
+        for hidden in ((), (1,), (1, 2))
+    },
+    **{
+        f"pooled images of {len(hidden)} unknown sizes": (
+            with_gradients(_pooled),
+            sharded(-1, 4, 4, 2, hidden=hidden),
+            KERNEL,
+        )
+        for hidden in ((), (1, 2))
+    },
+    "an axis that may be empty": (_without_words, sharded(-1, 0, hidden=(1,))),
+    "the rest of a split": (_rest_of_a_split, sharded(-1, 5, 4, 3)),
+    # Of padded texts, a length is not known while it is traced.
+    "texts of one word and of others": (_padded, *_texts(1, 4)),
+    "texts and those of one word": (_padded, *_texts(4, 1)),
+    "texts that are equally long": (_padded, *_texts(4, 4)),
+    "the gradient of a diagonal": (with_gradients(_diagonal), X),
+}
+test_steps = as_listed("partitioned: steps", STEPS, exchanges=True)
+FAR_FROM_0 = {
+    # The mean of squares is no help there.
+    "moments far from 0": (
+        lambda x: tf.nn.moments(x + 1000, [0, 1]),
+        sharded(-1, 3, 2),
+    ),
+    "a variance far from 0": (
+        lambda x: tf.math.reduce_variance(x + 1000, [0, 1]),
+        sharded(-1, 3, 2),
+    ),
+}
+test_moments = as_listed(
+    "partitioned: far from 0", FAR_FROM_0, exchanges=True, tolerance=1e-4
 )
 
 
-def test_all_pairs_gather_one_side():
+def test_a_mean_of_halves_may_have_a_large_sum():
+    given = sharded(-1, 4000, dtype="float16", low=20, high=30)
+    check_on_towers(tf.reduce_mean, given, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("ratio", [None, 100])
+def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
+    """Two gradients, of a large and a small matrix; the large one is scaled."""
+
+    def function(x, w, v):
+        large, small = tf.gradients(tf.tanh(x @ w) @ v, [w, v])
+        return large / 3, small
+
+    given = sharded(-1, 600), replicated(600, 700), replicated(700, 1)
+    program = check_divided(function, *given, gather_ratio=ratio)
+    assert exchange_counts(program) == (
+        {"gather": 2, "sum": 1} if ratio else {"sum": 2}
+    )
+    assert program.replaced_sums == (4 * 600 * 700 if ratio else 0)
+
+
+def test_a_batch_may_be_empty():
     def function(x):
-        scores = tf.matmul(x, x, transpose_b=True)
-        return tf.reduce_sum(tf.nn.log_softmax(scores))
+        size = tf.shape(x)[0]
+        return [
+            tf.cond(condition, lambda: tf.reduce_mean(x), lambda: 7.0)
+            for condition in (size > 0, tf.cast(size, tf.bool))
+        ]
 
-    program = check_on_towers(function, sharded(-1, 4))
-    assert exchange_counts(program) == {"gather": 1, "sum": 1}
-    assert not computed_once(program)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_two_views_of_each_example(interleaved):
-    """As in SimCLR: rows of two tensors, in blocks or by turns."""
-
-    def function(x):
-        views = tf.stack([x, tf.sin(x)], 1 if interleaved else 0)
-        views = tf.reshape(views, [-1, 4])
-        scores = tf.matmul(views, views, transpose_b=True)
-        first, second = tf.split(scores, 2)
-        return tf.reduce_sum(scores**2), first - second, tf.gradients(scores, x)
-
-    program = check_on_towers(function, sharded(-1, 4))
-    assert interleaved or not computed_once(program)
+    check_on_towers(function, sharded(-1, 3), towers=[(2, 1), (0, 0)])
 
 
 def test_operations_have_the_names_of_the_trace():
@@ -108,20 +237,6 @@ def test_a_loop_of_tensorflow_1_outside_of_functions_is_an_error():
         check_on_towers(_imported_loop, _POSITIVE)
 
 
-@pytest.mark.parametrize("of", ["moments", "variance"])
-def test_a_mean_and_its_variance_take_one_exchange(of):
-    def function(x):
-        # Far from 0, where the mean of squares is no help.
-        x = x + 1000
-        if of == "moments":
-            return tf.nn.moments(x, [0, 1])
-        return tf.math.reduce_variance(x, [0, 1])
-
-    program = check_on_towers(function, sharded(-1, 3, 2), tolerance=1e-4)
-    assert program.levels == 2
-    assert not computed_once(program)
-
-
 def test_an_order_of_axes_that_is_known_is_a_constant():
     """XLA compiles a transpose only by a constant order."""
 
@@ -140,21 +255,10 @@ def test_channels_may_be_a_multiple_of_examples():
         mean = tf.reduce_mean(y, 0, keepdims=True)
         return tf.reduce_sum(tf.tile(mean, [5, 1]) * y)
 
-    graph = trace(function, replicated(5, 10))
-    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    rows = dataclasses.replace(replicated(5, 10), layout=Sharded(0))
+    program = laid_out(function, rows)
     sizes = [e.given.shape.num_elements() for e in program.exchanges]
     assert max(sizes) == 10
-
-
-def test_a_batch_may_be_empty():
-    def function(x):
-        size = tf.shape(x)[0]
-        return [
-            tf.cond(condition, lambda: tf.reduce_mean(x), lambda: 7.0)
-            for condition in (size > 0, tf.cast(size, tf.bool))
-        ]
-
-    check_on_towers(function, sharded(-1, 3), towers=[(2, 1), (0, 0)])
 
 
 def test_the_gradient_of_a_bias_of_images_is_a_sum():
@@ -167,81 +271,12 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
     assert "BiasAddGrad" not in {o.type for o in program.operations}
 
 
-def test_pairs_of_two_views_are_divided():
-    def function(x):
-        views = tf.concat([x, 2 * x], 0)
-        number = tf.concat([tf.range(tf.shape(x)[0])] * 2, 0)
-        same = tf.cast(number[:, None] == number[None], x.dtype)
-        return views @ tf.transpose(views) * same
-
-    check_divided(function, sharded(-1, 3))
-
-
-def test_losses_of_words_of_an_unknown_number_of_classes_are_divided():
-    def function(x, labels):
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x)
-
-    labels = sharded(-1, 4, dtype="int32", low=0, high=2)
-    check_divided(
-        with_gradients(function), sharded(-1, 4, 3, hidden=(2,)), labels
-    )
-
-
-@pytest.mark.parametrize("hidden", [(), (1,), (1, 2)])
-def test_images_of_any_size_are_reshaped_to_rows_of_positions(hidden):
-    """As a detector does with its boxes; its gradients are reshaped back."""
-
-    def function(x, kernel):
-        found = tf.nn.conv2d(x, kernel, 2, "SAME")
-        return tf.nn.softmax(tf.reshape(found, [tf.shape(x)[0], -1, 5]), 1)
-
-    given = sharded(-1, 6, 4, 2, hidden=hidden), replicated(3, 3, 2, 5)
-    check_divided(with_gradients(function), *given)
-
-
-@pytest.mark.parametrize("hidden", [(), (1, 2)])
-def test_towers_without_images_convolve_and_pool_none(hidden):
-    """OneDNN returns another shape for them, or ends the process."""
-
-    def function(x, w):
-        return tf.nn.max_pool2d(tf.nn.conv2d(x, w, 1, "VALID"), 2, 1, "SAME")
-
-    given = sharded(-1, 4, 4, 2, hidden=hidden), replicated(3, 3, 2, 5)
-    check_divided(with_gradients(function), *given)
-
-
-@pytest.mark.parametrize("ratio", [None, 100])
-def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
-    """Two gradients, of a large and a small matrix; the large one is scaled."""
-
-    def function(x, w, v):
-        large, small = tf.gradients(tf.tanh(x @ w) @ v, [w, v])
-        return large / 3, small
-
-    given = sharded(-1, 600), replicated(600, 700), replicated(700, 1)
-    program = check_on_towers(function, *given, gather_ratio=ratio)
-    assert exchange_counts(program)["gather"] == (2 if ratio else 0)
-    assert exchange_counts(program)["sum"] == (1 if ratio else 2)
-    assert program.replaced_sums == (4 * 600 * 700 if ratio else 0)
-    assert not computed_once(program)
-
-
-def test_a_mean_of_halves_may_have_a_large_sum():
-    def function(x):
-        return tf.reduce_mean(x)
-
-    given = sharded(-1, 4000, dtype="float16", low=20, high=30)
-    check_on_towers(function, given, tolerance=2e-3)
-
-
 def test_a_number_of_examples_is_checked():
     def function(x):
         return tf.ensure_shape(x, [5, None]) * 2
 
     given, counts = sharded(-1, 3), ((3, 0, 2), (1, 4))
-    check_divided(function, given, towers=counts)
-    graph = trace(function, given)
-    program = partition_graph(graph, [given.layout], graph.outputs)
+    program = check_divided(function, given, towers=counts)
     x = np.ones((4, 3), "float32")
 
     @tf.function(autograph=False)
@@ -250,44 +285,3 @@ def test_a_number_of_examples_is_checked():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="5 rows"):
         run()
-
-
-def test_an_axis_may_be_empty():
-    def function(x):
-        time = tf.maximum(tf.shape(x)[1], 1)
-        ones = tf.ones([tf.shape(x)[0], time])
-        return tf.reduce_mean(ones), tf.reduce_mean(tf.shape(x[:, :1])[1:])
-
-    check_on_towers(function, sharded(-1, 0, hidden=(1,)))
-
-
-def test_the_rest_of_a_split_is_what_is_left():
-    def function(x):
-        *_, sizes = tf.split(tf.shape(x), [-1, 2])
-        return tf.reshape(x, [tf.shape(x)[0], -1, tf.reduce_prod(sizes)])
-
-    check_on_towers(function, sharded(-1, 5, 4, 3))
-
-
-@pytest.mark.parametrize("times", [(1, 4), (4, 1), (4, 4)])
-def test_a_size_that_is_one_in_some_batches_is_repeated(times):
-    """Sizes that are not known while it is traced, such as of padded texts."""
-
-    def function(x, y):
-        both = x + y
-        flat = tf.reshape(both, [tf.shape(both)[0] * tf.shape(both)[1], 3])
-        loss = tf.reduce_sum(flat**2 * tf.cast(tf.shape(both)[1], tf.float32))
-        return loss, tf.gradients(loss, [x, y])
-
-    given = [sharded(-1, time, 3, hidden=(1,)) for time in times]
-    check_on_towers(function, *given)
-
-
-def test_the_gradient_of_a_diagonal_has_a_known_size():
-    """TensorFlow makes no matrix of a diagonal of unknown size."""
-
-    def joined(x):
-        matrix = tf.einsum("bi,bj->bij", x, x)
-        return tf.concat([tf.linalg.diag_part(matrix), x], 1)
-
-    check_on_towers(with_gradients(joined), sharded(-1, 4))

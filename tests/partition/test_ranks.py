@@ -188,8 +188,7 @@ def test_a_list_of_what_was_drawn():
 
 
 def test_one_process_has_no_root():
-    graph = kit.trace(
-        lambda x: x + tf.random.normal(tf.shape(x)), kit.sharded(-1)
-    )
-    program = partition_graph(graph, [kit.sharded(-1).layout], graph.outputs)
-    assert not at_root(program)
+    def noisy(x):
+        return x + tf.random.normal(tf.shape(x))
+
+    assert not at_root(kit.laid_out(noisy, kit.sharded(-1)))

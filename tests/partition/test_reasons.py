@@ -6,10 +6,9 @@ import warnings
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded, Value
 from keras_towers.partition.registry import OPERATIONS
-from tests.partition.kit import check_on_towers, sharded, trace
+from tests.partition.kit import check_on_towers, laid_out, sharded
 
 # What is computed once in these, and why.
 _REASONS = {
@@ -32,8 +31,7 @@ _REASONS = {
 
 def lay_out(function):
     """The program of a function of rows."""
-    graph = trace(function, sharded(-1, 3))
-    return partition_graph(graph, [Sharded(0)], graph.outputs)
+    return laid_out(function, sharded(-1, 3))
 
 
 @pytest.mark.parametrize("type_", _REASONS)

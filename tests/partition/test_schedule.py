@@ -4,12 +4,11 @@ import functools
 
 import tensorflow as tf
 
-from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.memory_estimate import MemoryEstimate, events_of
 from keras_towers.partition.program import Operation
 from keras_towers.partition.schedule import RematLimits, schedule
 from keras_towers.partition.tensor_sizes import TensorSizes
+from tests.partition.kit import laid_out, replicated, sharded
 
 ROWS, TOWERS, WIDTH, LAYERS = 2048, 2, 256, 12
 
@@ -26,12 +25,8 @@ def deep(xla=False, remat=None, width=WIDTH, layers=LAYERS):
             loss = tf.reduce_sum(x)
         return tape.gradient(loss, weights)
 
-    specs = [tf.TensorSpec([None, width])]
-    specs += [tf.TensorSpec([width, width])] * layers
-    traced = tf.function(step, autograph=False).get_concrete_function(*specs)
-    graph = traced.graph
-    layouts = [Sharded(0), *[REPLICATED] * layers]
-    program = partition_graph(graph, layouts, graph.outputs)
+    weights = [replicated(width, width)] * layers
+    program = laid_out(step, sharded(-1, width), *weights)
     return schedule(
         program, TOWERS, ROWS, remat=remat or RematLimits(), xla=xla
     )
@@ -87,12 +82,8 @@ def test_what_takes_memory_is_computed_when_it_is_used():
         pairs = zip(weights, products, strict=True)
         return [tf.norm(weight - 0.1 * product) for weight, product in pairs]
 
-    specs = [tf.TensorSpec([8, width])]
-    specs += [tf.TensorSpec([width, width])] * layers
-    traced = tf.function(step, autograph=False).get_concrete_function(*specs)
-    graph = traced.graph
-    layouts = [REPLICATED] * (1 + layers)
-    program = partition_graph(graph, layouts, graph.outputs)
+    given = [replicated(8, width), *[replicated(width, width)] * layers]
+    program = laid_out(step, *given)
     one = width * width * 4
     weights = layers * one
     before = peak_bytes(program) - weights
@@ -104,10 +95,7 @@ def test_what_takes_memory_is_computed_when_it_is_used():
 
 def levels_of(step, *types):
     """Return the levels of operations in the scheduled program of a step."""
-    spec = tf.TensorSpec([None, WIDTH])
-    graph = tf.function(step, autograph=False).get_concrete_function(spec).graph
-    program = partition_graph(graph, [Sharded(0)], graph.outputs)
-    program = schedule(program, TOWERS, ROWS)
+    program = schedule(laid_out(step, sharded(-1, WIDTH)), TOWERS, ROWS)
     check_order(program)
     found = {
         operation.type: operation.level for operation in program.operations
@@ -190,9 +178,7 @@ def test_nothing_that_acts_or_draws_runs_again():
             loss = tf.reduce_sum(x)
         return tape.gradient(loss, w)
 
-    specs = [tf.TensorSpec([None, 512]), tf.TensorSpec([512, 512])]
-    graph = tf.function(step).get_concrete_function(*specs).graph
-    program = partition_graph(graph, [Sharded(0), REPLICATED], graph.outputs)
+    program = laid_out(step, sharded(-1, 512), replicated(512, 512))
     program = schedule(program, TOWERS, 1024, remat=RematLimits(0))
     check_order(program)
     again = {o.type for o in program.operations if o.suffix.endswith("_again")}

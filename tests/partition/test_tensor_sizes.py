@@ -1,20 +1,14 @@
 """``TensorSizes``: how large the tensors of a program are."""
 
+import functools
+
 import tensorflow as tf
 
-from keras_towers.partition import partition_graph
-from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.tensor_sizes import TensorSizes
-from tests.partition.kit import replicated, sharded, trace
+from tests.partition import kit
+from tests.partition.kit import replicated, sharded
 
-
-def laid_out(function, *given):
-    graph = trace(function, *given)
-    layouts = [g.layout for g in given]
-    program = partition_graph(
-        graph, layouts, graph.outputs, options=LayoutOptions(xla=True)
-    )
-    return program
+laid_out = functools.partial(kit.laid_out, xla=True)
 
 
 def sizes_of(program, type_, towers=4, rows=8):

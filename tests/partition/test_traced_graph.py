@@ -16,7 +16,7 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
-from tests.partition.kit import laid_out, sharded, trace
+from tests.partition.kit import laid_out, sharded
 from tests.partition.layout_list import described
 
 INPUTS = {
@@ -86,8 +86,7 @@ def test_what_nobody_needs_is_left_out():
         _ = tf.sin(x) + tf.unique(x[:, 0])[0][0]
         return tf.reduce_sum(tf.cos(x))
 
-    graph = trace(function, sharded(-1, 3))
-    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    program = laid_out(function, sharded(-1, 3))
     types = {operation.type for operation in program.operations}
     assert "Cos" in types and not types & {"Sin", "Unique"}
     assert [e.kind for e in program.exchanges] == ["sum"]
@@ -132,9 +131,8 @@ def test_the_gradient_that_an_exchange_is_for(name):
     def function(x):
         return tf.raw_ops.IdentityN(input=[gradient(x)], name="handed")
 
-    graph = trace(function, sharded(-1, 3))
     handed = {"handed": [REPLICATED]}
-    program = partition_graph(graph, [Sharded(0)], graph.outputs, handed)
+    program = laid_out(function, sharded(-1, 3), handed=handed)
     assert sorted(e.gradient for e in program.exchanges) == wanted
 
 
@@ -163,8 +161,7 @@ def test_rows_that_an_update_gets(layout, is_own):
     def function(x):
         return tf.raw_ops.IdentityN(input=[2 * x], name="handed")
 
-    graph = trace(function, sharded(-1, 3))
     handed = {"handed": [layout]}
-    program = partition_graph(graph, [Sharded(0)], graph.outputs, handed)
+    program = laid_out(function, sharded(-1, 3), handed=handed)
     gather = program.exchanges[0]
     assert (gather.kind, gather.is_own) == ("gather", is_own)

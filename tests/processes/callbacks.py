@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
-from tests.fit.ranks.test_plain_settings import Schedule
 from tests.kit.again import begin_again
 from tests.kit.compare import (
     assert_all_close,
@@ -405,21 +404,13 @@ def fewer_examples(mine):
     s.fit(mine, s.X[:count], s.Y[:count], batch_size=8)
 
 
-def schedule(steps):
-    rate = keras.optimizers.schedules.CosineDecay(0.1, steps)
-    return keras.optimizers.SGD(rate), "mse"
-
-
-def own_schedule(first):
-    return keras.optimizers.SGD(Schedule(first)), "mse"
-
-
 def momentum(value):
     return keras.optimizers.SGD(momentum=value), "mse"
 
 
 @check
 def what_differs_between_ranks_is_named():
+    """Each setting of a model is in ``fit/ranks/test_plain_settings.py``."""
     for calls, *words in (
         (
             (s.fit, lambda mine: mine.predict(s.X)),
@@ -436,14 +427,6 @@ def what_differs_between_ranks_is_named():
         (
             compiled_with(("sgd", "mse"), ("sgd", "mae")),
             *("operation that differs: rank 0: Square", "rank 1: "),
-        ),
-        (
-            compiled_with(schedule(10), schedule(20)),
-            "on some ranks: decay_steps of the schedule of the optimizer",
-        ),
-        (
-            compiled_with(own_schedule(0.1), own_schedule(0.2)),
-            "on some ranks: first of the schedule of the optimizer",
         ),
         (
             compiled_with(momentum(0.5), momentum(0.25)),

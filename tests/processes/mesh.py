@@ -226,11 +226,6 @@ def a_hook_sums_gradients_on_a_mesh():
 
 
 @rare_check
-def a_hook_sums_gradients_of_slots_in_shards():
-    assert_hooked(towers=2, updates="sharded")
-
-
-@rare_check
 def a_hook_sums_all_terms_of_a_gradient():
     """Also where a regularizer adds one; not what normalizes a layer."""
     hook, mine = Bounded(), build()

@@ -135,11 +135,6 @@ def a_rank_without_rows_skips_its_update():
     assert_rounds(4, {}, COUNT + 1, layers, **outer)
 
 
-@rare_check
-def rounds_with_an_outer_step_on_two_towers():
-    assert_rounds(3, {"towers": 2}, outer_momentum=0.9, outer_learning_rate=0.7)
-
-
 def assert_rounds_in_shards(**options):
     """A rank without rows skips its update here, too."""
 
@@ -160,11 +155,6 @@ def rounds_on_a_mesh():
 @check
 def rounds_with_weights_in_shards():
     assert_rounds_in_shards(towers=2, weights="sharded")
-
-
-@rare_check
-def rounds_with_slots_in_shards():
-    assert_rounds_in_shards(towers=2, updates="sharded")
 
 
 @check

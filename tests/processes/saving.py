@@ -366,38 +366,6 @@ def between_averages_of_the_ranks_nothing_is_saved():
 
 
 @rare_check
-def files_of_keras_callbacks_within_an_epoch_are_those_of_one_process():
-    def train(it, folder):
-        it.compile("adam", "mse", steps_per_execution=2)
-        backup = keras.callbacks.BackupAndRestore(
-            folder / "backup", save_freq=3, delete_checkpoint=False
-        )
-        weights = str(folder / "{epoch}-{batch}.weights.h5")
-        checkpoint = keras.callbacks.ModelCheckpoint(
-            weights, save_freq=3, save_weights_only=True
-        )
-        s.fit(it, batch_size=8, epochs=2, callbacks=[backup, checkpoint])
-
-    for block in (whole, shards):
-        there, here = (FOLDER / f"{block.__name__}-{i}" for i in "12")
-        mine, alone = compiled(s.model), compiled(s.model)
-        with block():
-            train(mine, there)
-        s.gather("trained")
-        if s.RANK == 0:
-            train(alone, here)
-            names = sorted(p.name for p in here.glob("*.weights.h5"))
-            found = sorted(p.name for p in there.glob("*.weights.h5"))
-            assert found == names and len(names) > 2
-            one, other = compiled(s.model), compiled(s.model)
-            for name in names:
-                one.load_weights(there / name)
-                other.load_weights(here / name)
-                assert_all_close(one.get_weights(), other.get_weights(), 1e-5)
-        s.gather("compared")
-
-
-@rare_check
 def threads_of_a_script_save_once():
     path, errors = FOLDER / "in-thread.keras", []
     mine = compiled()

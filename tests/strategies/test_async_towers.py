@@ -26,27 +26,6 @@ from tests.strategies.async_cases import dataset
 pytestmark = pytest.mark.alternate
 
 
-def test_asynchronous_towers_learn():
-    """With sparse gradients, scaled losses, and layers that keep a state."""
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            *m.with_embedding().layers[:-1],
-            keras.layers.Dropout(0.1),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dense(3),
-        ]
-    )
-    inner = keras.optimizers.AdamW(0.02, clipnorm=1.0)
-    optimizer = keras.optimizers.LossScaleOptimizer(inner)
-    model.compile(optimizer, m.cross_entropy())
-    y = m.TOKENS[:, 0] % 3
-    with kt.AsyncTowerStrategy(2):
-        losses = fit(model, 15, m.TOKENS, y)["loss"]
-        assert model.evaluate(m.TOKENS, y, verbose=0) < losses[0] / 2
-    assert int(inner.iterations) == 15 * -(-len(y) // BATCH)
-
-
 def test_other_methods_are_exact():
     model, reference = (
         linear(keras.layers.BatchNormalization()) for _ in range(2)

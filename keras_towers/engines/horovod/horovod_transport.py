@@ -48,8 +48,6 @@ from keras_towers.transport.engine_transport import EngineTransport
 _connected = False
 # The arguments of init(), to call it again.
 _arguments: tuple[tuple[object, ...], dict[str, object]] = (), {}
-# The most bytes that Horovod sends together, by default.
-_FUSION_BYTES = 2**27
 # The place of this process, which Horovod does not tell while it is shut down.
 _place: dict[str, int] = {}
 
@@ -293,12 +291,6 @@ class HorovodTransport(EngineTransport):
         # Gloo and MPI add float16 on the CPU, element by element. Ranks have to
         # agree, so this depends on their build, and not on their GPUs.
         return bool(self.engine.nccl_built()) and not self._from_host
-
-    def message_bytes(self, kind: str, size: int) -> int:
-        # What it sends together, it copies.
-        fused = os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_BYTES)
-        other = min(size, int(fused))
-        return super().message_bytes(kind, size) or other
 
     def _run(
         self,

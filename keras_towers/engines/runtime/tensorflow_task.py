@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import multiprocessing
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from keras_towers import compat, settings, system
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import listening, liveness, tf_config, watch
 from keras_towers.rendezvous.store import MissingRanks
 from keras_towers.rendezvous.tf_config import Cluster
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # The key of that all ranks have started.
 _STARTED = "tasks-started"

@@ -143,11 +143,9 @@ class ReadAheadLimit:
         with self._changed:
             self._changed.wait_for(lambda: not self._asking)
 
-    @contextlib.contextmanager
-    def first_batches(self) -> Iterator[None]:
+    def first_batches(self) -> contextlib.AbstractContextManager[None]:
         """Read the first batches in this block, before any step."""
-        with _reading.holding(_Reading(self)):
-            yield
+        return _reading.holding(_Reading(self))
 
     def order_reads(self, adapter: Any) -> None:
         """Make an adapter of Keras read each batch within the limit."""

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce, first_time, silence
+from keras_towers._notices import announce, first_time, logger, silence
 from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
@@ -47,8 +46,6 @@ from keras_towers.partition.schedule import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
-
-logger = logging.getLogger("keras_towers")
 
 # How many times less a step is to need once memory has run out.
 _SHRINKS = 2
@@ -91,10 +88,8 @@ class Limit:
         mesh = [*itertools.chain(*config.mesh)]
         sizes = zip(memory_of(mesh), map(short_name, mesh), strict=True)
         own = min(((n, name) for n, name in sizes if n), default=None)
-        of_ranks = [own]
-        if peers.size > 1:
-            where = "compares the memory of its devices"
-            of_ranks = rank_checks.gather(peers, own, where)
+        where = "compares the memory of its devices"
+        of_ranks = rank_checks.gather(peers, own, where)
         known = [(n, rank) for rank, n in enumerate(of_ranks) if n]
         if not known:
             return None

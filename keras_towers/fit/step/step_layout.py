@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
@@ -38,8 +37,6 @@ from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
 from keras_towers.partition.rematerialization import ALIKE
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
-
-logger = logging.getLogger("keras_towers")
 
 # The batch size to assume if it is unknown.
 _ASSUMED_BATCH = 64

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce, first_time
+from keras_towers._notices import announce, first_time, logger
 from keras_towers._strategy import Strategy
 from keras_towers.devices import all_on_host
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
@@ -24,8 +24,6 @@ from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
 from keras_towers.partition.program import Program, Schedule
 from keras_towers.partition.xla_pieces import Stages
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # The part of its memory that TensorFlow's allocator of CPUs leaves free between
 # tensors, and does not give back.
@@ -142,27 +140,20 @@ def describe_steps(config: TowerConfig) -> list[str]:
     """Describe the steps that ran under a strategy."""
     lines = []
     for name, costs in _costs.get(config.strategy, {}).items():
-        lines.append(f"{name}: {costs.exchange_summary}")
-        if costs.axes_summary:
-            lines.append(f"{name}: {costs.axes_summary}")
+        said = [costs.exchange_summary, costs.axes_summary]
         if config.transport.size > 1:
-            lines.append(
-                f"{name}: each rank sends at most {costs.sent_summary}"
-            )
+            said.append(f"each rank sends at most {costs.sent_summary}")
         if costs.replaced_sums:
             sums = format_bytes(costs.replaced_sums)
-            lines.append(f"{name}: gathers rows in place of sums of {sums}")
+            said.append(f"gathers rows in place of sums of {sums}")
         if costs.gathered:
             most = format_bytes(costs.gathered)
-            lines.append(
-                f"{name}: at most {most} of gathered weights at a time"
-            )
-        if costs.remat_summary:
-            lines.append(f"{name}: {costs.remat_summary}")
-        summary = costs.held_summary
-        if config.options.micro_batches != 1 and summary:
-            lines.append(f"{name}: held for all micro-batches: {summary}")
-        lines += [f"{name}: {line}" for line in costs.once_summary]
+            said.append(f"at most {most} of gathered weights at a time")
+        said.append(costs.remat_summary)
+        if config.options.micro_batches != 1 and costs.held_summary:
+            said.append(f"held for all micro-batches: {costs.held_summary}")
+        said += costs.once_summary
+        lines += [f"{name}: {line}" for line in said if line]
     return lines
 
 

@@ -38,18 +38,6 @@ def left_by(error, model, towers=2, **words):
     originals.assert_back()
 
 
-def test_ctrl_c_in_the_middle_of_fit():
-    """Completed steps count, and training can go on."""
-    reference, model = linear(run_eagerly=True), linear()
-    fit(reference, x=X[: 2 * BATCH], y=Y[: 2 * BATCH])
-    fit(reference)
-    with left_by(KeyboardInterrupt, model):
-        fit(model, callbacks=after_batch(1, interrupt))
-    assert int(model.optimizer.iterations) == 2
-    fit(model)
-    assert_same_model(model, reference)
-
-
 def test_ctrl_c_at_any_moment():
     """A signal from outside, while steps run: whole steps are kept."""
     model, reference = linear(), linear()

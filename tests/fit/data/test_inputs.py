@@ -152,32 +152,6 @@ def test_fit(kind, ahead):
     assert_exact(linear, act, strategy, reference, in_graph=True)
 
 
-@pytest.mark.parametrize("ahead", sample_of([False, True]))
-def test_several_steps_in_one_and_validation(ahead):
-    def act(model):
-        data = batches(5) if ahead else unknown_length(5)
-        steps = 3 if ahead else None
-        validation = {"validation_data": data, "validation_steps": steps}
-        return fitting("tf.data", 16, **validation)(model)
-
-    make = functools.partial(linear, steps_per_execution=3)
-    assert_exact(make, act, strategy_of(2, ahead))
-
-
-@pytest.mark.parametrize(
-    "source, ahead", sample_of([("generator", False), ("PyDataset", True)])
-)
-def test_evaluate_and_predict(source, ahead):
-    def act(model):
-        data = SOURCES[source](7)
-        steps = data.pop("steps_per_epoch", None)
-        evaluated = model.evaluate(**data, steps=steps, verbose=0)
-        data = SOURCES[source](7)["x"]
-        return evaluated, model.predict(data, steps=steps, verbose=0)
-
-    assert_exact(linear, act, strategy_of(2, ahead))
-
-
 def test_a_generator_is_read_only_for_steps():
     """What is prefetched beyond them is lost, and ranks lose other numbers."""
 

@@ -77,23 +77,6 @@ def test_an_optimizer_computes_with_the_rows_of_all_parts(options, monkeypatch):
     assert_exact(compiled(m.with_embedding, adam), trained, strategy)
 
 
-class Counter(keras.layers.Layer):
-    """Counts steps, and adds to its input how many there were before."""
-
-    def build(self, shape):
-        self.steps = self.add_weight(shape=(), trainable=False)
-
-    def call(self, x):
-        x = x + self.steps
-        self.steps.assign_add(1.0)
-        return x * self.steps
-
-
-def test_variables_change_once_a_step_not_once_a_part():
-    strategy = kt.TowerStrategy(2, micro_batches=3, updates="each")
-    assert_exact(stacked(lambda: [Counter(), Dense(3)]), trained, strategy)
-
-
 def test_parts_on_parameter_servers_and_without_averaging():
     strategy = kt.ParameterServerTowerStrategy(2, micro_batches=2)
     assert_exact(compiled(m.mlp), trained, strategy)

@@ -11,9 +11,8 @@ import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.fit.step.graph_function import GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
-from tests.fit.step.acts import Acts, ReadsItsUpdate, Stepping, Twice, shown
+from tests.fit.step.acts import Acts, ReadsItsUpdate, Stepping, Twice
 from tests.kit.compare import assert_exact, assert_same, use_model
-from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.sampling import long_unless
 from tests.kit.training import (
     X,
@@ -200,50 +199,6 @@ def test_xla_draws_other_numbers():
         for xla in (True, False)
     )
     assert np.abs(one - other).max() > 1
-
-
-def draw_a_few(x):
-    """Add draws of few numbers, which nothing else in the step needs."""
-    seeds = np.arange(6, dtype="int32").reshape(3, 2)
-    chosen = tf.random.stateless_categorical(x, 4, seeds[0])
-    numbers = (
-        tf.cast(tf.reduce_sum(chosen), x.dtype),
-        tf.random.stateless_truncated_normal([], seeds[1], dtype=x.dtype),
-        tf.cond(
-            tf.reduce_sum(x) > 0,
-            lambda: tf.random.stateless_uniform([2], seeds[2]),
-            lambda: tf.random.stateless_uniform([2], seeds[2]) + 1,
-        ),
-    )
-    return x + sum(map(tf.reduce_sum, numbers))
-
-
-def test_few_draws_are_those_of_one_device():
-    """Also where the trace knows how few they are."""
-    make = functools.partial(
-        stacked, lambda: [Dense(7, "tanh"), Acts(draw_a_few), Dense(3)]
-    )
-
-    def act(model):
-        return fit(model, x=X[:14], y=m.LABELS[:14], batch_size=7)
-
-    with_xla, without = (make(jit_compile=xla) for xla in (True, False))
-    wanted = use_model(with_xla, act)
-    assert_same(use_model(with_xla, act, kt.TowerStrategy(2)), wanted, ROUNDING)
-    (one,), (other,) = (
-        found.returned["loss"] for found in (wanted, use_model(without, act))
-    )
-    assert abs(one - other) > 1e-3
-
-
-def test_operations_computed_once_are_not_compiled(reasons):
-    make = functools.partial(
-        stacked, lambda: [Dense(7, "tanh"), Acts(shown), Dense(3)]
-    )
-    found = use_model(make(jit_compile=True), trained, kt.TowerStrategy(2))
-    assert reasons() == []
-    wanted = use_model(make(jit_compile=False), trained)
-    assert_same(found, wanted, ROUNDING)
 
 
 def _strings(x):
@@ -457,19 +412,6 @@ def test_asynchronous_towers_read_what_they_have_updated(reasons):
     assert_same(found, use_model(make, act), ROUNDING)
     ((_, said),) = reasons()
     assert "kernel after an update of it" in said
-
-
-def test_a_mesh_compiles_counters_statistics_and_drops(reasons):
-    def layers():
-        normed = keras.layers.BatchNormalization(momentum=0.5)
-        first = Dense(8, use_bias=False)
-        return [first, normed, drop(), Counts(), Dense(4)]
-
-    layouts = layout_map(mesh_of(2, 2), {"dense.*kernel": (None, "model")})
-    make = stacked(layers, optimizer=adam, jit_compile=True)
-    found = use_model(make, trained, kt.ModelParallelStrategy(layouts))
-    assert reasons() == []
-    assert_same(found, use_model(make, trained), ROUNDING)
 
 
 def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):

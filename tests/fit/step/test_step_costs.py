@@ -151,12 +151,6 @@ def test_what_micro_batches_hold(function, shape, summary):
     assert costs(function, shape).held_summary == summary
 
 
-@pytest.mark.parametrize("towers", [2, 5])
-def test_maxima_are_gathered_from_each_tower(towers):
-    found = costs(lambda x: tf.reduce_max(x, 0), (None, 5), towers=towers)
-    assert (found.fixed, found.per_unit) == (20 * towers, {})
-
-
 class Median(keras.layers.Layer):
     """Subtracts the median of each feature."""
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import re
 
 import keras
@@ -11,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import shards
 from keras_towers.partition.gathers import gathered_bytes
@@ -80,28 +78,6 @@ def test_a_tower_has_its_part_of_the_bytes(towers):
         # Vectors are divided, too, and are no more than a row each.
         assert of_weights <= total / towers + 6 * largest_row
         assert of_slots <= 2 * (total / towers + 6 * largest_row)
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "optimizer"),
-    sample_of(itertools.product([48, 50], [m.momentum, adam])),
-)
-def test_rows_are_looked_up_where_they_are(vocabulary, optimizer):
-    """A table that is divided along its rows, or along its columns."""
-
-    def build():
-        tokens = keras.Input((4,), dtype="int32")
-        embedded = layers.Embedding(vocabulary, 6)(tokens)
-        pooled = layers.GlobalAveragePooling1D()(embedded)
-        return keras.Model(tokens, layers.Dense(3)(pooled))
-
-    tokens = m.TOKENS[:53] * 4 % vocabulary
-    # Fewer tokens than rows: the table stays where it is.
-    assert_exact(
-        seeded(build, optimizer),
-        lambda model: fit(model, x=tokens, batch_size=8),
-        sharded(3 if vocabulary == 48 else 4),
-    )
 
 
 def test_kernels_of_convolutions_are_gathered_not_images():
@@ -189,46 +165,6 @@ def test_operations_without_a_rule_get_whole_variables():
         return model
 
     assert_exact(seeded(build), fit, sharded(3))
-
-
-def _recurrent(unroll):
-    return [
-        layers.Reshape((3, 2)),
-        layers.Bidirectional(layers.GRU(4, unroll=unroll)),
-        layers.Dense(3),
-    ]
-
-
-@pytest.mark.parametrize("unroll", sample_of([False, True]))
-def test_loops_get_whole_weights(unroll):
-    make = stacked(functools.partial(_recurrent, unroll))
-    assert_exact(make, fit, sharded())
-
-
-def test_frozen_tied_and_several_optimizers():
-    class TwoSteps(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape(persistent=True) as tape:
-                loss = self.compute_loss(x, y, self(x, training=True))
-                other = tf.reduce_mean(self(x * 2.0) ** 2)
-            first, *rest = self.trainable_variables
-            self.optimizer.apply([tape.gradient(loss, first)], [first])
-            self.other.apply(tape.gradient(other, rest), rest)
-            return {"loss": loss, "other": other}
-
-    def make():
-        keras.utils.set_random_seed(1)
-        tied = layers.Dense(6)
-        base = layers.Dense(6, trainable=False)
-        inputs = keras.Input((6,))
-        x = tied(base(tied(inputs)))
-        model = TwoSteps(inputs, layers.Dense(3)(x))
-        model.other = adam(global_clipnorm=0.1)
-        model.compile(keras.optimizers.RMSprop(0.01), m.cross_entropy())
-        return model
-
-    assert_exact(make, lambda model: fit(model, epochs=2), sharded(3))
 
 
 _IN_BRANCHES = {

@@ -119,33 +119,6 @@ def test_built_inside_the_scope_stays_on_the_towers(tmp_path):
     )
 
 
-def test_models_of_two_scopes():
-    """They train in turn, before and after a block of one of the strategies."""
-    outside = linear()
-    strategies = kt.TowerStrategy(3), kt.TowerStrategy(2)
-    with strategies[0].scope():
-        made = linear()
-    with strategies[1].scope():
-        fit(outside)
-    fit(made)
-    for model, strategy in zip((made, outside), strategies, strict=True):
-        assert model.distribute_strategy is strategy
-    with strategies[0]:
-        linear().predict_on_batch(X[:8])
-    assert outside.distribute_strategy is strategies[1]
-    for model in (made, outside):
-        fit(model)
-        compare.assert_same_model(model, trained(2))
-
-
-def test_a_block_takes_a_model_of_a_scope():
-    with kt.TowerStrategy(3).scope():
-        model = linear()
-    with kt.TowerStrategy(2):
-        fit(model)
-    compare.assert_same_model(model, trained(1))
-
-
 def test_compiled_again_inside(variables_on_towers):
     """New optimizer, loss and metrics; the old ones are ordinary again."""
     olds = []

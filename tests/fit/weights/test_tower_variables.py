@@ -161,31 +161,3 @@ def test_callbacks_use_variables_with_copies_as_on_one_device():
     for seen, weights in results[1:]:
         assert seen == results[0][0]
         assert_all_close(weights, results[0][1])
-
-
-class Counts(keras.Sequential):
-    """Counts steps, and the labels of each kind, in variables of TensorFlow."""
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        self.steps.assign_add(1)
-        ones = tf.ones_like(data[1])
-        self.labels.scatter_nd_add(data[1][:, None], ones)
-        return logs
-
-
-@pytest.mark.parametrize("updates", sample_of(["once", "each"]))
-def test_a_step_writes_all_copies_of_a_variable_of_the_block(updates):
-    found = []
-    for strategy in (None, kt.TowerStrategy(2, updates=updates)):
-        model = linear(cls=Counts, run_eagerly=strategy is None)
-        with strategy or contextlib.nullcontext():
-            model.steps = tf.Variable(0)
-            model.labels = tf.Variable([0, 0, 0])
-            fit(model)
-            for variable in (model.steps, model.labels):
-                parts = getattr(variable, "values", [variable])
-                found.append([part.numpy().tolist() for part in parts])
-    steps, labels, steps_of_towers, labels_of_towers = found
-    assert steps[0] == STEPS and sum(labels[0]) > STEPS
-    assert steps_of_towers == steps * 2 and labels_of_towers == labels * 2

@@ -8,21 +8,6 @@ from tests.partition.cases import table as t
 
 
 @t.step()
-def private_by_map(m, x, y):
-    """The gradient of each example is clipped by itself."""
-    weights = m.trainable_variables
-
-    def one(pair):
-        _, grads = t.gradients_of(m, pair[0][None], pair[1][None])
-        return [tf.clip_by_norm(g, 0.1) for g in grads]
-
-    types = [tf.float32] * len(weights)
-    each = tf.map_fn(one, (x, y), fn_output_signature=types)
-    m.optimizer.apply([tf.reduce_mean(g, 0) for g in each], weights)
-    return {"loss": t.default_loss(m, x, y)}
-
-
-@t.step()
 def private_by_jacobian(m, x, y):
     """DP-SGD without noise, whose mean is made by the batch in Python."""
     weights = m.trainable_variables
@@ -35,18 +20,6 @@ def private_by_jacobian(m, x, y):
         moves.append(tf.reshape(mean, tf.shape(g)[1:]))
     m.optimizer.apply(moves, weights)
     return {"loss": tf.reduce_mean(each)}
-
-
-@t.step(kept=t.state())
-def state_in_nested_function(m, x, y):
-    loss = t.default_loss(m, x, y)
-
-    @tf.function
-    def keep():
-        m.kept.assign(tf.maximum(m.kept, loss))
-        return m.kept + 0.0
-
-    return loss + 0.1 * keep()
 
 
 @t.step(kept=t.state())

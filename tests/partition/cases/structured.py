@@ -1,35 +1,10 @@
-"""Words, pictures and regions, with masks and unknown lengths."""
+"""Words, tags and regions, with unknown lengths."""
 
 import keras
 import tensorflow as tf
 from keras import layers, ops
 
 from tests.partition.cases import table as t
-
-
-def _transformer():
-    given = keras.Input([None], dtype="int32")
-    mask = ops.not_equal(given, 0)
-    x = layers.Embedding(9, 8)(given)
-    attended = layers.MultiHeadAttention(2, 4)(
-        x, x, attention_mask=ops.expand_dims(mask, 1)
-    )
-    x = layers.LayerNormalization()(x + attended)
-    return keras.Model(given, layers.Dense(9)(x))
-
-
-@t.step(t.tokens, net=_transformer)
-def masked_words(m, x, y):
-    masked = tf.logical_and(x > 0, tf.equal((x + tf.range(8)) % 3, 0))
-    logits = m.net(tf.where(masked, 8, x))
-    logits = tf.boolean_mask(logits, masked)
-    labels = tf.boolean_mask(x, masked)
-    lost = t.cross_entropy(labels, logits)
-    right = tf.equal(tf.argmax(logits, -1, tf.int32), labels)
-    count = tf.maximum(tf.size(labels), 1)
-    accuracy = tf.reduce_sum(tf.cast(right, tf.int32)) / count
-    loss = tf.reduce_sum(lost) / tf.cast(count, tf.float32)
-    return loss + 0 * tf.cast(accuracy, tf.float32)
 
 
 def _of_words():
@@ -66,22 +41,6 @@ def indices_reordered(m, x, y):
     return _with_rows_changed(m, x, lambda p: tf.reduce_mean(y * p), reordered)
 
 
-@t.step(
-    t.tokens,
-    net=t.mlp(1, shape=(4,)),
-    table=lambda: keras.Variable(t.normal(4)[:9]),
-)
-def bag_of_ragged_words(m, x, y):
-    ragged = tf.RaggedTensor.from_tensor(x, padding=0)
-    ragged = tf.ragged.boolean_mask(ragged, ragged > 2)
-    vectors = tf.ragged.map_flat_values(
-        tf.nn.embedding_lookup, m.table.value, ragged
-    )
-    mean = tf.reduce_sum(vectors, 1)
-    mean /= tf.cast(tf.maximum(ragged.row_lengths(), 1), tf.float32)[:, None]
-    return t.mse(y, m.net(mean))
-
-
 def _texts():
     """Up to six words; some texts are without."""
     words, counts = t.whole(4, 6), t.whole(7)
@@ -90,23 +49,6 @@ def _texts():
         for row, count in zip(words, counts, strict=True)
     ]
     return tf.constant(texts), t.normal(1)
-
-
-@t.compiled_model(_texts)
-def words_of_texts():
-    """Texts are split, and words looked up, within the model."""
-    return t.compiled(
-        t.stack(
-            layers.TextVectorization(
-                vocabulary=["a", "b", "c"], output_sequence_length=4
-            ),
-            layers.Embedding(6, 3),
-            layers.Flatten(),
-            layers.Dense(1),
-            shape=(),
-            dtype="string",
-        )
-    )
 
 
 @t.compiled_model(_texts)
@@ -148,37 +90,6 @@ def counted_words_of_texts():
     return t.compiled(keras.Model(texts, both))
 
 
-@t.compiled_model(lambda: (t.normal(9, 3), t.normal(1)))
-def dilated_convolutions():
-    return t.compiled(
-        t.stack(
-            layers.Conv1D(4, 2, dilation_rate=2, padding="causal"),
-            layers.SeparableConv1D(3, 2, dilation_rate=4, padding="same"),
-            layers.Flatten(),
-            layers.Dense(1),
-            shape=(9, 3),
-        )
-    )
-
-
-def _recurrent():
-    both_ways = layers.Bidirectional(layers.GRU(4, return_sequences=True))
-    return t.stack(both_ways, layers.Dense(5), shape=(12, 3))
-
-
-@t.step(lambda: (t.normal(12, 3), t.whole(4, 4)), net=_recurrent)
-def ctc(m, x, y):
-    lost = tf.nn.ctc_loss(
-        y,
-        m.net(x),
-        tf.reduce_sum(tf.cast(y > 0, tf.int32), 1),
-        tf.fill([t.rows(x)], 12),
-        logits_time_major=False,
-        blank_index=0,
-    )
-    return tf.reduce_mean(lost)
-
-
 @t.step(
     lambda: (t.normal(8, 3), t.whole(4, 8)),
     net=t.mlp(4, shape=(8, 3)),
@@ -202,28 +113,6 @@ def conditional_random_field(m, x, y):
     pairs = tf.stack([y[:, :-1], y[:, 1:]], -1)
     path += tf.reduce_sum(tf.gather_nd(m.moves.value, pairs) * mask[:, 1:], 1)
     return tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - path)
-
-
-def _pixels():
-    return t.stack(
-        layers.Conv2D(4, 3, padding="same", use_bias=False),
-        layers.BatchNormalization(),
-        layers.Conv2DTranspose(3, 3, padding="same"),
-        shape=(6, 6, 2),
-    )
-
-
-@t.step(lambda: (t.normal(6, 6, 2), t.whole(4, 6, 6)), net=_pixels)
-def segmentation(m, x, y):
-    flat = tf.reshape(m.net(x, training=True), [-1, 3])
-    labels = tf.reshape(y, [-1])
-    keep = tf.squeeze(tf.where(labels < 3), 1)
-    labels, flat = tf.gather(labels, keep), tf.gather(flat, keep)
-    lost = t.cross_entropy(labels, flat)
-    p, one_hot = tf.nn.softmax(flat), tf.one_hot(labels, 3)
-    both = tf.reduce_sum(p * one_hot, 0)
-    dice = 1 - (2 * both + 1) / (tf.reduce_sum(p + one_hot, 0) + 1)
-    return tf.reduce_mean(lost) + tf.reduce_mean(dice)
 
 
 @t.step(

@@ -11,7 +11,6 @@ from keras import layers
 
 from keras_towers.conformance.case_models import (
     ByHand as ByHand,
-    apply as apply,
 )
 
 # Two whole batches, which four towers share unevenly, and a last one of a

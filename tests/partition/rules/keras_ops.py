@@ -33,44 +33,17 @@ _INPUTS = {
 _TRIED = ("x", "xx", "i", "ii", "c", "p", "m")
 
 # These take no rows of a batch.
-WITHOUT_ROWS = frozenset(
-    [
-        "arange",
-        "bartlett",
-        "blackman",
-        "convert_to_numpy",
-        "custom_gradient",
-        "dtype",
-        "empty",
-        "eye",
-        "full",
-        "geomspace",
-        "hamming",
-        "hanning",
-        "identity",
-        "is_tensor",
-        "jvp",
-        "kaiser",
-        "linspace",
-        "logspace",
-        "ones",
-        "tri",
-        "zeros",
-    ]
-)
+WITHOUT_ROWS = {
+    *("arange", "bartlett", "blackman", "convert_to_numpy"),
+    *("custom_gradient", "dtype", "empty", "eye", "full", "geomspace"),
+    *("hamming", "hanning", "identity", "is_tensor", "jvp", "kaiser"),
+    *("linspace", "logspace", "ones", "tri", "zeros"),
+}
 # Keras does not trace them on a batch, whoever asks it.
-UNTRACED = frozenset(
-    [
-        "corrcoef",
-        "isin",
-        "kron",
-        "lu_factor",
-        "nanmedian",
-        "nanpercentile",
-        "nanquantile",
-        "vectorize",
-    ]
-)
+UNTRACED = {
+    *("corrcoef", "isin", "kron", "lu_factor", "nanmedian"),
+    *("nanpercentile", "nanquantile", "vectorize"),
+}
 _ACROSS = "moves rows to where others were, so that towers would exchange them"
 _LOOP = "a loop goes on until all rows have ended"
 ONCE = {

@@ -1,16 +1,14 @@
 """Branches, compiled functions and effects on towers, against one device."""
 
-import functools
-
 import pytest
 import tensorflow as tf
 
 from keras_towers.partition.rules.control_flow import own_mean
 from tests.partition import kit
+from tests.partition.layout_list import as_listed
 
 pytestmark = pytest.mark.alternate
 
-_check = functools.partial(kit.check_divided, towers=kit.FEW)
 _WAY = kit.replicated(1, dtype="bool")
 
 
@@ -26,69 +24,59 @@ def _rows_or_zeros(x):
     return lambda: x, lambda: zeros + 1
 
 
-# A function, its inputs besides the predicate, and its exchanges.
-_BRANCHES = {
+def _either_of_sum_and_whole(way, x, y):
+    return tf.cond(way[0], lambda: tf.reduce_sum(x, 0), lambda: y)
+
+
+def _whole_of_a_sum(way, x, y):
+    return tf.cond(way[0], lambda: x * tf.exp(y), lambda: x)
+
+
+def _either_of_rows_and_sum(way, x, y):
+    return tf.cond(way[0], lambda: tf.exp(x), lambda: y)
+
+
+def _by_the_batch(x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
+
+
+def _known(x):
+    return tf.cond(tf.constant(True) & (tf.rank(x) > 1), lambda: x, lambda: -x)
+
+
+_X, _SUM = kit.sharded(-1, 3), kit.partial_sum(3)
+BRANCHES = {
     "gradients": (
         kit.with_gradients(
             lambda way, *given: tf.cond(way[0], *_branches(*given))
         ),
-        (kit.sharded(-1, 3), kit.replicated(3, 2)),
-        {"gather": 2, "sum": 1},
+        *(_WAY, _X, kit.replicated(3, 2)),
     ),
     "rows, or what all have": (
         lambda way, x: tf.cond(way[0], *_rows_or_zeros(x)),
-        (kit.sharded(-1, 3),),
-        {"gather": 1},
+        *(_WAY, _X),
     ),
     "a part of a sum, or what all have": (
-        lambda way, x, y: tf.cond(
-            way[0], lambda: tf.reduce_sum(x, 0), lambda: y
-        ),
-        (kit.sharded(-1, 3), kit.replicated(3)),
-        {"sum": 1},
+        *(_either_of_sum_and_whole, _WAY, _X, kit.replicated(3)),
     ),
-    "a sum of which the whole is needed": (
-        lambda way, x, y: tf.cond(way[0], lambda: x * tf.exp(y), lambda: x),
-        (kit.sharded(-1, 3), kit.partial_sum(3)),
-        {"sum": 1, "gather": 1},
-    ),
+    "a sum of which the whole is needed": (_whole_of_a_sum, _WAY, _X, _SUM),
+    "a choice by the batch, the same for all towers": (_by_the_batch, _X),
 }
-
-
-@pytest.mark.parametrize("name", _BRANCHES)
-def test_each_branch_is_divided(name):
-    function, given, exchanges = _BRANCHES[name]
-    program = _check(function, _WAY, *given, towers=3 * kit.FEW)
-    assert kit.exchange_counts(program) == exchanges
-
-
-def test_a_choice_by_the_batch_is_the_same_for_all_towers():
-    def choose(x):
-        return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
-
-    program = kit.check_on_towers(
-        choose, kit.sharded(-1, 3), towers=2 * kit.FEW
-    )
-    assert set(kit.computed_once(program)) <= {"Greater"}
-    assert kit.exchange_counts(program) == {"sum": 1, "gather": 1}
+test_branches = as_listed(
+    "control flow: branches", BRANCHES, exchanges=True, towers=3 * kit.FEW
+)
 
 
 def test_a_branch_of_rows_and_partial_sums_is_computed_once():
-    def choose(way, x, y):
-        return tf.cond(way[0], lambda: tf.exp(x), lambda: y)
-
-    given = _WAY, kit.sharded(-1, 3), kit.partial_sum(1, 3)
-    program = kit.check_on_towers(choose, *given, towers=2 * ((2, 0, 0),))
+    given = _WAY, _X, kit.partial_sum(1, 3)
+    program = kit.check_on_towers(
+        _either_of_rows_and_sum, *given, towers=2 * ((2, 0, 0),)
+    )
     assert "StatelessIf" in kit.computed_once(program)
 
 
 def test_a_branch_that_is_known_takes_the_place_of_the_choice():
-    def choose(x):
-        return tf.cond(
-            tf.constant(True) & (tf.rank(x) > 1), lambda: x, lambda: -x
-        )
-
-    program = _check(choose, kit.sharded(-1, 3))
+    program = kit.check_divided(_known, _X, towers=kit.FEW)
     assert not any("If" in o.type for o in program.operations)
 
 
@@ -129,52 +117,37 @@ _CONVOLUTIONS = {
     "in a loop": _loop,
     "in a branch": _branch,
 }
-# A function, its inputs, and its exchanges.
-_FUNCTIONS = {
+
+
+@_compiled
+def _centered(x):
+    return x - tf.reduce_mean(x, 0)
+
+
+FUNCTIONS = {
     **{
         name: (
             kit.with_gradients(function),
-            (kit.sharded(-1, 4, 4, 4), kit.replicated(3, 3, 1, 4)),
-            {"gather": 2, "sum": 1},
+            *(kit.sharded(-1, 4, 4, 4), kit.replicated(3, 3, 1, 4)),
         )
         for name, function in _CONVOLUTIONS.items()
     },
-    "draws": (_drawn, (kit.sharded(-1, 3),), {"gather": 1}),
-    "a sum": (
-        _compiled(lambda x: tf.reduce_sum(tf.exp(x), 0)),
-        (kit.sharded(-1, 3),),
-        {"sum": 1},
-    ),
+    "draws": (_drawn, _X),
+    "a sum": (_compiled(lambda x: tf.reduce_sum(tf.exp(x), 0)), _X),
     "a sum of which the whole is needed": (
         _compiled(lambda x, y: x * tf.exp(y)),
-        (kit.sharded(-1, 3), kit.partial_sum(3)),
-        {"sum": 1, "gather": 1},
+        *(_X, _SUM),
     ),
+    # With an exchange, one device computes it for all.
+    "centered": (_centered, _X),
 }
-
-
-@pytest.mark.parametrize("name", _FUNCTIONS)
-def test_a_compiled_function_is_divided_and_compiled(name):
-    function, given, exchanges = _FUNCTIONS[name]
-    program = _check(function, *given)
-    assert kit.exchange_counts(program) == exchanges
-
-
-def test_a_compiled_function_with_an_exchange_is_computed_once():
-    @_compiled
-    def centered(x):
-        return x - tf.reduce_mean(x, 0)
-
-    program = kit.check_on_towers(centered, kit.sharded(-1, 3), towers=kit.FEW)
-    assert kit.computed_once(program) == {"PartitionedCall": 1}
+test_a_compiled_function_stays_compiled = as_listed(
+    "control flow: functions", FUNCTIONS, exchanges=True
+)
 
 
 def test_what_xla_compiles_with_the_rest_is_inlined():
-    @_compiled
-    def centered(x):
-        return x - tf.reduce_mean(x, 0)
-
-    program = _check(centered, kit.sharded(-1, 3), xla=True)
+    program = kit.check_divided(_centered, _X, towers=kit.FEW, xla=True)
     assert kit.exchange_counts(program) == {"sum": 1, "gather": 1}
 
 

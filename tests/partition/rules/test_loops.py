@@ -1,7 +1,5 @@
 """Loops on towers, of which each runs all rounds."""
 
-import functools
-
 import pytest
 import tensorflow as tf
 
@@ -9,19 +7,14 @@ from keras_towers import compat
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.partition.kit import (
-    FEW,
-    check_divided,
-    check_on_towers,
     computed_once,
-    exchange_counts,
     replicated,
     sharded,
     with_gradients,
 )
+from tests.partition.layout_list import as_listed
 
 pytestmark = pytest.mark.alternate
-
-_check = functools.partial(check_divided, towers=FEW)
 
 
 def _loop(times, each, start, **options):
@@ -41,29 +34,12 @@ def _powers(x, w):
     return _loop(3, lambda i, y: tf.tanh(y @ w) + x, (x,))
 
 
-def test_loops_carry_rows_and_their_gradients():
-    program = _check(_powers, sharded(-1, 2), replicated(2, 2))
-    assert exchange_counts(program) == {"gather": 1}
-    program = _check(with_gradients(_powers), sharded(-1, 2), replicated(2, 2))
-    assert exchange_counts(program) == {"gather": 2, "sum": 1}
-    assert program.levels == 1
-
-
-def test_loops_carry_second_derivatives():
-    def penalty(x, w):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.reduce_sum(_powers(x, w))
-        return tape.gradient(y, x)
-
-    given = sharded(-1, 2), replicated(2, 2)
-    check_on_towers(with_gradients(penalty), *given, towers=FEW, tolerance=1e-4)
-
-
-def test_loops_carry_other_axes_and_blocks_of_rows():
-    _check(with_gradients(_powers), sharded(2, -1, 2), replicated(2, 2, 2))
-    _check(with_gradients(_powers), sharded(-1, 2, rows=2), replicated(2, 2))
-    _check(_powers, sharded(-1, 2, blocks=2, rows=3), replicated(2, 2))
+def _penalty(x, w):
+    """Its gradients are second derivatives."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(_powers(x, w))
+    return tape.gradient(y, x)
 
 
 def _zeros(x):
@@ -101,27 +77,6 @@ def _with_a_choice_of_sizes(x):
     return _loop(3, each, (_zeros(x),))
 
 
-# Loop variables that change their layout: from replicated to sharded, ...
-_DIVIDED = {
-    "late": (with_gradients(_twice_as_late), sharded(-1, 2)),
-    "wider": (_wider, sharded(-1, 2)),
-    "no rounds": (
-        with_gradients(lambda x, n: _loop(n[0], lambda i, y: y + x, (x,))),
-        sharded(-1, 2),
-        replicated(1, dtype="int32", low=0, high=0),
-    ),
-    "draws": (_noisy, sharded(-1, 2)),
-    "a choice of sizes": (_with_a_choice_of_sizes, sharded(-1, 2)),
-}
-
-
-@pytest.mark.parametrize("name", _DIVIDED)
-def test_loops_are_divided(name):
-    function, *given = _DIVIDED[name]
-    program = _check(function, *given, tolerance=1e-4)
-    assert exchange_counts(program)["sum"] <= 1
-
-
 def _by_another_axis(x):
     """The axis, which is a known number, is another one in later rounds."""
 
@@ -145,15 +100,6 @@ def _until_the_batch_is_small(x):
 
 def _examples_mixed(x):
     return _loop(2, lambda i, y: y - tf.reduce_mean(y, 0), (x,))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [_by_another_axis, _longer, _until_the_batch_is_small, _examples_mixed],
-)
-def test_loops_are_computed_once(function):
-    program = check_on_towers(function, sharded(-1, 2), towers=FEW)
-    assert "StatelessWhile" in computed_once(program)
 
 
 def _pairs(x, mask):
@@ -182,13 +128,6 @@ def _masked_by_branches(x):
     return 2 * kept, _pairs(x, mask)
 
 
-@pytest.mark.parametrize(
-    "function", [_masked_in_a_loop, _masked_in_branches, _masked_by_branches]
-)
-def test_a_function_counts_the_rows_that_it_finds(function):
-    check_on_towers(function, sharded(-1, 4), towers=FEW)
-
-
 def _scanned(x, w):
     """States of all times, of time-major rows."""
     steps = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x)
@@ -201,22 +140,48 @@ def _scanned(x, w):
     return _loop(tf.shape(x)[0], each, (tf.zeros_like(x[0]), states))[1].stack()
 
 
-def test_loops_carry_lists_of_rows():
-    program = _check(_scanned, sharded(3, -1, 2), replicated(2, 2))
-    assert exchange_counts(program) == {"gather": 1}
-    program = _check(
-        with_gradients(_scanned), sharded(3, -1, 2), replicated(2, 2)
-    )
-    assert exchange_counts(program) == {"gather": 2, "sum": 1}
+def _weighted(x, v):
+    """By weights of a list that all have."""
+    weights = tf.TensorArray(tf.float32, 3).unstack(v)
+    return _loop(3, lambda i, y: tf.tanh(y * weights.read(i)), (x,))
 
 
-def test_gradients_of_a_list_that_all_have():
-    def weighted(x, v):
-        weights = tf.TensorArray(tf.float32, 3).unstack(v)
-        return _loop(3, lambda i, y: tf.tanh(y * weights.read(i)), (x,))
-
-    program = _check(with_gradients(weighted), sharded(-1, 2), replicated(3, 2))
-    assert exchange_counts(program) == {"gather": 2, "sum": 1}
+_X, _W, _TIMES = sharded(-1, 2), replicated(2, 2), sharded(3, -1, 2)
+_OTHERS = sharded(2, -1, 2), replicated(2, 2, 2)
+_NONE = replicated(1, dtype="int32", low=0, high=0)
+LOOPS = {
+    "rows": (_powers, _X, _W),
+    "gradients": (with_gradients(_powers), _X, _W),
+    "second derivatives": (with_gradients(_penalty), _X, _W),
+    "another axis": (with_gradients(_powers), *_OTHERS),
+    "rows of a unit": (with_gradients(_powers), sharded(-1, 2, rows=2), _W),
+    "blocks": (_powers, sharded(-1, 2, blocks=2, rows=3), _W),
+    # Loop variables that change their layout.
+    "late": (with_gradients(_twice_as_late), _X),
+    "wider": (_wider, _X),
+    "no rounds": (
+        with_gradients(lambda x, n: _loop(n[0], lambda i, y: y + x, (x,))),
+        *(_X, _NONE),
+    ),
+    "draws": (_noisy, _X),
+    "a choice of sizes": (_with_a_choice_of_sizes, _X),
+    "lists of rows": (_scanned, _TIMES, _W),
+    "gradients of lists": (with_gradients(_scanned), _TIMES, _W),
+    "a list that all have": (
+        with_gradients(_weighted),
+        *(_X, replicated(3, 2)),
+    ),
+    # Computed once.
+    "by another axis": (_by_another_axis, _X),
+    "longer": (_longer, _X),
+    "until the batch is small": (_until_the_batch_is_small, _X),
+    "examples mixed": (_examples_mixed, _X),
+    # A function counts the rows that it finds.
+    "masked in a loop": (_masked_in_a_loop, sharded(-1, 4)),
+    "masked in branches": (_masked_in_branches, sharded(-1, 4)),
+    "masked by branches": (_masked_by_branches, sharded(-1, 4)),
+}
+test_loops = as_listed("loops", LOOPS, exchanges=True, tolerance=1e-4)
 
 
 def test_a_loop_reads_between_the_writes_around_it():

@@ -104,7 +104,7 @@ def _characters(parts):
     return tf.strings.unicode_split(_texts(parts), "UTF-8")
 
 
-_PHRASES = tf.ragged.constant([["x"], [], ["y", "z"]])
+_PHRASES = [["x"], [], ["y", "z"]]
 _OF_TEXTS = {
     "words": lambda p: (_words(p).to_tensor(), _words(p).values),
     "lengths": lambda p: (
@@ -121,7 +121,8 @@ _OF_TEXTS = {
         _numbers(_words(p)), maxlength=4, binary_output=True
     ),
     "phrases": lambda p: tf.gather(
-        _PHRASES, tf.strings.to_hash_bucket_fast(p[:, 0], 3)
+        tf.ragged.constant(_PHRASES),
+        tf.strings.to_hash_bucket_fast(p[:, 0], 3),
     ).to_tensor(),
     "gathered": lambda p: tf.gather(
         _words(p), tf.where(tf.not_equal(p[:, 0], "bb"))[:, 0]

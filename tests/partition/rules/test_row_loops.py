@@ -8,16 +8,14 @@ import tensorflow as tf
 from keras_towers.partition import layout_pass
 from tests.partition import tensor_lists as lists
 from tests.partition.kit import (
-    FEW,
     check_divided,
     check_on_towers,
-    computed_once,
-    exchange_counts,
     partial_sum,
     replicated,
     sharded,
     with_gradients,
 )
+from tests.partition.layout_list import as_listed
 
 pytestmark = pytest.mark.alternate
 
@@ -71,30 +69,27 @@ def _rounds(x, each, *start, **options):
     return found[1:]
 
 
-_CASES = {
-    "two": (_two, sharded(-1, 2, 3), sharded(-1, 3, 2)),
-    "keras.ops.map": (_by_keras, sharded(-1, 3)),
-}
-
-
-@pytest.mark.parametrize("name", _CASES)
-def test_each_tower_loops_over_its_own_examples(name):
-    function, *given = _CASES[name]
-    program = check_on_towers(with_gradients(function), *given, towers=FEW)
-    # keras.ops.map looks at the first example, whose values nobody needs.
-    assert set(computed_once(program)) <= {"StridedSlice"}
-    assert exchange_counts(program)["gather"] <= 4
-
-
-def test_numbers_of_examples_and_draws_are_those_of_one_device():
+def _drawn(x):
     def each(e):
-        drawn = tf.random.stateless_normal((3,), (3, 4))
-        return tf.argmax(e + drawn)
+        return tf.argmax(e + tf.random.stateless_normal((3,), (3, 4)))
 
-    check_divided(
-        lambda x: tf.map_fn(each, x, fn_output_signature=tf.int64),
-        sharded(-1, 3),
-    )
+    return tf.map_fn(each, x, fn_output_signature=tf.int64)
+
+
+def _added_up(x, y):
+    """The initial value of a sum counts once."""
+
+    def each(i, read, n, s, t):
+        return s + read(i), t + 2
+
+    return _rounds(x, each, y, 5)
+
+
+def _doubled(x):
+    """A list is doubled in each round."""
+    items = lists.list_of(x, [3])
+    (found,) = _rounds(x, lambda i, read, n, y: (tf.add_n([y, y]),), items)
+    return lists.stack(found, [3])
 
 
 def test_what_is_the_same_on_all_towers_is_not_laid_out(monkeypatch):
@@ -110,27 +105,6 @@ def test_what_is_the_same_on_all_towers_is_not_laid_out(monkeypatch):
     check_divided(_with_loop, sharded(-1, 2))
     assert "Abs" in laid_out
     assert "Tanh" not in laid_out
-
-
-def test_the_initial_value_of_a_sum_counts_once():
-    def add(x, y):
-        def each(i, read, n, s, t):
-            return s + read(i), t + 2
-
-        return _rounds(x, each, y, 5)
-
-    for given in (replicated(3), partial_sum(3)):
-        program = check_divided(add, sharded(-1, 3), given)
-        assert exchange_counts(program)["sum"] == 2
-
-
-def test_a_list_that_is_doubled_in_each_round_is_divided():
-    def doubled(x):
-        items = lists.list_of(x, [3])
-        (found,) = _rounds(x, lambda i, read, n, y: (tf.add_n([y, y]),), items)
-        return lists.stack(found, [3])
-
-    check_divided(doubled, sharded(-1, 3))
 
 
 # ---- what goes from one example to the next is computed once -----------------
@@ -172,19 +146,25 @@ def _anew(x):
     return _rounds(x, each, made(tf.shape(x)[0]))[0].stack()
 
 
-_MEET = {
-    "anew": _anew,
-    "wider sum": _wider_sum,
-    "always the last": _always_the_last,
-    "swapped": _swapped,
+_X = sharded(-1, 3)
+LOOPS = {
+    "two": (with_gradients(_two), sharded(-1, 2, 3), sharded(-1, 3, 2)),
+    # It looks at the first example, whose values nobody needs.
+    "keras.ops.map": (with_gradients(_by_keras), _X),
+    "draws": (_drawn, _X),
+    "from what all have": (_added_up, _X, replicated(3)),
+    "from a sum": (_added_up, _X, partial_sum(3)),
+    "a list that is doubled": (_doubled, _X),
+    **{
+        f"{way.__name__.strip('_')}{more}": (wrap(way), _X)
+        for way in (_anew, _wider_sum, _always_the_last, _swapped)
+        for more, wrap in (
+            ("", lambda f: f),
+            (", with gradients", with_gradients),
+        )
+    },
 }
-
-
-@pytest.mark.parametrize("name", _MEET)
-def test_loops_that_carry_values_between_examples_are_computed_once(name):
-    program = check_on_towers(_MEET[name], sharded(-1, 3))
-    assert {"StatelessWhile", "While"} & set(computed_once(program))
-    check_on_towers(with_gradients(_MEET[name]), sharded(-1, 3), towers=FEW)
+test_loops_over_examples = as_listed("row loops", LOOPS, exchanges=True)
 
 
 def test_effects_are_those_of_one_device():

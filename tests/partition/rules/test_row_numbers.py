@@ -11,6 +11,7 @@ import tensorflow as tf
 from tests.kit.sampling import sample_of
 from tests.partition import kit
 from tests.partition.kit import check_divided, check_on_towers, sharded
+from tests.partition.layout_list import as_listed
 
 pytestmark = pytest.mark.alternate
 
@@ -170,17 +171,6 @@ def test_steps_by_the_data(name):
     check_divided(_STEPS[name], _X, _Y, _CLASS, towers=TOWERS)
 
 
-def test_a_masked_mean_exchanges_sums_only():
-    def step(x, y, c):
-        loss = tf.reduce_mean(tf.boolean_mask(y, c > 0) ** 2)
-        (gradient,) = tf.gradients(loss, y)
-        return loss, tf.reduce_sum(gradient, 0)
-
-    program = check_on_towers(step, _X, _Y, _CLASS, towers=TOWERS)
-    assert kit.exchange_counts(program) == {"sum": 3}
-    assert not kit.computed_once(program)
-
-
 @pytest.mark.parametrize("name", sample_of(_STEPS, 4))
 def test_batches_of_a_known_size(name):
     given = [dataclasses.replace(one, examples=6) for one in (_X, _Y, _CLASS)]
@@ -198,37 +188,41 @@ def test_a_band_has_as_many_diagonals_as_there_are_examples():
 # ---- segments and ragged rows ------------------------------------------------
 
 
-_EXTREMES = {
-    name: lambda y, c, f=f: f(y, c, 5)
-    for name, f in {
-        "max": tf.math.unsorted_segment_max,
-        "min": tf.math.unsorted_segment_min,
-        "prod": tf.math.unsorted_segment_prod,
-    }.items()
+def _masked_mean(x, y, c):
+    loss = tf.reduce_mean(tf.boolean_mask(y, c > 0) ** 2)
+    (gradient,) = tf.gradients(loss, y)
+    return loss, tf.reduce_sum(gradient, 0)
+
+
+def _embedded(words, table):
+    """The gradient is summed by words."""
+    loss = tf.reduce_mean(tf.square(tf.gather(table, words)))
+    (slices,) = tf.gradients(loss, [table])
+    return loss, tf.convert_to_tensor(slices)
+
+
+def _extremes(name):
+    of_segments = getattr(tf.math, f"unsorted_segment_{name}")
+    return lambda y, c: of_segments(y, c, 5)
+
+
+_SEGMENT = sharded(-1, dtype="int32", low=-1, high=4)
+_WORDS = sharded(-1, 5, dtype="int32", low=0, high=8)
+SEGMENTS = {
+    "a masked mean": (_masked_mean, _X, _Y, _CLASS),
+    "an embedding": (_embedded, _WORDS, kit.replicated(9, 4)),
+    **{
+        f"{name} of segments{more}": (way(_extremes(name)), _Y, _SEGMENT)
+        for name in ("max", "min", "prod")
+        for more, way in (
+            ("", lambda f: f),
+            (", with gradients", kit.with_gradients),
+        )
+    },
 }
-
-
-@pytest.mark.parametrize("name", _EXTREMES)
-def test_extremes_of_segments_are_those_of_all_towers(name):
-    given = _Y, sharded(-1, dtype="int32", low=-1, high=4)
-    program = check_divided(_EXTREMES[name], *given, towers=TOWERS)
-    assert kit.exchange_counts(program) == {"gather": 1}
-    step = kit.with_gradients(_EXTREMES[name])
-    check_on_towers(step, *given, towers=TOWERS)
-
-
-def test_gradients_of_embeddings_are_summed_by_words():
-    def step(words, table):
-        loss = tf.reduce_mean(tf.square(tf.gather(table, words)))
-        (slices,) = tf.gradients(loss, [table])
-        return loss, tf.convert_to_tensor(slices)
-
-    given = (
-        sharded(-1, 5, dtype="int32", low=0, high=8),
-        kit.replicated(9, 4),
-    )
-    program = check_divided(step, *given, towers=TOWERS)
-    assert kit.exchange_counts(program) == {"sum": 2}
+test_segments = as_listed(
+    "row numbers: segments", SEGMENTS, exchanges=True, towers=TOWERS
+)
 
 
 def test_a_mask_that_only_looks_like_a_repeat():

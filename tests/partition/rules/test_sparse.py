@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import Sharded, SparseIndices, SparseShape
 from tests.partition import kit
+from tests.partition.layout_list import as_listed
 
 pytestmark = pytest.mark.alternate
 
@@ -69,91 +70,78 @@ _STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", _STEPS)
-def test_sparse_rows(name):
-    def step(at, entries, shape, y, w):
-        return _STEPS[name](tf.SparseTensor(at, entries, shape), y, w), shape
+def _of_rows(step):
+    """The gradients, too, of a step of sparse rows, and their shape."""
 
-    given = *_sparse(), _Y, _TABLE
-    kit.check_divided(kit.with_gradients(step), *given, towers=TOWERS)
+    def function(at, entries, shape, y, w):
+        return step(tf.SparseTensor(at, entries, shape), y, w), shape
+
+    return kit.with_gradients(function)
 
 
-def test_rows_without_entries_are_filled():
+def _filled(x, y, w):
     """As in a product of a dense layer of Keras, and as in look-ups."""
-
-    def step(at, entries, shape, y, w):
-        x = tf.SparseTensor(at, entries, shape)
-        x, is_empty = tf.sparse.fill_empty_rows(x, 0.5 + w[0, 0])
-        numbers = tf.cast(tf.abs(x.values) * 5, tf.int64)
-        found = tf.nn.embedding_lookup_sparse(w, x.with_values(numbers), x)
-        alike = tf.raw_ops.SparseSegmentMean(
-            data=w, indices=numbers, segment_ids=x.indices[:, 0]
-        )
-        product = tf.sparse.sparse_dense_matmul(x, w)
-        return found, alike, product, is_empty, x.indices
-
-    given = *_sparse(), _Y, _TABLE
-    program = kit.check_on_towers(
-        kit.with_gradients(step), *given, towers=TOWERS
+    x, is_empty = tf.sparse.fill_empty_rows(x, 0.5 + w[0, 0])
+    numbers = tf.cast(tf.abs(x.values) * 5, tf.int64)
+    found = tf.nn.embedding_lookup_sparse(w, x.with_values(numbers), x)
+    alike = tf.raw_ops.SparseSegmentMean(
+        data=w, indices=numbers, segment_ids=x.indices[:, 0]
     )
-    assert {*kit.computed_once(program)} == {"Unique", "SparseSegmentMeanGrad"}
+    product = tf.sparse.sparse_dense_matmul(x, w)
+    return found, alike, product, is_empty, x.indices
 
 
-def test_sparse_rows_that_are_put_in_order():
+def _put_in_order(at, entries, shape):
     """Sums over rows have no rule, and are computed once."""
-
-    def step(at, entries, shape, y, w):
-        found = tf.sparse.reorder(tf.SparseTensor(at, entries, shape))
-        loss = tf.reduce_sum(tf.tanh(tf.sparse.to_dense(found)))
-        grads = tf.gradients(loss, entries)
-        return found.indices, grads, tf.sparse.reduce_sum(found, 1)
-
-    program = kit.check_on_towers(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
-    assert "SparseReorder" not in kit.computed_once(program)
-    assert kit.computed_once(program)["SparseReduceSum"] == 1
+    found = tf.sparse.reorder(tf.SparseTensor(at, entries, shape))
+    loss = tf.reduce_sum(tf.tanh(tf.sparse.to_dense(found)))
+    grads = tf.gradients(loss, entries)
+    return found.indices, grads, tf.sparse.reduce_sum(found, 1)
 
 
-def test_two_sparse_inputs_that_have_other_entries():
+def _of_other_entries(at, entries, shape, other_at, others, other_shape):
     """Products by entries of both would be of other rows."""
-
-    def step(at, entries, shape, other_at, others, other_shape, y):
-        one = tf.SparseTensor(at, entries, shape)
-        two = tf.SparseTensor(other_at, others[::-1], other_shape)
-        table = tf.ones([_WIDTH, 2])
-        return (
-            tf.sparse.sparse_dense_matmul(one, table)
-            + tf.sparse.sparse_dense_matmul(two, table),
-            tf.gather(others, tf.where(entries > 0)[:, 0]),
-            entries * others,
-        )
-
-    kit.check_on_towers(step, *_sparse("a"), *_sparse("b"), _Y, towers=TOWERS)
+    one = tf.SparseTensor(at, entries, shape)
+    two = tf.SparseTensor(other_at, others[::-1], other_shape)
+    table = tf.ones([_WIDTH, 2])
+    return (
+        tf.sparse.sparse_dense_matmul(one, table)
+        + tf.sparse.sparse_dense_matmul(two, table),
+        tf.gather(others, tf.where(entries > 0)[:, 0]),
+        entries * others,
+    )
 
 
-def test_sparse_indices_of_another_number_of_rows():
+def _of_other_rows(at, entries, shape, y):
     """The dense shape has more rows, or other axes, than the indices."""
-
-    def step(at, entries, shape, y):
-        more = tf.SparseTensor(at, entries, shape + [3, 0])
-        turned = [tf.reverse(t, [k]) for t, k in ((at, 1), (shape, 0))]
-        turned = tf.SparseTensor(turned[0], entries, turned[1])
-        return (
-            tf.sparse.to_dense(more),
-            tf.sparse.sparse_dense_matmul(more, tf.ones([_WIDTH, 2])),
-            tf.sparse.sparse_dense_matmul(turned, y),
-            tf.sparse.to_dense(tf.sparse.transpose(more)),
-        )
-
-    kit.check_on_towers(step, *_sparse(), _Y, towers=TOWERS)
+    more = tf.SparseTensor(at, entries, shape + [3, 0])
+    turned = [tf.reverse(t, [k]) for t, k in ((at, 1), (shape, 0))]
+    turned = tf.SparseTensor(turned[0], entries, turned[1])
+    return (
+        tf.sparse.to_dense(more),
+        tf.sparse.sparse_dense_matmul(more, tf.ones([_WIDTH, 2])),
+        tf.sparse.sparse_dense_matmul(turned, y),
+        tf.sparse.to_dense(tf.sparse.transpose(more)),
+    )
 
 
-def test_the_same_value_for_all_entries():
-    def step(at, entries, shape, y):
-        return tf.raw_ops.SparseToDense(
-            sparse_indices=at,
-            output_shape=shape,
-            sparse_values=2.0,
-            default_value=1.0,
-        )
+def _of_one_value(at, entries, shape):
+    return tf.raw_ops.SparseToDense(
+        sparse_indices=at,
+        output_shape=shape,
+        sparse_values=2.0,
+        default_value=1.0,
+    )
 
-    kit.check_divided(step, *_sparse(), _Y, towers=TOWERS)
+
+SPARSE = {
+    **{
+        name: (_of_rows(step), *_sparse(), _Y, _TABLE)
+        for name, step in {**_STEPS, "rows that are filled": _filled}.items()
+    },
+    "put in order": (_put_in_order, *_sparse()),
+    "two with other entries": (_of_other_entries, *_sparse("a"), *_sparse("b")),
+    "another number of rows": (_of_other_rows, *_sparse(), _Y),
+    "the same value for all": (_of_one_value, *_sparse()),
+}
+test_sparse_rows = as_listed("sparse", SPARSE, towers=TOWERS)
