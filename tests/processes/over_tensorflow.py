@@ -57,13 +57,13 @@ def a_process_has_the_memory_that_is_planned():
     width = 2048
     # Of fewer rows no gradients are exchanged.
     x = np.zeros((640, width), "float32")
-    with Strategy(towers=1, updates="sharded") as strategy:
+    with Strategy(towers=1, weights="sharded") as strategy:
         # What a process has with any model.
         fit(model())
         system.return_freed_memory()
         before = reset_peak_memory()
         keras.utils.set_random_seed(0)
-        dense = [keras.layers.Dense(width, "tanh") for _ in range(6)]
+        dense = [keras.layers.Dense(width, "tanh") for _ in range(8)]
         wide = keras.Sequential([keras.Input((width,)), *dense])
         wide.compile("adam", "mse", jit_compile=False)
         wide.fit(x, x, batch_size=320, verbose=0)
