@@ -14,8 +14,8 @@ A process that is killed while it writes or deletes a checkpoint leaves files
 whose names show it: those of one rank's part, or of notes in progress. A
 checkpoint without such files and without notes has lost its notes.
 
-The folder may be any that ``tf.io.gfile`` reaches. ``saved_training.py``
-chooses the backup from which all ranks resume.
+The folder may be any that ``tf.io.gfile`` reaches. ``backup_choice.py`` chooses
+the backup from which all ranks resume.
 """
 
 from __future__ import annotations

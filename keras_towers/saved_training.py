@@ -1,8 +1,8 @@
 """The state of training in a backup: the position of ``fit`` and the model.
 
-Ranks agree here on the backup to resume from: the last one that all can read.
-Each rank writes the rows of variables that it alone has, and rank 0 the rest.
-``fit/data/epoch_iterator.py`` skips the batches before the position.
+``backup_choice.py`` chooses the backup to resume from. Each rank writes the
+rows of variables that it alone has, and rank 0 the rest. The batches before the
+position are skipped in ``fit/data/epoch_iterator.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import operator
 import os
 import random
 import secrets
@@ -24,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import backup_folder
+from keras_towers import backup_choice, backup_folder
 from keras_towers._notices import logger
 from keras_towers._types import JsonObject
 from keras_towers.backup_folder import CallFolder, WrittenPart
@@ -41,7 +40,6 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import (
     Position,
     SavedState,
-    divides_over_ranks,
     leaves_of,
     of_hook,
     rank_sum_now,
@@ -156,7 +154,12 @@ class SavedTraining:
         )
         self.metrics, self._hook_states = [], SavedStates([], [])
         self._found, self._data = None, {}
-        name = self._find(peers, failed) if self.is_kept else ""
+        name = ""
+        if self.is_kept:
+            chosen = backup_choice.choose(
+                self._call, self.folder, peers, failed
+            )
+            name, self._number = chosen.name, chosen.last_number
         if self._writes:
             self._settings = plain_settings.ModelSettings(
                 keras.__version__, plain_settings.of_model(model), peers.size
@@ -180,57 +183,6 @@ class SavedTraining:
         self._hook_states = SavedStates(layout, self._hook_states.values)
         # Calls in callbacks of earlier epochs are not made again.
         calls.begun = self.position.begun
-
-    def _find(self, peers: Peers, failed: Sequence[CallFolder]) -> str:
-        """Return the name of the last backup that ranks can read. Collective.
-
-        Each rank reads a share of it, where all see the folder.
-        """
-
-        def found_names() -> list[str]:
-            if not self._writes:
-                return []
-            backup_folder.make_writable(self.folder)
-            for call in failed:
-                _set_aside(call)
-            return self._call.names()
-
-        names, *_ = rank_checks.gather_result(
-            peers, found_names, "looks for backups"
-        )
-        shares = peers.size > 1 and divides_over_ranks()
-        if shares:
-            self._check_that_all_see_it(peers)
-        own = slice(peers.rank, None, peers.size) if shares else slice(None)
-
-        def damage(name: str) -> str:
-            found = ""
-            if shares or self._writes:
-                found = self._call.damage(name, operator.itemgetter(own))
-            of_all = rank_checks.gather(peers, found, "checks a backup")
-            return next(filter(None, of_all), "")
-
-        name = self._call.last_intact(names, damage, self._writes)
-        if self._writes:
-            self._call.go_on_from(name)
-        self._number = backup_folder.number_of(names[-1]) if names else 0
-        return name
-
-    def _check_that_all_see_it(self, peers: Peers) -> None:
-        blind = backup_folder.find_blind_ranks(
-            self.folder,
-            peers.rank,
-            lambda value: rank_checks.gather(
-                peers, value, "looks for the folder of the backup"
-            ),
-        )
-        if blind:
-            raise TowerError(
-                f"rank {', '.join(map(str, blind))} does not see the folder "
-                f"{self.folder} of rank 0. Each rank must write its shards of "
-                "variables there: give Backup (for kt.elastic: "
-                "--commits) a folder that all ranks share."
-            )
 
     def _open(self, name: str) -> None:
         """Read a backup on rank 0; refuse that of another model."""
@@ -472,16 +424,3 @@ class SavedTraining:
             self._begun = None
         if self._writes:
             commits.report_resumes(False)
-
-
-def _set_aside(call: CallFolder) -> None:
-    """Keep a backup of a failed call, so that no call resumes from it.
-
-    When the script starts again, it repeats the call from its beginning, and
-    ends as it would have without a backup.
-    """
-    logger.warning(
-        "an earlier call of fit has failed; its backup is kept as %s",
-        call.set_aside(),
-    )
-    commits.report_last(call.path, [])

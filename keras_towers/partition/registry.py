@@ -187,8 +187,10 @@ class OperationFacts:
         memory: the memory of a result: that of its ``input`` or of a
             ``variable``, or that of an input which ends there is ``reused``;
             None: its own.
-        work: whether it computes a ``product``, as of matrices, or several
-            ``products``; None: as much as it makes.
+        work: what it computes: a ``product``, as of matrices, several
+            ``products``, a ``convolution``, or so many multiplications for each
+            entry that it makes, beside moving its tensors; ``picked``: as many
+            of its inputs' entries as it makes are moved, and no others.
         effect: what it does at most, if TensorFlow says that it has a state:
             it ``reads`` a variable, ``checks`` something, and fails, or
             ``writes`` what each process has; None: it may do anything.
@@ -203,7 +205,7 @@ class OperationFacts:
     bounds: Literal["finite", "inputs"] | None = None
     factor: Literal["divides", "selects"] | None = None
     memory: Literal["input", "reused", "variable"] | None = None
-    work: Literal["product", "products"] | None = None
+    work: Literal["product", "products", "convolution", "picked"] | int = 0
     effect: Literal["reads", "checks", "writes"] | None = None
 
 

@@ -43,8 +43,8 @@ from keras_towers.partition.program import (
     is_over,
     is_pure,
 )
-from keras_towers.partition.rematerialization import ALIKE, rematerialize
-from keras_towers.partition.segments import Segments
+from keras_towers.partition.rematerialization import rematerialize
+from keras_towers.partition.segments import ALIKE, Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part of what a tower has at most, with its variables, that may be in

@@ -35,8 +35,8 @@ from keras_towers.partition.local_step import (
 )
 from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
-from keras_towers.partition.rematerialization import ALIKE
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
+from keras_towers.partition.segments import ALIKE
 
 # The batch size to assume if it is unknown.
 _ASSUMED_BATCH = 64
