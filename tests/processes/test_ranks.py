@@ -22,7 +22,6 @@ ON_MESHES = [
 ]
 OVER_HOROVOD, OVER_TENSORFLOW = draw(ON_MESHES)
 KNOWN_ROWS = "rows_that_all_ranks_know_are_scattered_and_gathered"
-PLANNED = "a_process_has_the_memory_that_is_planned"
 # One of each kind of reduction: of values that are infinite on one rank, that
 # depend on the whole batch, that are sparse, and of rows instead of gradients.
 # Of those that have weights, batch normalization, there is a case over
@@ -105,7 +104,7 @@ DRAWN, OTHERS = draw(
 OVER_COLLECTIVES, NOT_DRAWN = draw([*TENSORFLOW, *FAILURES], 6)
 JOBS = {
     "Horovod": job(
-        (FAILS, *DRAWN, *EXACT, *OVER_HOROVOD, KNOWN_ROWS, PLANNED, LAST),
+        (FAILS, *DRAWN, *EXACT, *OVER_HOROVOD, KNOWN_ROWS, LAST),
         **ON_FOUR_DEVICES,
     ),
     "TensorFlow": job(
