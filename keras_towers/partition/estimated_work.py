@@ -62,7 +62,7 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
             # The axes of the batch are in all three.
             together *= math.prod(n or 1 for n in result.shape[-2:]) / made
         return waits + math.sqrt(together)
-    return waits + made * (0 if work == "picked" else work)
+    return waits + made * facts.entry_work
 
 
 def work_of(operation: tf.Operation) -> float:

@@ -188,9 +188,10 @@ class OperationFacts:
             ``variable``, or that of an input which ends there is ``reused``;
             None: its own.
         work: what it computes: a ``product``, as of matrices, several
-            ``products``, a ``convolution``, or so many multiplications for each
-            entry that it makes, beside moving its tensors; ``picked``: as many
-            of its inputs' entries as it makes are moved, and no others.
+            ``products``, or a ``convolution``; ``picked``: it moves only as
+            many entries of its inputs as it makes; None: it moves all.
+        entry_work: the multiplications that each entry that it makes takes,
+            beside these.
         effect: what it does at most, if TensorFlow says that it has a state:
             it ``reads`` a variable, ``checks`` something, and fails, or
             ``writes`` what each process has; None: it may do anything.
@@ -205,7 +206,8 @@ class OperationFacts:
     bounds: Literal["finite", "inputs"] | None = None
     factor: Literal["divides", "selects"] | None = None
     memory: Literal["input", "reused", "variable"] | None = None
-    work: Literal["product", "products", "convolution", "picked"] | int = 0
+    work: Literal["product", "products", "convolution", "picked"] | None = None
+    entry_work: int = 0
     effect: Literal["reads", "checks", "writes"] | None = None
 
 

@@ -276,9 +276,9 @@ class _Reading:
 
 
 _reading: ThreadLocal[_Reading] = ThreadLocal()
-# Those that count what is read; the last one has begun a step last.
+# The limits of datasets; the last one has begun a step last.
 _counted: list[ReadAheadLimit] = []
-# Those of the iterators that steps read.
+# The limits of the iterators that steps read.
 _limits: weakref.WeakKeyDictionary[tf.data.Iterator, ReadAheadLimit]
 _limits = weakref.WeakKeyDictionary()
 
