@@ -49,6 +49,11 @@ class SharedMemoryAllReduce:
         self._turns = Turns(2)
         self._memories: dict[tuple[str, int, int], SharedMemory] = {}
 
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of all segments that this rank uses."""
+        return sum(memory.bytes for memory in self._memories.values())
+
     def __call__(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
@@ -182,6 +187,13 @@ class SharedMemory:
         self._names = [0] * size
         self._segments = [np.empty(0, np.uint8)] * size
         self._remove: Callable[[], object] = lambda: None
+
+    @property
+    def bytes(self) -> int:
+        """What this rank uses: all sums, and what it posts and reads."""
+        posted, others = self._largest.posted, self.size - 1
+        whole = posted * self.size // others if others else 0
+        return 0 if self._has_failed else whole + 2 * posted
 
     def reserve(self, room: Room) -> None:
         """Reserve space for a bucket in this rank's segment."""

@@ -128,6 +128,14 @@ class EngineTransport(Extensible, Transport):
     def sums_float16(self) -> bool:
         return False
 
+    @property
+    def kept_bytes(self) -> int:
+        return 0
+
+    def message_bytes(self, kind: str, size: int) -> int:
+        # The parts of a sum that this rank gets of all others.
+        return size if kind == "scatter" else 0
+
     @abstractmethod
     def engine_sum(
         self, tensors: Sequence[tf.Tensor], key: str

@@ -124,6 +124,8 @@ def _configure(cluster: Cluster) -> None:
     """Configure TensorFlow as a task, unless it has started."""
     global _task
     listening.check_can_listen(cluster.address)
+    # Whichever of its threads sends a message, or receives one.
+    system.share_freed_memory()
     context, task = compat.eager_context(), Task(cluster)
     if compat.has_started() or compat.has_collective_leader():
         return

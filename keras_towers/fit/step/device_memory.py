@@ -40,6 +40,7 @@ from keras_towers.fit.step.step_layout import (
     StepSettings,
     scheduled,
 )
+from keras_towers.fit.step.step_reports import messages_of
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
@@ -236,7 +237,8 @@ class MemoryCheck:
         self._say_how(layout, remat)
         # A step that runs out of memory is tried again in smaller parts.
         if held is not None and more is None:
-            needs = dataclasses.replace(held, step=layout.plan.bytes)
+            step = layout.plan.bytes + messages_of(config, layout.program)
+            needs = dataclasses.replace(held, step=step)
             # XLA keeps less than the estimate.
             self._compare(settings.model, settings.kind, needs, settings.xla)
         return layout

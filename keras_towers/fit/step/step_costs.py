@@ -39,7 +39,7 @@ _ANNOUNCED = 0.02
 _NAMED = 4
 # The bytes of a process for an operation: in the trace, in functions of towers,
 # and in TensorFlow's runtime.
-_PER_OPERATION = 26 * 2**10
+_PER_OPERATION = 40 * 2**10
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
 

@@ -203,6 +203,7 @@ def scheduled(
         settings.xla,
         layout.traced.segments if has_segments else None,
         places.towers if devices.all_on_host(config.devices) else 1,
+        places.ranks.step.size > 1,
     )
     step_reports.record_costs(
         config, settings.kind, settings.model, program, places

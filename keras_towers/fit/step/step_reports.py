@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import weakref
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 
@@ -19,7 +22,7 @@ from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
-from keras_towers.partition.program import Program
+from keras_towers.partition.program import Program, Schedule
 from keras_towers.partition.xla_pieces import Stages
 
 # The part of its memory that TensorFlow's allocator of CPUs leaves free between
@@ -82,10 +85,41 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
         "variables": held.total(),
         "a step": max((s.shared for s in schedules), default=0),
     }
+    total = sum(tensors.values())
+    # For each 256 bytes that it has reserved, twice as many each time, the
+    # allocator keeps 8.
+    gaps = total // _GAPS + (1 << total.bit_length()) // 32
     return tensors | {
-        "gaps between them": sum(tensors.values()) // _GAPS,
+        "messages between ranks": _message_bytes(strategy, schedules),
+        "gaps between tensors": gaps,
         "the graphs of steps": sum(c.graph_bytes for c in costs),
     }
+
+
+def messages_of(config: TowerConfig, program: Program) -> int:
+    """Return the bytes on devices that ranks need to exchange in a step."""
+    if not all_on_host(config.devices) or program.schedule is None:
+        return 0
+    strategy: Any = config.strategy
+    return _message_bytes(strategy, [program.schedule])
+
+
+def _message_bytes(
+    strategy: KerasStrategy, schedules: Iterable[Schedule]
+) -> int:
+    """Return what ranks need to exchange, besides the tensors of a step."""
+    transport, rank_sum = strategy._config.transport, strategy._update.rank_sum
+    in_memory = 0 if rank_sum is None else rank_sum.kept_bytes
+    most = 0
+    for schedule in schedules:
+        for kinds in schedule.rounds:
+            rest = dict(kinds)
+            gradients = rest.pop("gradient", 0)
+            if not in_memory:
+                rest["sum"] = rest.get("sum", 0) + gradients
+            sizes = itertools.starmap(transport.message_bytes, rest.items())
+            most = max(most, sum(sizes))
+    return in_memory + transport.kept_bytes + most
 
 
 def describe_planned(strategy: KerasStrategy) -> list[str]:

@@ -398,11 +398,12 @@ class Adoption:
         Variables in shards over the ranks are left out: ranks have them
         together.
         """
-        if self._config.transport.size > 1:
+        transport = self._config.transport
+        if transport.size > 1:
             self.end_rounds()
             shared = state_lib.shared_variables(model)
             whole = [v for v in shared if not is_over_ranks(v)]
-            agreement.broadcast(self._config.transport, whole)
+            self.agree_on_values(transport, whole)
 
     def held_bytes(self) -> dict[str, Mapping[str, int]]:
         """Return the bytes of all models' variables on each device, by kind.
