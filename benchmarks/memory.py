@@ -67,10 +67,10 @@ class Case:
             return "mse"
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    def data(self, steps: int) -> tuple[Any, Any]:
+    def data(self, steps: int) -> Any:
         """Return random examples of a number of batches."""
         rng, number = np.random.default_rng(0), steps * self.examples
-        x: list[Any] = [
+        x: Any = [
             rng.random((number, *shape), dtype="float32")
             if self.words is None
             else rng.integers(0, self.words, (number, *shape), dtype="int32")
@@ -79,7 +79,7 @@ class Case:
         if self.labels is None:
             return x[0], x[0]
         y = rng.random((number, *self.labels), dtype="float32")
-        return (x if len(x) > 1 else x[0]), y
+        return (tuple(x) if len(x) > 1 else x[0]), y
 
 
 def _dense() -> Any:
@@ -153,12 +153,12 @@ CASES: dict[str, Case] = {
 def measure(task: JsonObject) -> None:
     """Train as one process of a cell, and store what it needed."""
     import keras
+    import tensorflow as tf
 
     import keras_towers as kt
     from keras_towers.fit.step.step_reports import planned_memory
 
     case = CASES[task["model"]]
-    x, y = case.data(_STEPS)
     options: JsonObject = {"remat": task["remat"], **task["options"]}
     if task["engine"] == "tower":
         kt.virtual_towers(2)
@@ -168,6 +168,9 @@ def measure(task: JsonObject) -> None:
         small.compile("adam", "mse")
         small.fit(np.ones((8, 64)), np.ones((8, 64)), batch_size=8, verbose=0)
         del small
+        # The data are not of the step.
+        data = tf.data.Dataset.from_tensor_slices(case.data(_STEPS))
+        data = data.batch(case.examples)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         before = reset_peak_memory()
@@ -175,7 +178,7 @@ def measure(task: JsonObject) -> None:
         keras.utils.set_random_seed(0)
         model = case.build()
         model.compile("adam", case.loss)
-        model.fit(x, y, batch_size=case.examples, shuffle=False, verbose=0)
+        model.fit(data, verbose=0)
         measured = peak_memory() - before
         planned = planned_memory(strategy)
     rank = getattr(strategy, "rank", 0)
@@ -241,7 +244,9 @@ def main(
         measured, planned = most["measured"], sum(most["planned"].values())
         results.append({**task, **most})
         parts = ", ".join(
-            f"{name} {size / 1e6:.0f}" for name, size in most["planned"].items()
+            f"{name} {size / 1e6:.0f}"
+            for name, size in most["planned"].items()
+            if size
         )
         print(
             f"{line} {measured:6.0f} MB / {planned / 1e6:6.0f} MB = "

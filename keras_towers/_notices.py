@@ -1,4 +1,4 @@
-"""Notices about normal operation, at the level INFO."""
+"""The package's log, and notices about normal operation in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import threading
 import weakref
 from collections.abc import Hashable, Iterator
 
-_logger = logging.getLogger("keras_towers")
+logger: logging.Logger = logging.getLogger("keras_towers")
+"""The log of the package."""
 # By the id of an object that lives.
 _said: dict[int, set[Hashable]] = {}
 _of_thread = threading.local()
@@ -25,11 +26,11 @@ def silence() -> Iterator[None]:
     own = threading.get_ident()
     before = is_silent()
     _of_thread.is_silent = True
-    _logger.addFilter(is_of_other_thread)
+    logger.addFilter(is_of_other_thread)
     try:
         yield
     finally:
-        _logger.removeFilter(is_of_other_thread)
+        logger.removeFilter(is_of_other_thread)
         _of_thread.is_silent = before
 
 
@@ -68,9 +69,9 @@ def announce(line: str) -> None:
         return
     root = logging.getLogger()
     if _takes_info():
-        _logger.info("%s", line)
+        logger.info("%s", line)
     elif not (
-        _logger.level > logging.INFO
+        logger.level > logging.INFO
         or root.level > logging.WARNING
         or root.manager.disable >= logging.INFO
     ):
@@ -81,7 +82,7 @@ def announce(line: str) -> None:
 
 def _takes_info() -> bool:
     """Whether a handler receives records at INFO."""
-    if not _logger.isEnabledFor(logging.INFO):
+    if not logger.isEnabledFor(logging.INFO):
         return False
-    handlers = [*_logger.handlers, *logging.getLogger().handlers]
+    handlers = [*logger.handlers, *logging.getLogger().handlers]
     return any(handler.level <= logging.INFO for handler in handlers)

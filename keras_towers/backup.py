@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import backup_folder
+from keras_towers._notices import logger
 from keras_towers._types import Logs
 from keras_towers.errors import EndOfJob, TowerError
 from keras_towers.fit import components
@@ -27,20 +27,12 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.saved_state import shapes_of, transport_to_ranks
+from keras_towers.saved_state import ranks_now, shapes_of
 from keras_towers.saved_training import KEPT, SavedTraining
 from keras_towers.system import handle_signals
 
-logger: logging.Logger = logging.getLogger("keras_towers")
-
 END_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
 """Signals after which training ends with a backup."""
-
-
-def _adoption() -> Adoption | None:
-    """Return the adoption of the current strategy's models, or None."""
-    strategy = components.active_strategy()
-    return None if strategy is None else strategy._adoption
 
 
 def _describe_data(steps: int | None) -> dict[str, str]:
@@ -63,6 +55,13 @@ def _describe_data(steps: int | None) -> dict[str, str]:
         "examples of the last batch": str(last),
         "shuffle": str(call.keras_call.arguments.get("shuffle", True)),
     }
+
+
+def _adoption() -> Adoption:
+    """Return the models on the towers; plain Keras has been refused."""
+    strategy = components.active_strategy()
+    assert strategy is not None
+    return strategy._adoption
 
 
 class Backup(ResumesFit):
@@ -182,14 +181,7 @@ class Backup(ResumesFit):
         self, peers: Peers, model: keras.Model, first: int
     ) -> FitStart:
         self._saved.read(peers, model, first)
-        start = self._saved.position
-        return FitStart(
-            start.epoch,
-            len(start.epochs),
-            start.batch,
-            start.seed,
-            start.random_state,
-        )
+        return self._saved.position
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -272,16 +264,11 @@ class Backup(ResumesFit):
     def _metrics(self) -> list[keras.Variable]:
         return state_lib.collect(self.model).metrics
 
-    def _ranks_train_separately(self) -> bool:
-        """Whether each rank counts its own examples, as with ``sync_every``."""
-        adoption = _adoption()
-        return adoption is not None and adoption.ranks_diverge(self.model)
-
     def _counts_for_all(self) -> bool:
         """Whether this rank continues with the metrics of all ranks."""
-        transport = transport_to_ranks()
-        first = transport is None or transport.rank == 0
-        return first or not self._ranks_train_separately()
+        # With ``sync_every``, each rank counts its own examples.
+        is_first = ranks_now().rank == 0
+        return is_first or not _adoption().ranks_diverge(self.model)
 
     def _gather_metrics(self) -> list[np.ndarray]:
         """Return the metrics of all ranks, and gather the model (collective).
@@ -290,10 +277,9 @@ class Backup(ResumesFit):
         optimizer, as they do after reading the backup.
         """
         adoption = _adoption()
-        if adoption is not None:
-            adoption.end_rounds()
+        adoption.end_rounds()
         local = [v.numpy() for v in self._metrics()]
-        if adoption is None or not self._ranks_train_separately():
+        if not adoption.ranks_diverge(self.model):
             return local
         adoption.broadcast(self.model)
         adoption.sum_metrics(self.model)
@@ -311,10 +297,10 @@ class Backup(ResumesFit):
         if not saved.is_kept:
             return False
         counts = [len(self._signals), int(saved.is_writing)]
-        transport = transport_to_ranks()
-        if transport is not None:
-            transport.note_wait("the end of a batch")
-            (total,) = sum_over_ranks(transport, [tf.constant(counts)])
+        ranks = ranks_now()
+        if ranks.size > 1:
+            ranks.note_wait("the end of a batch")
+            (total,) = sum_over_ranks(ranks, [tf.constant(counts)])
             counts = total.numpy().tolist()
         signals, writing = counts
         if not writing:
@@ -323,10 +309,8 @@ class Backup(ResumesFit):
 
     def _end(self, where: str) -> None:
         self._saved.finish()
-        transport = transport_to_ranks()
-        if transport is not None:
-            # The launcher ends all ranks as soon as one has ended.
-            rank_checks.gather(transport, None, "waits for rank 0 to commit")
+        # The launcher ends all ranks as soon as one has ended.
+        rank_checks.gather(ranks_now(), None, "waits for rank 0 to commit")
         logger.warning(
             "fit of model %r ends %s, because of a signal. Start the script "
             "again to resume from there.",

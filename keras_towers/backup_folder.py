@@ -14,8 +14,8 @@ A process that is killed while it writes or deletes a checkpoint leaves files
 whose names show it: those of one rank's part, or of notes in progress. A
 checkpoint without such files and without notes has lost its notes.
 
-The folder may be any that ``tf.io.gfile`` reaches. ``saved_training.py``
-chooses the backup from which all ranks resume.
+The folder may be any that ``tf.io.gfile`` reaches. ``backup_choice.py`` chooses
+the backup from which all ranks resume.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import logging
 import os
 import posixpath
 import re
@@ -38,13 +37,12 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from keras_towers import settings, system
+from keras_towers._notices import logger
 from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights.checkpoint import Part
 from keras_towers.rendezvous.store import wait_for
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 gfile: Any = tf.io.gfile
 _NAME = "backup"
@@ -143,7 +141,7 @@ def calls_in(folder: str) -> list[CallFolder]:
 
 
 def only_call_in(folder: str) -> CallFolder:
-    """Return the only call with a backup in a folder, or whose folder it is.
+    """Return the only call in a folder, which may be the folder of that call.
 
     Raises:
         TowerError: there is none, or there are several.

@@ -202,8 +202,6 @@ load_h5_optimizer_weights = _keras(
     "legacy.saving.legacy_h5_format:load_optimizer_weights_from_hdf5_group"
 )
 
-in_symbolic_scope = _keras("backend.common.symbolic_scope:in_symbolic_scope")
-
 # Keras: data.
 ArrayDataAdapter = _keras(
     "trainers.data_adapters.array_data_adapter:ArrayDataAdapter"
@@ -567,9 +565,7 @@ def outside(device: str) -> Iterator[None]:
 
 
 def hidden_variable(
-    value: Any,
-    dtype: tf.DType | None = None,
-    device: str = HOST,
+    value: Any, dtype: tf.DType | None = None, device: str = HOST
 ) -> tf.Variable:
     """Create a plain variable that no strategy sees."""
     with outside(device):

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 
+from keras_towers._notices import logger
 from keras_towers._types import Logs
 from keras_towers.backup import END_SIGNALS, Backup
 from keras_towers.errors import EndOfJob, TowerError
@@ -42,8 +42,6 @@ from keras_towers.saved_training import KEPT, SavedTraining
 from keras_towers.system import handle_signals, make_writable, replace_file
 
 __all__ = ["Commit", "ObjectState", "State", "run"]
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,25 +19,24 @@ from keras_towers.backup_folder import CallFolder
 from keras_towers.errors import TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
+from keras_towers.fit.components import FitStart
+from keras_towers.fit.places import ALONE
 from keras_towers.fit.weights import agreement, checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
 from keras_towers.fit.weights.shards import is_over_ranks
 from keras_towers.reduction.rank_sum import RankSum, StateLayout
 from keras_towers.rendezvous import rank_checks
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport import Transport
 
 
-def transport_to_ranks() -> Transport | None:
-    """Return the transport to the other ranks; None if there are none."""
+def ranks_now() -> Transport:
+    """Return the transport to the ranks that train, which may be one."""
     strategy = components.active_strategy()
-    if strategy is None:
-        return None
-    transport = strategy._config.transport
-    return transport if transport.size > 1 else None
+    return ALONE if strategy is None else strategy._config.transport
 
 
 def rank_sum_now() -> RankSum | None:
-    """Return the current sum over ranks, with hooks' states, or None."""
+    """Return the ``RankSum`` of the current strategy, or None."""
     strategy = components.active_strategy()
     return None if strategy is None else strategy._update.rank_sum
 
@@ -50,24 +48,14 @@ def divides_over_ranks() -> bool:
 
 
 @dataclasses.dataclass
-class Position:
+class Position(FitStart):
     """The position of a call of ``fit``.
 
     Attributes:
-        epoch: the epoch that it is in, from 0.
-        batch: the number of global batches of this epoch that are done.
-        seed: orders arrays if there is no global seed.
-        random_state: of Python's ``random`` before the first epoch.
-        epochs: those that are done.
-        history: their logs.
+        history: the logs of the epochs that are done.
         begun: how many calls of ``fit`` with this folder have begun.
     """
 
-    epoch: int = 0
-    batch: int = 0
-    seed: int = 0
-    random_state: Sequence[Any] = ()
-    epochs: list[int] = dataclasses.field(default_factory=list)
     history: dict[str, list[object]] = dataclasses.field(default_factory=dict)
     begun: int = 0
 
@@ -118,27 +106,24 @@ class SavedState:
                 "another folder, or delete it."
             )
         prefix = folder.prefix(self.name)
-        common, failure = [], ""
-        for variable, name in zip(variables, self.variables, strict=True):
-            if not is_over_ranks(variable):
-                common.append((variable._value, name))
-                continue
-            try:
-                with folder.refusing_damage():
-                    checkpoint.read_into(prefix, name, variable)
-            except TowerError as error:
-                failure = failure or str(error)
-        transport = transport_to_ranks() or SingleProcess()
-        if len(common) < len(variables):
-            rank_checks.raise_together(
-                transport, failure, "reads its part of the backup"
-            )
+        pairs = [*zip(variables, self.variables, strict=True)]
+        common = [(v._value, name) for v, name in pairs if not is_over_ranks(v)]
+        transport = ranks_now()
+
+        def read_own_rows() -> None:
+            with folder.refusing_damage():
+                for variable, name in pairs:
+                    if is_over_ranks(variable):
+                        checkpoint.read_into(prefix, name, variable)
 
         def read(number: int) -> tf.Tensor:
             value, name = common[number]
             with folder.refusing_damage():
                 return checkpoint.read(prefix, name, value.dtype)
 
+        if len(common) < len(pairs):
+            where = "reads its part of the backup"
+            rank_checks.gather_result(transport, read_own_rows, where)
         values = [value for value, _ in common]
         agreement.broadcast(transport, values, given=read)
 

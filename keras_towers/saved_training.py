@@ -1,22 +1,21 @@
 """The state of training in a backup: the position of ``fit`` and the model.
 
-Ranks agree here on the backup to resume from: the last one that all can read.
-Each rank writes the rows of variables that it alone has, and rank 0 the rest.
-``fit/data/epoch_iterator.py`` skips the batches before the position.
+``backup_choice.py`` chooses the backup to resume from. Each rank writes the
+rows of variables that it alone has, and rank 0 the rest. The batches before the
+position are skipped in ``fit/data/epoch_iterator.py``.
 """
 
 from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import dataclasses
 import functools
-import logging
-import operator
 import os
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -24,10 +23,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import backup_folder
+from keras_towers import backup_choice, backup_folder
+from keras_towers._notices import logger
 from keras_towers._types import JsonObject
 from keras_towers.backup_folder import CallFolder, WrittenPart
 from keras_towers.errors import TowerError, shorten
+from keras_towers.fit.places import ALONE
 from keras_towers.fit.ranks import plain_settings
 from keras_towers.fit.ranks.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
@@ -39,17 +40,14 @@ from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.saved_state import (
     Position,
     SavedState,
-    divides_over_ranks,
     leaves_of,
     of_hook,
     rank_sum_now,
+    ranks_now,
     shapes_of,
     trained_in,
-    transport_to_ranks,
 )
-from keras_towers.transport import SingleProcess, Transport
-
-logger: logging.Logger = logging.getLogger("keras_towers")
+from keras_towers.transport import Transport
 
 KEPT = 2
 """How many backups are kept by default."""
@@ -79,14 +77,14 @@ class _Begun:
     Attributes:
         name: that of its checkpoint.
         written: this rank's part, once it is written.
-        transport: to the ranks that write parts; None: rank 0 writes all.
+        ranks: those that write parts; this one if rank 0 writes all.
         notes: of rank 0.
         position: the position of ``fit``: an epoch and a batch.
     """
 
     name: str
     written: Future[WrittenPart | None]
-    transport: Transport | None
+    ranks: Transport
     notes: JsonObject
     position: list[int]
 
@@ -155,97 +153,41 @@ class SavedTraining:
             begun=calls.begun,
         )
         self.metrics, self._hook_states = [], SavedStates([], [])
-        self._found, self._data, refusal = None, {}, ""
-        name = self._find(peers, failed) if self.is_kept else ""
+        self._found, self._data = None, {}
+        name = ""
+        if self.is_kept:
+            chosen = backup_choice.choose(
+                self._call, self.folder, peers, failed
+            )
+            name, self._number = chosen.name, chosen.last_number
         if self._writes:
             self._settings = plain_settings.ModelSettings(
                 keras.__version__, plain_settings.of_model(model), peers.size
             )
-            try:
-                refusal = self._open(name)
+
+        def opened() -> tuple[Any, ...]:
+            if self._writes:
+                self._open(name)
                 # The position of a damaged backup is unknown.
                 if backup_folder.number_of(name) == self._number:
                     commits.check_last(self._call.path, self._place)
-            except TowerError as error:
-                refusal = str(error)
-        if peers.size > 1:
             found = self._found and dataclasses.astuple(self._found)
             position = dataclasses.asdict(self.position)
-            states = self._hook_states
-            values: tuple[Any, ...] = (
-                refusal,
-                position,
-                found,
-                self.metrics,
-                states.layout,
-            )
-            of_rank_0 = rank_checks.gather(peers, values, "reads the backup")[0]
-            refusal, position, found, metrics, layout = of_rank_0
-            self.position = Position(**position)
-            self._found, self.metrics = found and SavedState(*found), metrics
-            self._hook_states = SavedStates(layout, states.values)
-        if refusal:
-            raise TowerError(refusal)
+            return position, found, self.metrics, self._hook_states.layout
+
+        (position, found, self.metrics, layout), *_ = rank_checks.gather_result(
+            peers, opened, "reads the backup"
+        )
+        self.position = Position(**position)
+        self._found = found and SavedState(*found)
+        self._hook_states = SavedStates(layout, self._hook_states.values)
         # Calls in callbacks of earlier epochs are not made again.
         calls.begun = self.position.begun
 
-    def _find(self, peers: Peers, failed: Sequence[CallFolder]) -> str:
-        """Return the name of the last backup that ranks can read. Collective.
-
-        Each rank reads a share of it, where all see the folder.
-        """
-        refusal, names = "", list[str]()
-        if self._writes:
-            try:
-                backup_folder.make_writable(self.folder)
-                for call in failed:
-                    _set_aside(call)
-                names = self._call.names()
-            except TowerError as error:
-                refusal = str(error)
-        refusal, names = rank_checks.gather(
-            peers, (refusal, names), "looks for backups"
-        )[0]
-        if refusal:
-            raise TowerError(refusal)
-        shares = peers.size > 1 and divides_over_ranks()
-        if shares:
-            self._check_that_all_see_it(peers)
-        own = slice(peers.rank, None, peers.size) if shares else slice(None)
-
-        def damage(name: str) -> str:
-            found = ""
-            if shares or self._writes:
-                found = self._call.damage(name, operator.itemgetter(own))
-            of_all = rank_checks.gather(peers, found, "checks a backup")
-            return next(filter(None, of_all), "")
-
-        name = self._call.last_intact(names, damage, self._writes)
-        if self._writes:
-            self._call.go_on_from(name)
-        self._number = backup_folder.number_of(names[-1]) if names else 0
-        return name
-
-    def _check_that_all_see_it(self, peers: Peers) -> None:
-        blind = backup_folder.find_blind_ranks(
-            self.folder,
-            peers.rank,
-            lambda value: rank_checks.gather(
-                peers, value, "looks for the folder of the backup"
-            ),
-        )
-        if blind:
-            raise TowerError(
-                f"rank {', '.join(map(str, blind))} does not see the folder "
-                f"{self.folder} of rank 0. Each rank must write its shards of "
-                "variables there: give Backup (for kt.elastic: "
-                "--commits) a folder that all ranks share."
-            )
-
-    def _open(self, name: str) -> str:
-        """Read a backup on rank 0; return why it does not fit the model."""
+    def _open(self, name: str) -> None:
+        """Read a backup on rank 0; refuse that of another model."""
         if not name:
-            return ""
+            return
         facts = self._call.read_notes(name)
         with self._call.refusing_damage():
             self.position = Position(**facts["position"])
@@ -271,7 +213,7 @@ class SavedTraining:
             self._data = dict(facts["data"])
         assert self._settings is not None
         between = not self.position.batch
-        return settings.refusal(self._settings, self._call.path, between)
+        settings.refuse_other(self._settings, self._call.path, between)
 
     def _read(self, name: str, dtype: str | tf.DType) -> tf.Tensor:
         assert self._found is not None
@@ -373,14 +315,13 @@ class SavedTraining:
         if self._writes:
             parts += self._parts_of_rank_0(hook)
             notes = self._describe(variables, hook)
-        transport = transport_to_ranks()
-        if not any(map(is_over_ranks, variables.values())):
-            transport = None
+        are_divided = any(map(is_over_ranks, variables.values()))
+        ranks = ranks_now() if are_divided else ALONE
         parts = checkpoint.read_now(parts)
         pool = ThreadPoolExecutor(1, "keras-towers-backup")
         written = pool.submit(self._write_part, name, parts)
         pool.shutdown(wait=False)
-        self._begun = _Begun(name, written, transport, notes, self._place)
+        self._begun = _Begun(name, written, ranks, notes, self._place)
         if not asynchronous:
             self.finish()
 
@@ -403,35 +344,34 @@ class SavedTraining:
         begun = self._begun
         if begun is None:
             return
-        written, failure = None, ""
-        try:
-            written = begun.written.result()
-        except Exception as error:
-            failure = self._failure(error)
+        wait([begun.written])
         self._begun = None
-        ranks = begun.transport or SingleProcess()
-        all_written = rank_checks.raise_together(
-            ranks, failure, "has written its part of the backup", written
+        written = rank_checks.gather_result(
+            begun.ranks,
+            self._refusing_failure()(begun.written.result),
+            "has written its part of the backup",
         )
         if self._writes:
-            try:
-                self._call.complete(
-                    begun.name, all_written, begun.notes, self._keep
-                )
-            except (tf.errors.OpError, OSError) as error:
-                raise TowerError(self._failure(error)) from error
+            parts = [part for part in written if part is not None]
+            complete = self._refusing_failure()(self._call.complete)
+            complete(begun.name, parts, begun.notes, self._keep)
             commits.report_last(self._call.path, begun.position)
         self._has_backup = True
 
-    def _failure(self, error: Exception) -> str:
-        own = f"rank {self._rank} " if transport_to_ranks() else ""
-        before = "There is no backup yet"
-        if self._has_backup:
-            before = "The backup before it is complete"
-        return (
-            f"{own}cannot write to {self._call.path} ({shorten(error)}). "
-            f"{before}: make room, and start the script again."
-        )
+    @contextlib.contextmanager
+    def _refusing_failure(self) -> Iterator[None]:
+        """Say what to do if this rank cannot write in this block."""
+        try:
+            yield
+        except Exception as error:
+            own = f"rank {self._rank} " if ranks_now().size > 1 else ""
+            before = "There is no backup yet"
+            if self._has_backup:
+                before = "The backup before it is complete"
+            raise TowerError(
+                f"{own}cannot write to {self._call.path} ({shorten(error)}). "
+                f"{before}: make room, and start the script again."
+            ) from error
 
     def _parts_of_rank_0(self, hook: SavedStates) -> list[Part]:
         """Return the metrics, and the states of the hook of all ranks."""
@@ -484,16 +424,3 @@ class SavedTraining:
             self._begun = None
         if self._writes:
             commits.report_resumes(False)
-
-
-def _set_aside(call: CallFolder) -> None:
-    """Keep a backup of a failed call, so that no call resumes from it.
-
-    When the script starts again, it repeats the call from its beginning, and
-    ends as it would have without a backup.
-    """
-    logger.warning(
-        "an earlier call of fit has failed; its backup is kept as %s",
-        call.set_aside(),
-    )
-    commits.report_last(call.path, [])

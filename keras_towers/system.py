@@ -179,6 +179,7 @@ def defer_interrupts() -> Iterator[None]:
 # Numbers of parameters in glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _NEVER = 2**31 - 1
 # The largest threshold that glibc accepts: half of a thread's heap.
 _MAX_MMAP_THRESHOLD = 32 << 20
@@ -194,6 +195,16 @@ def keep_freed_memory() -> None:
     glibc = ctypes.CDLL(None)
     glibc.mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
     glibc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+def share_freed_memory() -> None:
+    """Let all threads of this process use what one of them has freed.
+
+    Else each of several heaps of glibc keeps as much as its threads have ever
+    needed at a time.
+    """
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def resident_bytes(field: str) -> int | None:

@@ -143,10 +143,7 @@ def verify(
 
 
 def checked_strategy(
-    caller: str,
-    model: keras.Model,
-    x: Structure,
-    strategy: Strategy | None,
+    caller: str, model: keras.Model, x: Structure, strategy: Strategy | None
 ) -> BaseStrategy:
     """Check the arguments of a function that tries a model on towers.
 
@@ -265,9 +262,7 @@ def restored_values(model: keras.Model) -> Iterator[None]:
     values = [(variable, variable.numpy()) for variable in variables]
 
     def record(
-        original: Callable[[Variable, object], None],
-        variable: Variable,
-        value: object,
+        original: patches.Original, variable: Variable, value: object
     ) -> None:
         # A step may create variables while it is traced.
         with tf.init_scope():

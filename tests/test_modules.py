@@ -38,9 +38,7 @@ SHOWN_BY = {
     "fit/step/test_global_step.py": """
         fit/components fit/step/step_layout fit/step/tower_functions
     """,
-    "fit/step/test_step_costs.py": """
-        fit/step/step_reports partition/estimated_work
-    """,
+    "fit/step/test_step_costs.py": "fit/step/step_reports",
     "fit/test_options.py": "fit/given_values",
     "fit/ranks/test_step_order.py": "fit/ranks/step_agreement",
     "fit/update/test_optimizers.py": "fit/update/weight_update",
@@ -98,6 +96,7 @@ SHOWN_BY = {
     "exactness/test_contract.py": """
         conformance/cases conformance/case_models conformance/outcomes
     """,
+    "test_backup_folder.py": "backup_choice",
     "test_saved_training.py": "saved_state",
     "test_extending.py": """
         _incomplete conformance/strategy_check rendezvous/joined_job

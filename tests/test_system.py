@@ -61,24 +61,47 @@ def test_freed_memory_is_used_again():
 
 
 HELD = """
-import os, runpy, sys
+import os, runpy, sys, threading
 
 def held():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-blocks = [b"x" * 100_000 for _ in range(2_000)]
-blocks = blocks[::10]
+def act(name):
+    if name in sys.argv:
+        runpy.run_path(sys.argv[1])[name]()
+
+def use():
+    blocks = [b"x" * 100_000 for _ in range(500)]
+    kept.append(blocks.pop())
+    del blocks
+    has_used.release()
+    over.wait()
+
+act("share_freed_memory")
+kept, has_used, over = [], threading.Semaphore(0), threading.Event()
 before = held()
-runpy.run_path(sys.argv[1])["return_freed_memory"]()
-print(before - held() > 100_000_000)
+for _ in range(6):
+    threading.Thread(target=use).start()
+    has_used.acquire()
+act("return_freed_memory")
+print(held() - before < 100_000_000)
+over.set()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-def test_what_is_free_between_what_is_alive_goes_back_to_the_kernel():
-    done = run_python("-c", HELD, system.__file__, limit_s=60)
-    assert done.stdout == "True\n"
+@pytest.mark.parametrize(
+    ("name", "is_small"),
+    [
+        ("share_freed_memory", True),
+        ("return_freed_memory", True),
+        ("", False),
+    ],
+)
+def test_what_threads_have_freed_is_shared_or_returned(name, is_small):
+    done = run_python("-c", HELD, system.__file__, name, limit_s=60)
+    assert done.stdout == f"{is_small}\n"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -192,23 +192,29 @@ class ApplyCall(NamedGradients):
         self.original(self.grads, self.variables)
 
 
-class FitStart(NamedTuple):
+@dataclasses.dataclass
+class FitStart:
     """The position at which a ``fit`` starts, and how it shuffles.
 
     Attributes:
         epoch: the first epoch, as Keras counts.
-        done: how many epochs are done.
         batch: the number of batches of this epoch that are done.
         seed: orders arrays if there is no global seed.
         random_state: of Python's ``random`` before the first one, which orders
             ``PyDataset``s.
+        epochs: those that are done.
     """
 
-    epoch: int
-    done: int
-    batch: int
-    seed: int
-    random_state: Sequence[Any]
+    epoch: int = 0
+    batch: int = 0
+    seed: int = 0
+    random_state: Sequence[Any] = ()
+    epochs: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        """How many epochs are done."""
+        return len(self.epochs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

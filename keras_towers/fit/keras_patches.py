@@ -55,7 +55,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -66,7 +65,7 @@ import tensorflow as tf
 
 import keras_towers
 from keras_towers import compat
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit import components
@@ -76,9 +75,7 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.data import read_ahead
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
-from keras_towers.fit.weights import adoption, model_binding
-
-logger = logging.getLogger("keras_towers")
+from keras_towers.fit.weights import model_binding
 
 SHARED = "shared_rendezvous"
 """An attribute of TensorFlow's functions."""
@@ -90,9 +87,7 @@ def installed() -> contextlib.AbstractContextManager[None]:
     return patches.patched_while_used(_PATCHES)
 
 
-def _scaled_loss(
-    original: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor
-) -> tf.Tensor:
+def _scaled_loss(original: patches.Original, value: tf.Tensor) -> tf.Tensor:
     # Only in a custom loop does a replica see just its part of the batch.
     across = tf.distribute.in_cross_replica_context()
     if across and components.active_strategy() is not None:
@@ -101,24 +96,24 @@ def _scaled_loss(
 
 
 def _notify(
-    event: Callable[[adoption.Adoption, keras.Model], None],
-    original: Callable[..., None],
+    event: str,
+    original: patches.Original,
     model: keras.Model,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Notify the current strategy that a model was created or compiled."""
     original(model, *args, **kwargs)
     strategy = components.active_strategy()
     if strategy is not None:
-        event(strategy._adoption, model)
+        getattr(strategy._adoption, event)(model)
 
 
 def _create_optimizer(
-    original: Callable[..., None],
+    original: patches.Original,
     optimizer: keras.Optimizer,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Create an optimizer as one device does; its update runs on one tower.
 
@@ -130,7 +125,7 @@ def _create_optimizer(
         original(optimizer, *args, **kwargs)
 
 
-def _reset_default_graph(original: Callable[[], None]) -> None:
+def _reset_default_graph(original: patches.Original) -> None:
     """Reset the default graph, but keep the active strategies in scope."""
     # TensorFlow stores the scopes in the old graph, and exits them there.
     scopes = compat.get_default_graph()._thread_local
@@ -139,10 +134,7 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 
 
 def _call_loaded(
-    original: Callable[..., object],
-    function: object,
-    args: object,
-    captured: Any,
+    original: patches.Original, function: object, args: object, captured: Any
 ) -> object:
     """Call a function of a loaded model.
 
@@ -164,7 +156,7 @@ def _call_loaded(
 
 def _create_variable(
     outside: Callable[[Variable], contextlib.AbstractContextManager[None]],
-    original: Callable[[Variable, object], None],
+    original: patches.Original,
     variable: Variable,
     value: Any,
 ) -> None:
@@ -186,9 +178,7 @@ def _create_variable(
 
 
 def _create_by_initializer(
-    original: Callable[[Variable, object], None],
-    variable: Variable,
-    initializer: object,
+    original: patches.Original, variable: Variable, initializer: object
 ) -> None:
     """Create a variable; ranks may create only their rows of a large one."""
     strategy, deferred = components.active_strategy(), None
@@ -201,12 +191,15 @@ def _create_by_initializer(
 
 
 def _call_recomputed(
-    original: Callable[..., Any],
+    original: patches.Original,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function that recomputes in its gradient, in a graph.
+    """Call a function with a custom gradient, in a graph.
+
+    A step that may recompute traces the function of ``tf.recompute_grad`` once,
+    as a segment.
 
     Args:
         original: TensorFlow's way to call it.
@@ -226,9 +219,7 @@ def _call_recomputed(
         return given(*args, **kwargs)
 
 
-def _export(
-    original: Callable[..., object], *args: object, **kwargs: object
-) -> object:
+def _export(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     """Export a model with whole variables."""
     with (
         contextlib.ExitStack() as wholes,
@@ -237,7 +228,7 @@ def _export(
         return original(*args, **kwargs)
 
 
-def _share_rendezvous(original: Callable[..., Any], *arguments: Any) -> Any:
+def _share_rendezvous(original: patches.Original, *arguments: Any) -> Any:
     """Make a TensorFlow function that shares its caller's rendezvous.
 
     If a function has a private rendezvous, an error in it cancels the caller's
@@ -268,27 +259,15 @@ def _devices(graph: tf.Graph) -> set[str]:
     return devices
 
 
-_TRAINER = compat.TensorFlowTrainer
+_TRAINER, _BASE = compat.TensorFlowTrainer, compat.BaseTrainer
 _PATCHES: tuple[patches.Patch, ...] = (
     # Catches references to Keras's methods taken before the patch.
     (_TRAINER, "_maybe_symbolic_build", keras_loop.build_without_call),
     # Keras's loops create their iterator by this name.
     (compat.trainer_module, "TFEpochIterator", keras_loop.epoch_iterator),
     # Objects created in a scope belong to its strategy.
-    (
-        _TRAINER,
-        "__init__",
-        functools.partial(
-            _notify, lambda to, model: to.register_created(model)
-        ),
-    ),
-    (
-        compat.BaseTrainer,
-        "compile",
-        functools.partial(
-            _notify, lambda to, model: to.register_compiled(model)
-        ),
-    ),
+    (_TRAINER, "__init__", functools.partial(_notify, "register_created")),
+    (_BASE, "compile", functools.partial(_notify, "register_compiled")),
     (compat.TFOptimizer, "__init__", _create_optimizer),
     # keras.utils.clear_session() calls it, inside the block too.
     (compat.v1, "reset_default_graph", _reset_default_graph),
@@ -339,34 +318,27 @@ def patch_until_closed(
 
     def method(
         kind: str,
-        original: Callable[..., object],
+        original: patches.Original,
         model: keras.Model,
-        *args: object,
-        **kwargs: object,
+        *args: Any,
+        **kwargs: Any,
     ) -> object:
         with around_call(kind, model):
             return _run(kind, original, model, *args, **kwargs)
 
-    def store(original: Callable[..., None], name: str, value: object) -> None:
+    def store(original: patches.Original, name: str, value: object) -> None:
         if name == "distribution":
             set_distribution(lambda: original(name, value), value)
         else:
             original(name, value)
 
-    trainer = compat.TensorFlowTrainer
+    variable = compat.KerasVariable
+    create = functools.partial(_create_variable, around_creation)
     replacements: list[patches.Patch] = [
-        *((trainer, name, functools.partial(method, name)) for name in METHODS),
-        (
-            compat.KerasVariable,
-            "_initialize",
-            functools.partial(_create_variable, around_creation),
-        ),
-        (
-            compat.KerasVariable,
-            "_initialize_with_initializer",
-            _create_by_initializer,
-        ),
-        (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
+        *((_TRAINER, n, functools.partial(method, n)) for n in METHODS),
+        (variable, "_initialize", create),
+        (variable, "_initialize_with_initializer", _create_by_initializer),
+        (_BASE, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
         # An exported model knows no towers.
         (keras.Model, "export", _export),
@@ -389,10 +361,10 @@ def patch_until_closed(
 
 def _run(
     kind: str,
-    original: Callable[..., object],
+    original: patches.Original,
     model: keras.Model,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> object:
     """Run a method of Keras on the towers of its strategy, if it has one."""
     in_block = tf.distribute.has_strategy()
@@ -438,9 +410,7 @@ def _run(
         return original(model, *args, **kwargs)
 
 
-def _resolve_auto(
-    original: Callable[[keras.Model], bool], model: keras.Model
-) -> bool:
+def _resolve_auto(original: patches.Original, model: keras.Model) -> bool:
     """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
 
     Under a strategy of TensorFlow's own, XLA cannot compile a step; on towers

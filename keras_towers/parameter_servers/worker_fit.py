@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -101,7 +101,7 @@ class WorkerFit(ReplicaCall):
             patches.patched_while_used(_SHARED_VARIABLES),
             self._ended(),
             current_session.holding(self.session),
-            patches.shadowed(optimizer, patches.bind_to(optimizer, methods)),
+            patches.overridden([optimizer], lambda _: methods),
             super().installed(),
         ):
             yield
@@ -292,7 +292,7 @@ class WorkerFit(ReplicaCall):
     def _finalize(
         self,
         optimizer: keras.Optimizer,
-        original: Callable[[Sequence[Variable]], None],
+        original: patches.Original,
         variables: Sequence[Variable],
     ) -> None:
         begun = self.session.trains
@@ -356,7 +356,7 @@ class WorkerFit(ReplicaCall):
 
 
 def _assign(
-    original: Callable[..., object], variable: Variable, value: object
+    original: patches.Original, variable: Variable, value: object
 ) -> object:
     """Assign a value; on the chief, callbacks also write to the servers."""
     result = original(variable, value)

@@ -142,6 +142,8 @@ follows what is done with a program.
   Buckets of gradients, which towers exchange during the backward pass.
 ``segments``
   Divides a step into segments that are recomputed.
+``kept_results``
+  Chooses the results to keep, rather than recompute.
 ``rematerialization``
   Rematerialization: recomputes activations instead of keeping them.
 ``schedule``

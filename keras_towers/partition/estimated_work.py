@@ -7,7 +7,8 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,34 +18,51 @@ from keras_towers.partition.registry import facts_of
 
 # For an axis, or a loop, whose length the trace does not know.
 ASSUMED_LENGTH = 64
+# The multiplications in the time of which memory moves a byte.
+_PER_BYTE = 4
+_NO_NUMBERS = (tf.resource, tf.string, tf.variant)
 
 
-def estimated_work(
-    type_: str, inputs: Sequence[float], made: float, shape: tf.TensorShape
-) -> float:
-    """Estimate how many multiplications an operation takes.
+def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
+    """Estimate how long an operation takes, as a number of multiplications.
 
-    Products, such as of matrices, count their multiplications. Any other
-    operation counts the entries of its outputs.
+    Most operations wait for memory: while a CPU or a GPU moves a byte, it can
+    multiply a few numbers. So the bytes of all inputs and outputs count, and
+    the multiplications of products, such as of matrices.
 
     Args:
-        type_: the type of the operation.
-        inputs: how many entries each of its N inputs has.
-        made: how many entries it makes.
-        shape: the shape of its first output.
+        operation: one of a graph or of a program; it calls no function.
+        entries: returns how many entries a tensor has.
     """
-    kind = facts_of(type_).work
-    if kind is None:
-        return made
-    # For shapes [m, k], [k, n] and [m, n] it is m k n.
-    work = math.sqrt(math.prod(sorted(inputs)[-2:]) * made)
-    if kind == "products" and shape.rank is not None:
-        # The axes of the batch are in all three.
-        batch = made
-        for length in shape[-2:]:
-            batch /= length or 1
-        work /= math.sqrt(batch)
-    return work
+    facts, result = facts_of(operation.type), operation.outputs[0]
+    work, inputs = facts.work, operation.inputs
+    if facts.memory in ("input", "variable"):
+        return 0
+    moved = [*operation.outputs, *operation.outputs]
+    if work != "picked":
+        moved = [*operation.outputs, *inputs]
+    waits = _PER_BYTE * sum(
+        entries(tensor) * tensor.dtype.size
+        for tensor in moved
+        if tensor.dtype not in _NO_NUMBERS
+    )
+    made = entries(result)
+    if work == "convolution":
+        # At each place as often as the filter has entries. Of a gradient, the
+        # last input is like the result, and the second one is the filter, or
+        # has the sizes of the one that is made.
+        kernel = result if inputs[1].shape.rank == 1 else inputs[1]
+        image = [*inputs, result][2]
+        places = entries(image) / (image.shape[-1] or 1)
+        return waits + entries(kernel) * places
+    if work in ("product", "products"):
+        # Of shapes [m, k], [k, n] and [m, n]: m k n.
+        together = math.prod(sorted(map(entries, inputs))[-2:]) * made
+        if work == "products" and result.shape.rank is not None:
+            # The axes of the batch are in all three.
+            together *= math.prod(n or 1 for n in result.shape[-2:]) / made
+        return waits + math.sqrt(together)
+    return waits + made * facts.entry_work
 
 
 def work_of(operation: tf.Operation) -> float:
@@ -55,12 +73,10 @@ def work_of(operation: tf.Operation) -> float:
     graphs = [graph for graph in called_graphs(operation) if graph is not None]
     if graphs:
         inside = [o for graph in graphs for o in graph.get_operations()]
-        return max(1, _rounds_of(operation) * sum(map(work_of, inside)))
-    made = sum(map(_entries, operation.outputs))
-    if not made or not operation.inputs:
+        return max(1, rounds_of(operation) * sum(map(work_of, inside)))
+    if not operation.outputs or not operation.inputs:
         return 1
-    inputs, shape = map(_entries, operation.inputs), operation.outputs[0].shape
-    return max(1, estimated_work(operation.type, list(inputs), made, shape))
+    return max(1, estimated_work(operation, _entries))
 
 
 def _entries(tensor: tf.Tensor) -> int:
@@ -72,7 +88,7 @@ def _entries(tensor: tf.Tensor) -> int:
     )
 
 
-def _rounds_of(operation: tf.Operation) -> int:
+def rounds_of(operation: tf.Operation) -> int:
     """Return the number of rounds of a loop if a limit is known, else 1."""
     if operation.type not in LOOPS:
         return 1
@@ -93,7 +109,7 @@ def _rounds_of(operation: tf.Operation) -> int:
             limit = given.get(limit.name, limit)
             if limit.op.type in LOOPS:
                 # The backward pass has as many rounds as the forward pass.
-                limits.append(_rounds_of(limit.op))
+                limits.append(rounds_of(limit.op))
             else:
                 limits.append(tf.get_static_value(limit))
     known = [int(number) for number in limits if number is not None]

@@ -21,7 +21,7 @@ from keras_towers.partition.program import Exchange, Program
 from keras_towers.partition.units import Units
 
 # The exchange of a byte takes about as long as so many multiplications.
-_WORK_PER_BYTE = 10
+_WORK_PER_BYTE = 100
 
 
 def has_other_layout(program: Program, units: Units) -> bool:

@@ -10,7 +10,7 @@ XLA chooses its own order, and fuses operations.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -190,6 +190,22 @@ class MemoryEstimate:
         """
         return max(self.live, default=0)
 
+    def peak_bytes_over_ranks(self) -> int:
+        """Return the same if ranks exchange while the next level is computed.
+
+        And take memory for what they update with the results.
+        """
+        most, beside, peak = self.peak_bytes(), 0, 0
+        for index, event in enumerate(self.events):
+            live = self.live[index]
+            if isinstance(event, Operation) and event.phase is Phase.TOWERS:
+                if peak:
+                    beside = max(0, peak - live + self.made[index])
+                most, peak = max(most, live + beside), 0
+            elif peak or (isinstance(event, Exchange) and event.is_over_ranks):
+                peak = max(peak, live)
+        return most
+
     def _reused(
         self, event: Operation | Exchange, ending: Iterable[Tensor]
     ) -> Tensor | None:
@@ -209,6 +225,26 @@ class MemoryEstimate:
             if is_like and is_computed and tensor.dtype == result.dtype:
                 return tensor
         return None
+
+
+def rounds_over_ranks(
+    program: Program, sizes: TensorSizes
+) -> list[Mapping[str, int]]:
+    """Return the bytes that ranks exchange at a time, by kind of exchange.
+
+    Those of two levels, since the second one does not wait for the first. Sums
+    of gradients are a kind of their own.
+    """
+    levels: dict[int, collections.Counter[str]] = {}
+    for exchange in program.exchanges:
+        if exchange.is_over_ranks:
+            is_gradient = exchange.kind == "sum" and exchange.gradient
+            kind = "gradient" if is_gradient else exchange.kind
+            of_level = levels.setdefault(exchange.level, collections.Counter())
+            ends = exchange.given, exchange.result
+            of_level[kind] += max(map(sizes.bytes_of, ends))
+    nothing = collections.Counter[str]()
+    return [own + levels.get(k + 1, nothing) for k, own in levels.items()]
 
 
 def used_by(event: Operation | Exchange) -> Sequence[Tensor]:

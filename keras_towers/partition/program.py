@@ -235,6 +235,11 @@ class Exchange:
         return max(self.given.level, self.least)
 
     @property
+    def is_over_ranks(self) -> bool:
+        """Whether ranks send anything to one another."""
+        return "ranks" in self.over and self.kind != "first"
+
+    @property
     def is_own(self) -> bool:
         """Whether each participant gets a result of its own."""
         return not self.over.isdisjoint(self.result.axes)
@@ -322,7 +327,10 @@ class Schedule:
 
     Attributes:
         bytes: the peak bytes of a tower, for an assumed batch.
-        shared: the peak bytes of all towers that share memory.
+        shared: the peak bytes of all towers that share memory, while ranks
+            exchange.
+        rounds: the bytes that ranks exchange at a time, by kind of exchange, at
+            several times.
         is_paced: whether a level waits for the end of the level two before it.
         recomputed: the number of operations that run again, because their
             results are not kept.
@@ -332,6 +340,7 @@ class Schedule:
 
     bytes: int
     shared: int = 0
+    rounds: Sequence[Mapping[str, int]] = ()
     is_paced: bool = False
     recomputed: int = 0
     work: float = 0.0

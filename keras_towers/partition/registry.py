@@ -187,8 +187,11 @@ class OperationFacts:
         memory: the memory of a result: that of its ``input`` or of a
             ``variable``, or that of an input which ends there is ``reused``;
             None: its own.
-        work: whether it computes a ``product``, as of matrices, or several
-            ``products``; None: as much as it makes.
+        work: what it computes: a ``product``, as of matrices, several
+            ``products``, or a ``convolution``; ``picked``: it moves only as
+            many entries of its inputs as it makes; None: it moves all.
+        entry_work: the multiplications that each entry that it makes takes,
+            beside these.
         effect: what it does at most, if TensorFlow says that it has a state:
             it ``reads`` a variable, ``checks`` something, and fails, or
             ``writes`` what each process has; None: it may do anything.
@@ -203,7 +206,8 @@ class OperationFacts:
     bounds: Literal["finite", "inputs"] | None = None
     factor: Literal["divides", "selects"] | None = None
     memory: Literal["input", "reused", "variable"] | None = None
-    work: Literal["product", "products"] | None = None
+    work: Literal["product", "products", "convolution", "picked"] | None = None
+    entry_work: int = 0
     effect: Literal["reads", "checks", "writes"] | None = None
 
 

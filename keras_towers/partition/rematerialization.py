@@ -3,11 +3,13 @@
 The backward pass uses results of the forward pass. A plan keeps some of them,
 and recomputes the others right before their use:
 
-* **cheap operations**: activations, normalizations, dropout, casts. The results
-  of products, such as those of matrices and convolutions, are kept;
-* **segments**: parts of the forward pass between places where little is alive,
-  as in Chen et al. (arXiv 1604.06174). Only what other parts use of a segment
-  is kept. Users may mark segments.
+* **segments** are parts of the forward pass between places where little is
+  alive, as in Chen et al. (arXiv 1604.06174). Each is recomputed on its own,
+  from what is kept. Users may mark segments;
+* **a price** of memory decides what a segment keeps: results that take more
+  work than their bytes are worth, such as products of matrices. At a low price,
+  only cheap operations run again: activations, normalizations, dropout, casts.
+  At a high one, nearly all do.
 
 Exchanges are not repeated: their results are kept, such as the statistics of a
 batch, except for weights in shards, which are gathered again in any case.
@@ -18,13 +20,19 @@ seed, so they give the same numbers again.
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from keras_towers.partition.memory_estimate import MemoryEstimate
+from keras_towers.partition.kept_results import ALWAYS, worth_keeping
+from keras_towers.partition.memory_estimate import (
+    MemoryEstimate,
+    made_by,
+    used_by,
+)
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -34,20 +42,21 @@ from keras_towers.partition.program import (
     Tensor,
     is_pure,
 )
-from keras_towers.partition.registry import facts_of
-from keras_towers.partition.segments import Division, Segments
+from keras_towers.partition.segments import (
+    ALIKE,
+    Division,
+    Segments,
+    ends_of_segments,
+)
 from keras_towers.partition.tensor_sizes import TensorSizes
 
-# Segments have these parts of what the backward pass uses.
-_SEGMENTS = 2, 3, 4, 6, 8, 12, 16, 24, 32
-# The parts of a plan that are tried where less may be enough.
-_PARTS = 0.25, 0.5, 0.75
-# Results that are so many times smaller than their inputs are kept.
-_REDUCES = 16
+# The part before the peak is one segment, or so many.
+_SEGMENTS = 1, 3, 6, 12, 24
+# The percents of work that saving a percent of memory may cost.
+_PRICES = [2.0**power for power in range(-6, 7)]
+_FAIR_PRICE = 1.0
 # How often other parts of a step are tried, such as those of a second model.
 _MOST_PEAKS = 3
-ALIKE = 1.02
-"""Plans whose memory differs by less are chosen by their work."""
 
 
 def rematerialize(
@@ -94,12 +103,12 @@ def rematerialize(
 
     if segments is not None:
         # For nested segments, the depth that needs the least memory.
-        peak = _Peak(program, sizes, parts)
+        peak = _Peak(program, sizes, parts, before)
         use(min(peak.plans_of(segments), key=lambda plan: plan.bytes))
     for _ in range(_MOST_PEAKS):
         if best.bytes <= limit:
             break
-        peak = _Peak(program, sizes, parts)
+        peak = _Peak(program, sizes, parts, before)
         plans = [*peak.plans(limit, most_work - best.work)]
         plans = [p for p in plans if best.work + p.work <= most_work]
         plan = _chosen(plans, limit, best)
@@ -134,8 +143,8 @@ def _chosen(
     Args:
         plans: the plans.
         limit: the bytes that it should need at most. With a limit, that is best
-            which needs least; without one, each percent that a step takes
-            longer is to save more than a percent of its memory.
+            which needs least; without one, each percent of the step's work is
+            to save more than a percent of its memory.
         now: what is needed without a plan.
     """
     plans = [plan for plan in plans if plan.bytes < now.bytes / ALIKE]
@@ -143,9 +152,14 @@ def _chosen(
         least = min((plan.bytes for plan in plans), default=0) * ALIKE
         fits = [plan for plan in plans if plan.bytes <= max(limit, least)]
         return min(fits, key=lambda plan: plan.work, default=None)
-    time = 1 + now.work
-    worth = [p for p in plans if p.bytes * (time + p.work) < now.bytes * time]
-    return min(worth, key=lambda p: p.bytes * (time + p.work), default=None)
+    whole = now.bytes + now.saved
+
+    def cost_of(plan: _Plan) -> float:
+        return _FAIR_PRICE * plan.bytes / whole + plan.work
+
+    best = min(plans, key=cost_of, default=None)
+    is_worth = best and cost_of(best) < _FAIR_PRICE * now.bytes / whole
+    return best if is_worth else None
 
 
 class _Peak:
@@ -155,15 +169,21 @@ class _Peak:
         program: the program.
         sizes: the sizes of its tensors.
         parts: as for ``rematerialize``.
+        whole: the bytes that a tower has at a time without a plan.
 
     Attributes:
         sizes: as given.
         events: what happens in the step, in order.
         peak: the position of the event that needs most memory.
         repeated: the operations that are repeated where they are used.
+        operations: the operations among them, by their positions.
+        on_towers: the positions of the operations that towers run.
+        pure: the positions of those of them that give the same once more.
     """
 
-    def __init__(self, program: Program, sizes: TensorSizes, parts: int):
+    def __init__(
+        self, program: Program, sizes: TensorSizes, parts: int, whole: int
+    ):
         self._program, self._parts = program, parts
         self.sizes = sizes
         estimate = MemoryEstimate(program, sizes, parts)
@@ -174,7 +194,19 @@ class _Peak:
         self._positions = {id(e): k for k, e in enumerate(self.events)}
         live = estimate.live
         self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
-        self._whole_work = sum(map(self._work_of, self.events)) or 1.0
+        self._bytes_of = estimate.bytes_of
+        self._whole_bytes = whole or 1
+        self.operations: dict[int, Operation] = {
+            k: e for k, e in enumerate(self.events) if isinstance(e, Operation)
+        }
+        whole_work = sum(map(sizes.work_of, self.operations.values()))
+        self._whole_work = whole_work or 1
+        self.on_towers: set[int] = {
+            k for k, o in self.operations.items() if o.phase is Phase.TOWERS
+        }
+        self.pure: set[int] = {
+            k for k in self.on_towers if is_pure(self.operations[k])
+        }
         # By what they gather: the gathers of weights in shards.
         self._gathers: dict[Tensor, list[Exchange]] = {}
         for exchange in program.exchanges:
@@ -186,7 +218,7 @@ class _Peak:
         # and how many pass it to be used before the peak.
         held, crossing = ([0] * (self.peak + 2) for _ in range(2))
         for tensor, users in estimate.users.items():
-            made = self.position_of(tensor)
+            made = next(iter(self.made_at([tensor])), None)
             if made is None or made > self.peak:
                 continue
             size = estimate.bytes_of(tensor)
@@ -206,83 +238,140 @@ class _Peak:
             limit: the bytes to stay below.
             most_work: the part of the work that may be computed again.
         """
-        end = self.peak + 1
-        yield self._plan(self._divided([end], keeps_products=True))
+        prices = [p for p in _PRICES if limit or p <= _FAIR_PRICE]
         for number in _SEGMENTS:
-            bounds = self._bounds(self._held[end] / number)
-            plan = self._plan(self._divided(bounds))
-            yield plan
-            if limit < plan.bytes and plan.work <= most_work:
-                continue
-            # With less, the last ones are kept.
-            for part in _PARTS:
-                count = round(part * (len(bounds) - 1))
-                if 0 < count < len(bounds) - 1:
-                    yield self._plan(self._divided([*bounds[:count], end]))
+            size = self._held[self.peak + 1] / number
+            bounds = ends_of_segments(self._held, self._crossing, size)
+            # What is used next may be kept.
+            for count in {len(bounds), max(1, len(bounds) - 1)}:
+                division = self._divided(bounds, count)
+                low, high = 0, len(prices) - 1
+                middle = high
+                while low <= high:
+                    plan = self._plan(division, prices[middle])
+                    yield plan
+                    # At a higher price, more is computed again.
+                    if plan.bytes <= limit or plan.work > most_work:
+                        high = middle - 1
+                    else:
+                        low = middle + 1
+                    middle = (low + high) // 2
 
     def plans_of(self, segments: Segments) -> Iterator[_Plan]:
         """Yield the plans with the given segments."""
         yield from map(self._plan, segments.divisions(self.events))
 
-    def _bounds(self, size: float) -> list[int]:
-        """Return the ends of segments, each of which holds about so many bytes.
-
-        Each ends where the fewest bytes pass its end.
-        """
-        end, start = self.peak + 1, 0
-        bounds: list[int] = []
-        while start < end:
-            most = self._held[start] + size
-            last = bisect.bisect_right(self._held, most, start + 1, end) - 1
-            last = max(last, start + 1)
-            # Not so early that there would be many more segments.
-            first = bisect.bisect_left(
-                self._held, self._held[start] + size / 2, start + 1, last + 1
-            )
-            first = min(first, last)
-            if last >= end - 1:
-                bounds.append(end)
-                break
-            start = min(
-                range(last, first - 1, -1), key=self._crossing.__getitem__
-            )
-            bounds.append(start)
-        return bounds
-
-    def _divided(
-        self, bounds: Sequence[int], keeps_products: bool = False
-    ) -> Division:
-        """Return segments with the given ends, before the peak.
-
-        Without ``keeps_products``, the last segment is not recomputed.
-        """
-        last = len(bounds) - (0 if keeps_products else 1)
+    def _divided(self, bounds: Sequence[int], count: int) -> Division:
+        """Return the first of the segments with given ends."""
 
         def segment_of(position: int) -> int | None:
             segment = bisect.bisect_right(bounds, position)
-            return segment if segment < last else None
+            return segment if segment < count else None
 
-        return Division(segment_of, self.peak.__lt__, keeps_products)
+        return Division(segment_of, self.peak.__lt__)
 
-    def _plan(self, division: Division) -> _Plan:
-        """Return a plan in which segments are computed again."""
+    def _plan(self, division: Division, price: float | None = None) -> _Plan:
+        """Return a plan in which segments are computed again.
+
+        Args:
+            division: the segments.
+            price: the work that keeping bytes may save, both as parts of those
+                of the whole step; None: nothing of the segments is kept.
+        """
+        division = dataclasses.replace(division, kept=set())
+        if price is not None:
+            self._keep(division, price)
         copies = _Copies(self, division)
         with copies.in_use():
             program = dataclasses.replace(
                 self._program, operations=copies.operations
             )
             most = MemoryEstimate(program, self.sizes, self._parts).peak_bytes()
-        again = sum(map(self._work_of, copies.originals))
+        again = sum(map(self.sizes.work_of, copies.originals))
         return _Plan(copies, most, again / self._whole_work)
 
-    def _work_of(self, event: Operation | Exchange) -> float:
-        if isinstance(event, Exchange):
-            return 0.0
-        return self.sizes.work_of(event)
+    def _keep(self, division: Division, price: float) -> None:
+        """Choose what of the segments is kept."""
+        used: dict[int, list[int]] = collections.defaultdict(list)
+        for position, event in enumerate(self.events):
+            if not division.is_late(position):
+                continue
+            made = self.made_at(used_by(event))
+            if position not in self.on_towers:
+                division.kept.update(made)
+                continue
+            for other in made:
+                segment = division.segment_of(other)
+                if segment is not None:
+                    used[segment].append(other)
+        for segment in sorted(used, key=lambda s: max(used[s]), reverse=True):
+            while True:
+                users = self.users_in(segment, used[segment], division)
+                found = self._worth_keeping(users, segment, division, price)
+                if not found:
+                    break
+                division.kept.update(found)
+            # What it takes from earlier segments is kept there.
+            division.kept.update(
+                p for p in users if not self.runs_again(p, segment, division)
+            )
 
-    def position_of(self, tensor: Tensor) -> int | None:
-        """Return the position of the operation that makes a tensor."""
-        return self._positions.get(id(tensor.operation))
+    def users_in(
+        self, segment: int, used: Iterable[int], division: Division
+    ) -> dict[int, set[float]]:
+        """Return what a segment needs to run again, and for what.
+
+        It may be kept. What that needs is not included.
+        """
+        users: dict[int, set[float]] = collections.defaultdict(set)
+        waiting: list[tuple[int, float]] = [(p, ALWAYS) for p in used]
+        while waiting:
+            position, user = waiting.pop()
+            is_new = position not in users
+            users[position].add(user)
+            if is_new and self.runs_again(position, segment, division):
+                inputs = self.made_at(used_by(self.events[position]))
+                waiting += [(other, position) for other in inputs]
+        return users
+
+    def _worth_keeping(
+        self,
+        users: Mapping[int, Collection[float]],
+        segment: int,
+        division: Division,
+        price: float,
+    ) -> set[int]:
+        """Return which results to keep in a segment, for a price."""
+        work: dict[int, float] = {}
+        costs: dict[int, float] = {}
+        for position in users:
+            event = self.events[position]
+            made = sum(map(self._bytes_of, made_by(event)))
+            cost = price * made / self._whole_bytes
+            if self.runs_again(position, segment, division):
+                own = self.sizes.work_of(self.operations[position])
+                work[position] = own / self._whole_work
+                costs[position] = cost
+            else:
+                # It has to be kept for what is computed from it.
+                work[position] = 0 if position in division.kept else cost
+                costs[position] = math.inf
+        return worth_keeping(users, work, costs)
+
+    def runs_again(
+        self, position: int, segment: int, division: Division
+    ) -> bool:
+        """Whether an operation runs again in a segment, if it is needed."""
+        return (
+            position in self.pure
+            and position not in division.kept
+            and division.segment_of(position) == segment
+        )
+
+    def made_at(self, tensors: Iterable[Tensor]) -> list[int]:
+        """Return the positions of the operations that make tensors."""
+        found = (self._positions.get(id(t.operation)) for t in tensors)
+        return [position for position in found if position is not None]
 
     def gathered_near(self, tensor: Tensor, level: int) -> Tensor:
         """Return a tensor, or the same weight where it is gathered again later.
@@ -303,20 +392,6 @@ class _Peak:
         ]
         last = max(found, key=lambda e: e.level, default=exchange)
         return last.result
-
-    def may_run_again(self, operation: Operation) -> bool:
-        """Whether an operation gives the same again, and frees memory."""
-        if (
-            "towers" not in operation.axes
-            or operation.phase is not Phase.TOWERS
-            or operation.is_repeated
-            or not operation.inputs
-            or not is_pure(operation)
-        ):
-            return False
-        made = sum(map(self.sizes.bytes_of, operation.outputs))
-        taken = sum(map(self.sizes.bytes_of, operation.inputs))
-        return made * _REDUCES > taken
 
 
 class _Copies:
@@ -343,16 +418,10 @@ class _Copies:
         self.operations: list[Operation] = [*peak.repeated]
         # The last operations of the backward pass so far.
         entered: Sequence[Operation] = ()
-        for position, event in enumerate(peak.events):
-            if not isinstance(event, Operation):
-                continue
-            if event.phase is Phase.TOWERS and division.is_late(position):
-                own = [
-                    tensor.operation
-                    for tensor in event.inputs
-                    if tensor.operation and self._is_late(tensor)
-                ]
-                entered = own or entered
+        for position, event in peak.operations.items():
+            if position in peak.on_towers and division.is_late(position):
+                made = filter(division.is_late, peak.made_at(event.inputs))
+                entered = [peak.operations[p] for p in made] or entered
                 self._use_copies(event, entered)
             self.operations.append(event)
 
@@ -376,15 +445,20 @@ class _Copies:
         self, user: Operation, entered: Sequence[Operation]
     ) -> None:
         """Add the copies that an operation uses."""
-        needed: dict[int, Operation] = {}
-        for tensor in user.inputs:
-            segment = self._segment_of(tensor)
+        peak, division = self._peak, self._division
+        needed: set[int] = set()
+        for position in peak.made_at(user.inputs):
+            segment = division.segment_of(position)
             if segment is not None:
-                needed |= self._needed_for(tensor, segment)
+                users = peak.users_in(segment, [position], division)
+                runs = (peak.runs_again(p, segment, division) for p in users)
+                needed.update(itertools.compress(users, runs))
         first = len(self.operations)
         for position in sorted(needed):
-            self._copy(needed[position], user.level, entered)
-        segments = {self._division.segment_of(n) for n in needed}
+            self._copy(position, user.level, entered)
+        # Its copy is kept from then on.
+        division.kept.update(needed)
+        segments = {division.segment_of(n) for n in needed}
         if not segments <= self._begun:
             self._begun |= segments
             self.begins.append(self.operations[first])
@@ -392,40 +466,11 @@ class _Copies:
         if inputs != [*user.inputs]:
             self._inputs.append((user, inputs))
 
-    def _is_late(self, tensor: Tensor) -> bool:
-        position = self._peak.position_of(tensor)
-        return position is not None and self._division.is_late(position)
-
-    def _segment_of(self, tensor: Tensor) -> int | None:
-        position = self._peak.position_of(tensor)
-        return None if position is None else self._division.segment_of(position)
-
-    def _needed_for(self, tensor: Tensor, segment: int) -> dict[int, Operation]:
-        """Return the operations of a segment that recompute a tensor."""
-        found: dict[int, Operation] = {}
-        waiting = [tensor]
-        while waiting:
-            needed = waiting.pop()
-            operation = needed.operation
-            position = self._peak.position_of(needed)
-            if (
-                operation is None
-                or position is None
-                or position in found
-                or needed in self._copied
-                or self._division.segment_of(position) != segment
-                or not self._peak.may_run_again(operation)
-                or (self._division.keeps_products and _is_product(operation))
-            ):
-                continue
-            found[position] = operation
-            waiting += operation.inputs
-        return found
-
     def _copy(
-        self, original: Operation, level: int, entered: Sequence[Operation]
+        self, position: int, level: int, entered: Sequence[Operation]
     ) -> None:
         """Add a copy of an operation to a level."""
+        original = self._peak.operations[position]
         inputs = [self._taken(tensor, level) for tensor in original.inputs]
         outputs: list[Tensor] = []
         is_first = not any(t in self._copied for t in original.inputs)
@@ -450,8 +495,3 @@ class _Copies:
         if tensor in self._copied:
             return self._copied[tensor]
         return self._peak.gathered_near(tensor, level)
-
-
-def _is_product(operation: Operation) -> bool:
-    """Whether an operation multiplies matrices, or convolves."""
-    return facts_of(operation.type).work is not None

@@ -23,7 +23,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 from keras_towers.partition.axes import COLUMNS
@@ -31,7 +31,10 @@ from keras_towers.partition.gradient_buckets import (
     bucket_gradients,
     divide_levels,
 )
-from keras_towers.partition.memory_estimate import MemoryEstimate
+from keras_towers.partition.memory_estimate import (
+    MemoryEstimate,
+    rounds_over_ranks,
+)
 from keras_towers.partition.program import (
     Operation,
     Phase,
@@ -40,8 +43,8 @@ from keras_towers.partition.program import (
     is_over,
     is_pure,
 )
-from keras_towers.partition.rematerialization import ALIKE, rematerialize
-from keras_towers.partition.segments import Segments
+from keras_towers.partition.rematerialization import rematerialize
+from keras_towers.partition.segments import ALIKE, Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part of what a tower has at most, with its variables, that may be in
@@ -80,6 +83,7 @@ def schedule(
     xla: bool = False,
     segments: Segments | None = None,
     sharing: int = 1,
+    over_ranks: bool = False,
 ) -> Program:
     """Order the operations of a program, and recompute some.
 
@@ -93,6 +97,7 @@ def schedule(
         xla: whether XLA compiles it.
         segments: what is computed again in any case; None: nothing.
         sharing: the number of towers that share memory.
+        over_ranks: whether there are several processes.
     """
     sizes = TensorSizes(program, towers, rows)
     program = compute_late(program, sizes)
@@ -108,8 +113,14 @@ def schedule(
     elif segment_begins and parts == 1:
         # XLA merges equal operations of a function.
         program = divide_levels(program, segment_begins)
-    shared = MemoryEstimate(program, sizes, parts, sharing).peak_bytes()
-    summary = dataclasses.replace(summary, shared=shared, is_paced=bool(begins))
+    estimate = MemoryEstimate(program, sizes, parts, sharing)
+    shared, rounds = estimate.peak_bytes(), list[Mapping[str, int]]()
+    if over_ranks:
+        shared = estimate.peak_bytes_over_ranks()
+        rounds = rounds_over_ranks(program, sizes)
+    summary = dataclasses.replace(
+        summary, shared=shared, rounds=rounds, is_paced=bool(begins)
+    )
     return dataclasses.replace(program, schedule=summary)
 
 

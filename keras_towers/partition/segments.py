@@ -6,10 +6,14 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from keras_towers.partition.program import Exchange, Operation
+
+ALIKE = 1.02
+"""Bytes that differ by less are alike."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +23,12 @@ class Division:
     Attributes:
         segment_of: returns the segment of an operation; None: it runs once.
         is_late: whether an operation uses what is computed again.
-        keeps_products: whether the results of products are kept.
+        kept: the positions of operations that run once all the same.
     """
 
     segment_of: Callable[[int], int | None]
     is_late: Callable[[int], bool]
-    keeps_products: bool = False
+    kept: set[int] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,3 +69,34 @@ class Segments:
                 return name not in self.paths and self.is_of_gradient(name)
 
             yield Division(segment_of, is_late)
+
+
+def ends_of_segments(
+    held: Sequence[int], crossing: Sequence[int], size: float
+) -> list[int]:
+    """Return the ends of segments, each of which holds about so many bytes.
+
+    Each ends where the fewest bytes pass its end: at the first such place, such
+    as before a normalization.
+
+    Args:
+        held: for each position the bytes that are held of all before it.
+        crossing: for each position the bytes that pass it.
+        size: the bytes that a segment holds.
+    """
+    start, end = 0, len(held) - 1
+    ends: list[int] = []
+    while start < end:
+        most = held[start] + size
+        last = bisect.bisect_right(held, most, start + 1, end) - 1
+        last = max(last, start + 1)
+        if last >= end - 1:
+            ends.append(end)
+            break
+        # Not so early that there would be many more segments.
+        start = bisect.bisect_left(held, most - size / 2, start + 1, last)
+        limit = ALIKE * min(crossing[start : last + 1])
+        while crossing[start] > limit:
+            start += 1
+        ends.append(start)
+    return ends

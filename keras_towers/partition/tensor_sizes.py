@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.estimated_work import estimated_work
+from keras_towers.partition.estimated_work import estimated_work, rounds_of
 from keras_towers.partition.layouts import (
     ListOf,
     Sharded,
@@ -20,7 +20,13 @@ from keras_towers.partition.layouts import (
     Value,
     stacked_layout,
 )
-from keras_towers.partition.program import Exchange, Operation, Program, Tensor
+from keras_towers.partition.program import (
+    Exchange,
+    Function,
+    Operation,
+    Program,
+    Tensor,
+)
 from keras_towers.partition.sizes import (
     EXAMPLES,
     Dimension,
@@ -90,14 +96,18 @@ class TensorSizes:
 
     def work_of(self, operation: Operation) -> float:
         """Estimate how many multiplications an operation takes."""
+        called = [
+            function
+            for found in operation.functions.values()
+            for function in ([found] if isinstance(found, Function) else found)
+        ]
+        if called and operation.source is not None:
+            inside = [o for function in called for o in function.operations]
+            rounds = rounds_of(operation.source)
+            return rounds * sum(map(self.work_of, inside))
         if not operation.outputs:
             return 0.0
-        return estimated_work(
-            operation.type,
-            list(map(self.entries, operation.inputs)),
-            sum(map(self.entries, operation.outputs)),
-            operation.outputs[0].shape,
-        )
+        return estimated_work(operation, self.entries)
 
     def add_like(
         self, tensors: Sequence[Tensor], like: Sequence[Tensor]

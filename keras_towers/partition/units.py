@@ -137,9 +137,9 @@ class Units:
     def rows_of(
         self, axis: int, unit: AnyUnit, blocks: int, rows: Dimension
     ) -> Sharded:
-        """Return the layout of an axis of a given size, in rows of a unit.
+        """Return the layout of an axis with so many rows of each unit.
 
-        If the size varies between examples, such as the length of texts, the
+        If the number varies between units, such as the length of texts, the
         rows are a unit of their own, part of the first one.
 
         Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import logging
 import weakref
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._incomplete import name_of
+from keras_towers._notices import logger
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.reduction.compression_hooks import (
@@ -35,8 +35,6 @@ from keras_towers.reduction.stateful_hooks import (
     as_stateful,
 )
 from keras_towers.transport import Transport, next_key
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 Summed = TypeVar("Summed", bound=Gradient)
 
@@ -139,7 +137,7 @@ class RankSum:
         hook: CommunicationHook | StatefulHook = all_reduce,
     ):
         self._transport = transport
-        self._hook = as_stateful(hook)
+        self._given, self._hook = hook, as_stateful(hook)
         self._name: str = f"the communication hook {name_of(hook)}"
         self._states: weakref.WeakKeyDictionary[
             keras.Optimizer, dict[tuple[int | tf.TensorSpec, ...], _KeptState]
@@ -239,6 +237,11 @@ class RankSum:
             for state in states.values()
             for variable, _ in state.leaves()
         )
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the memory in which ranks of a machine sum, if any."""
+        return getattr(self._given, "kept_bytes", 0)
 
     def states(self, optimizer: keras.Optimizer) -> list[HookState]:
         """Return this rank's states for an optimizer's variables."""

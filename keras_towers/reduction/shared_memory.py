@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import mmap
 import os
 import pathlib
@@ -23,12 +22,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_towers._notices import logger
 from keras_towers.reduction.compression_hooks import sum_separately
 from keras_towers.transport import Transport
 from keras_towers.transport.memory_turns import Turns
 from keras_towers.transport.messages import group_by_bytes
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # For less than this, an all-reduce is cheaper than signaling readiness.
 MIN_BYTES = 256 * 2**10
@@ -50,6 +48,11 @@ class SharedMemoryAllReduce:
         # One is filled while the other one is read.
         self._turns = Turns(2)
         self._memories: dict[tuple[str, int, int], SharedMemory] = {}
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of all segments that this rank uses."""
+        return sum(memory.bytes for memory in self._memories.values())
 
     def __call__(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -184,6 +187,13 @@ class SharedMemory:
         self._names = [0] * size
         self._segments = [np.empty(0, np.uint8)] * size
         self._remove: Callable[[], object] = lambda: None
+
+    @property
+    def bytes(self) -> int:
+        """What this rank uses: all sums, and what it posts and reads."""
+        posted, others = self._largest.posted, self.size - 1
+        whole = posted * self.size // others if others else 0
+        return 0 if self._has_failed else whole + 2 * posted
 
     def reserve(self, room: Room) -> None:
         """Reserve space for a bucket in this rank's segment."""

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import errno
 import ipaddress
-import logging
 import socket
 import struct
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 import psutil
 
 from keras_towers import settings
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import liveness
 from keras_towers.rendezvous.network import (
@@ -28,8 +28,6 @@ from keras_towers.rendezvous.network import (
     is_local_address,
     own_sockets,
 )
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -19,7 +19,6 @@ import hashlib
 import http.client
 import itertools
 import json
-import logging
 import os
 import re
 import secrets
@@ -37,6 +36,7 @@ from typing import Any
 import platformdirs
 
 from keras_towers import agent, settings
+from keras_towers._notices import logger
 from keras_towers._types import JsonObject
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import launchers, network, rank_environment, watch
@@ -59,8 +59,6 @@ from keras_towers.settings import (
     ENV_SIZE,
 )
 from keras_towers.system import allow_open_files
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 INTRODUCTIONS = "introductions"
 """The key of what all ranks say of themselves."""

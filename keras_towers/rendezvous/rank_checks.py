@@ -9,21 +9,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from keras_towers._imports import minor_version, packages
+from keras_towers._notices import logger
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import describe_each, named
 from keras_towers.rendezvous import activity, store
 
-logger: logging.Logger = logging.getLogger("keras_towers")
+_T = TypeVar("_T")
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
@@ -99,27 +99,29 @@ def different_things(points: Mapping[str, str]) -> str:
     )
 
 
-def raise_together(
-    ranks: Peers, failure: str, where: str, value: Plain | None = None
-) -> list[Plain]:
-    """Raise a failure of any rank on all ranks. Collective.
+def gather_result(
+    ranks: Peers, function: Callable[[], _T], where: str
+) -> list[_T]:
+    """Call a function on each rank, and gather the results. Collective.
 
     Args:
         ranks: all ranks.
-        failure: that of this rank; empty: there is none.
+        function: what this rank calls.
         where: what this rank does, to follow "rank 0" in a message.
-        value: any other value of this rank.
 
-    Returns:
-        The values of all ranks that are not None.
+    Raises:
+        TowerError: the function has raised one on a rank.
     """
-    answers = [(failure, value)]
-    if ranks.size > 1:
-        answers = gather(ranks, (failure, value), where)
+    answer: tuple[str, Any]
+    try:
+        answer = "", function()
+    except TowerError as error:
+        answer = str(error), None
+    answers: list[Any] = gather(ranks, answer, where)
     failures = [of_rank for of_rank, _ in answers if of_rank]
     if failures:
         raise TowerError(failures[0])
-    return [of_rank for _, of_rank in answers if of_rank is not None]
+    return [of_rank for _, of_rank in answers]
 
 
 def describe_ranks(values: Sequence[object], separator: str = ", ") -> str:

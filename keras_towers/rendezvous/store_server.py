@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import logging
 import secrets
 import socket
 import sys
@@ -28,6 +27,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 
 from keras_towers import settings
+from keras_towers._notices import logger
 from keras_towers.rendezvous import store, store_link
 from keras_towers.rendezvous.local_store import RENDEZVOUS_SCOPE, LocalStore
 from keras_towers.rendezvous.signatures import (
@@ -40,8 +40,6 @@ from keras_towers.rendezvous.signatures import (
 )
 from keras_towers.rendezvous.store import Progress
 from keras_towers.rendezvous.store_link import SCOPE
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # How the scopes begin in which ranks of Horovod write their addresses: for all
 # ranks, for the ranks of a host, and for all ranks with one local rank.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import math
 import os
 import sys
@@ -25,6 +24,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 from keras_towers import settings, system
+from keras_towers._notices import logger
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, rank_checks, store as store_lib
@@ -38,8 +38,6 @@ from keras_towers.rendezvous.liveness import (
 )
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Progress, StoreClient
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 T = TypeVar("T")
 

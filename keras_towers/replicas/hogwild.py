@@ -155,10 +155,7 @@ adds_atomically: ThreadLocal[bool] = ThreadLocal()
 
 
 def _add(
-    name: str,
-    original: Callable[..., object],
-    variable: keras.Variable,
-    value: Any,
+    name: str, original: patches.Original, variable: keras.Variable, value: Any
 ) -> object:
     """Add to a variable atomically, so that no concurrent write is lost."""
     if not _may_be_written_concurrently(variable):
@@ -193,7 +190,7 @@ def _may_be_written_concurrently(variable: Variable) -> bool:
 
 
 def _assign(
-    original: Callable[..., object], variable: Variable, value: object
+    original: patches.Original, variable: Variable, value: object
 ) -> object:
     """Turn the assignment of ``variable + value`` into an atomic addition."""
     # As in metrics, counters and seed generators.
@@ -250,10 +247,10 @@ def draws_of(replica: Callable[[], int | tf.Variable | None]) -> patches.Patch:
     """
 
     def next_seed(
-        original: Callable[..., tf.Tensor],
+        original: patches.Original,
         generator: keras.random.SeedGenerator,
-        *args: object,
-        **kwargs: object,
+        *args: Any,
+        **kwargs: Any,
     ) -> tf.Tensor:
         seed, number = original(generator, *args, **kwargs), replica()
         if number is None:

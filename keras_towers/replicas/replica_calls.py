@@ -29,10 +29,7 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import SHARED_STATE, HogwildUpdate
-from keras_towers.replicas.replica_counts import (
-    Quorum,
-    ReplicaCounts,
-)
+from keras_towers.replicas.replica_counts import Quorum, ReplicaCounts
 from keras_towers.replicas.staleness import Staleness
 from keras_towers.replicas.tower_threads import (
     ReplicaSteps,

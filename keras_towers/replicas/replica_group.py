@@ -45,8 +45,11 @@ class ReplicaEvent(enum.IntEnum):
     """The coordinator is to end."""
 
 
-class GroupOperations:
-    """Adds operations on the shared state of replicas to a ``tf.function``.
+class ReplicaGroup:
+    """The state that a model's replicas share, and what is done with it.
+
+    Most methods add operations to a ``tf.function``; at the end are those by
+    which replicas and their coordinator act at once.
 
     A replica that has computed its share of an update waits for the next global
     step. With shared tokens it waits for a token instead, the right to compute
@@ -56,14 +59,24 @@ class GroupOperations:
     The state is on one device, in resources with names, which the functions of
     several processes can share.
 
-    Attributes:
+    Args:
+        name: of the resources.
+        device: where they are.
+        quorum: how many gradients an update has, of how many replicas.
+        run: runs a traced function.
         early: whether updates begin before their gradients have arrived. Every
             replica then computes one gradient of each update.
     """
 
     def __init__(
-        self, name: str, device: str, quorum: Quorum, early: bool = False
+        self,
+        name: str,
+        device: str,
+        quorum: Quorum,
+        run: RunFunction = run_flat,
+        early: bool = False,
     ):
+        self.calls: TracedFunctions = TracedFunctions(run)
         self.quorum = quorum
         self.early = early
         self._name = name
@@ -247,30 +260,7 @@ class GroupOperations:
             pushed = self._pushed[replica].read_value()
             return self._events.put(int(event), replica, step, pushed)
 
-
-class ReplicaGroup(GroupOperations):
-    """A model's replicas: what they and their coordinator do immediately.
-
-    ``GroupOperations`` has what is a part of their functions.
-
-    Args:
-        name: of the resources.
-        device: where they are.
-        quorum: how many gradients an update has, of how many replicas.
-        run: runs a traced function.
-        early: as the attribute.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        device: str,
-        quorum: Quorum,
-        run: RunFunction = run_flat,
-        early: bool = False,
-    ):
-        super().__init__(name, device, quorum, early)
-        self.calls: TracedFunctions = TracedFunctions(run)
+    # ---- at once -------------------------------------------------------------
 
     def run_by(self, run: RunFunction) -> Self:
         """Return the same group, which runs its operations differently."""

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -19,7 +18,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce
+from keras_towers._notices import announce, logger
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
@@ -43,8 +42,6 @@ from keras_towers.strategies.device_mesh import Mesh, ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 _KERAS_2 = "tf_keras"
 _OTHER_KERAS = (
@@ -168,11 +165,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         if update is None:
             config, mesh, sharding = self._config, self._mesh, None
             if mesh is not None:
-
-                def models() -> list[keras.Model]:
-                    return self._adoption.models
-
-                sharding = ShardedOverMesh(config, mesh, models)
+                sharding = ShardedOverMesh(
+                    config, mesh, lambda: self._adoption.models
+                )
             self._mode = modes.fall_back_unless_tried(self._mode, config)
             update = modes.create_update(config, self._mode, sharding)
         self._update = update
@@ -410,7 +405,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 stack.enter_context(thread_state.entered_block(block))
             self._announce()
             self._entered = stack.pop_all()
-        self._adoption.enter_block()
+        self._adoption.in_block = True
         return self
 
     def _announce(self) -> None:

@@ -7,11 +7,7 @@ from typing import Unpack
 from keras_towers import devices as devices_lib
 from keras_towers._incomplete import check_complete, name_of
 from keras_towers.errors import TowerError
-from keras_towers.fit.options import (
-    RankKeywords,
-    StrategyOptions,
-    options_of,
-)
+from keras_towers.fit.options import RankKeywords, StrategyOptions, options_of
 from keras_towers.fit.update.sharding_policy import OnDevices
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import Placement

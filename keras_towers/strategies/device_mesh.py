@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers._notices import announce, first_time
+from keras_towers._notices import announce, first_time, logger
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.update.sharding_policy import ShardedOverTowers
@@ -25,8 +24,6 @@ from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.partition.layouts import REPLICATED, InShards, MeshLayout
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import Transport
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

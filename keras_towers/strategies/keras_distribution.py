@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 import sys
 import threading
 import weakref
@@ -24,6 +23,7 @@ from keras_towers import (
     known_engines,
     strategies,
 )
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.components import TRAINING
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from keras_towers.fit.options import Batches
     from keras_towers.strategies.base import BaseStrategy
 
-logger: logging.Logger = logging.getLogger("keras_towers")
-
 # The processes that ``initialize`` has joined.
 _job: Transport = SingleProcess()
 
@@ -51,7 +49,7 @@ Distribution: TypeAlias = (
 
 
 def _initialize(
-    original: Callable[..., object],
+    original: patches.Original,
     job_addresses: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
@@ -88,7 +86,7 @@ def _initialize(
 
 
 def _list_devices(
-    original: Callable[..., list[str]], device_type: str | None = None
+    original: patches.Original, device_type: str | None = None
 ) -> list[str]:
     """List the devices of all processes, such as ``"cpu:0"``."""
     local = original(device_type)
@@ -99,7 +97,7 @@ def _list_devices(
 
 
 def _distribute_tensor(
-    original: Callable[..., object], tensor: tf.Tensor, layout: object
+    original: patches.Original, tensor: tf.Tensor, layout: object
 ) -> tf.Tensor:
     """Return a tensor: its layout follows from those of weights."""
     return tensor
@@ -383,7 +381,7 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
         _thread.patched = contextlib.ExitStack()
         _thread.patched.enter_context(keras_patches.installed())
         _thread.strategy = strategy
-        strategy._adoption.enter_block()
+        strategy._adoption.in_block = True
 
 
 def _check_kind(distribution: object) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers import devices as devices_lib
 from keras_towers._incomplete import name_of
+from keras_towers._notices import logger
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.local_sgd import LocalSGD
@@ -45,8 +45,6 @@ from keras_towers.reduction.stateful_hooks import (
     as_stateful,
 )
 from keras_towers.transport.engine_transport import EngineTransport
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 MODES: dict[ModeName, Callable[[], Collectives]] = {
     "nccl": NcclAllReduce,
@@ -158,7 +156,9 @@ def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
     if not over_nccl:
         return mode
     has_more = bool(options.in_shards) or config.transport.size > 1
-    kind = type(_alone(mode.collectives))
+    own = mode.collectives
+    # What is packed is exchanged by others.
+    kind = type(own.collectives if isinstance(own, Packed) else own)
     failure = _failure(kind, tuple(devices), has_more)
     if not failure:
         return mode
@@ -167,18 +167,9 @@ def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
     return _mode("towers", reason, MODES["towers"](), devices, options)
 
 
-def _alone(collectives: Collectives) -> Collectives:
-    """Return what exchanges what a packer packs."""
-    if isinstance(collectives, Packed):
-        return collectives.collectives
-    return collectives
-
-
 @functools.cache
 def _failure(
-    kind: Callable[[], Collectives],
-    devices: Sequence[str],
-    all_kinds: bool,
+    kind: Callable[[], Collectives], devices: Sequence[str], all_kinds: bool
 ) -> str:
     return failure_of(kind(), devices, all_kinds)
 

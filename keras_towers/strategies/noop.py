@@ -16,10 +16,7 @@ from keras_towers._strategy import Strategy
 from keras_towers._types import EpochIterator, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import keras_loop, model_building, tower_call
-from keras_towers.fit.calls.tower_runner import (
-    TowerRunner,
-    run_on_one_device,
-)
+from keras_towers.fit.calls.tower_runner import TowerRunner, run_on_one_device
 from keras_towers.fit.components import KerasCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed

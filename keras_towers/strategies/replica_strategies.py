@@ -12,11 +12,7 @@ from keras_towers import compat, devices as devices_lib, settings
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.given_values import check_arguments
-from keras_towers.fit.options import (
-    Batches,
-    StrategyOptions,
-    Tokens,
-)
+from keras_towers.fit.options import Batches, StrategyOptions, Tokens
 from keras_towers.fit.weights.copies import native
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import ServerPeers
@@ -31,10 +27,7 @@ from keras_towers.replicas.replica_calls import (
     ReplicaRunner,
     RunsReplicas,
 )
-from keras_towers.replicas.replica_counts import (
-    Quorum,
-    ReplicaCounts,
-)
+from keras_towers.replicas.replica_counts import Quorum, ReplicaCounts
 from keras_towers.replicas.staleness import Staleness
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.parameter_server_strategies import (

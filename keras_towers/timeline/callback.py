@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from keras_towers import compat
+from keras_towers._notices import logger
 from keras_towers._types import Logs
 from keras_towers.devices import short_name
 from keras_towers.errors import TowerError
@@ -37,8 +37,6 @@ from keras_towers.timeline.recording import (
     tower_names,
 )
 from keras_towers.timeline.trace_file import write_trace
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # Steps of an epoch between two reads of TensorFlow's queues of times.
 _READ_EVERY = 1000

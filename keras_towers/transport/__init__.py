@@ -48,6 +48,20 @@ class Transport(Abortable, Protocol):
     @property
     def sums_float16(self) -> bool: ...
 
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the messages that the engine keeps from step to step."""
+        ...
+
+    def message_bytes(self, kind: str, size: int) -> int:
+        """Return the memory of an exchange besides what ranks give and get.
+
+        Args:
+            kind: ``"sum"``, ``"scatter"``: of sums, or ``"gather"``.
+            size: the bytes of the whole that is summed or gathered.
+        """
+        ...
+
     def note_wait(self, what: str) -> None:
         """Record why this rank is about to wait for others; empty: it does not.
 
@@ -117,6 +131,7 @@ class SingleProcess(Transport):
     name = "one process"
     loses_exchanges = False
     sums_float16 = True
+    kept_bytes = 0
     rank = 0
     size = 1
     local_rank = 0
@@ -124,6 +139,9 @@ class SingleProcess(Transport):
 
     def note_wait(self, what: str) -> None:
         pass
+
+    def message_bytes(self, kind: str, size: int) -> int:
+        return 0
 
     def abort(self) -> None:
         pass

@@ -7,7 +7,6 @@ tensors.
 from __future__ import annotations
 
 import contextlib
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers._incomplete import Extensible
+from keras_towers._notices import logger
 from keras_towers._types import Plain
 from keras_towers.errors import TowerError, shorten
 from keras_towers.message_lists import describe_each
@@ -30,8 +30,6 @@ from keras_towers.transport import (
     nccl_trial,
     plain_values,
 )
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 MAYBE_LOST = (
     tf.errors.AbortedError,
@@ -129,6 +127,14 @@ class EngineTransport(Extensible, Transport):
     @property
     def sums_float16(self) -> bool:
         return False
+
+    @property
+    def kept_bytes(self) -> int:
+        return 0
+
+    def message_bytes(self, kind: str, size: int) -> int:
+        # The parts of a sum that this rank gets of all others.
+        return size if kind == "scatter" else 0
 
     @abstractmethod
     def engine_sum(

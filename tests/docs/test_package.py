@@ -275,7 +275,7 @@ def test_messages_that_are_explained_exist():
 
 def test_all_replacements_are_listed():
     replaces = re.compile(
-        r"\bpatches\.(shadowed|replaced|patched_while_used)\("
+        r"\bpatches\.(shadowed|overridden|replaced|patched_while_used)\("
     )
     files = {
         "/".join(path.relative_to(PACKAGE).parts[-2:])

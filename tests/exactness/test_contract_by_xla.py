@@ -149,6 +149,34 @@ def test_branches_and_loops_that_write_are_compiled(functions):
     assert functions["not"] == []
 
 
+class Choosing(keras.layers.Layer):
+    """Scales by a branch that keeps entries, of which values say how many."""
+
+    def build(self, shape):
+        start = keras.initializers.RandomNormal(seed=1)
+        self.scale = self.add_weight(shape=shape[-1:], initializer=start)
+
+    def call(self, x):
+        scale = tf.convert_to_tensor(self.scale)
+        return x * tf.cond(
+            tf.reduce_sum(scale) > -9.0,
+            lambda: tf.reduce_sum(tf.tanh(scale[scale > 0.0])),
+            lambda: tf.reduce_sum(scale),
+        )
+
+
+def test_what_branches_keep_for_another_level_is_not_compiled(functions):
+    def layers():
+        dense = keras.layers.Dense
+        return [dense(5, "tanh"), Choosing(), dense(3)]
+
+    make = stacked(layers, jit_compile=True)
+    strategy = kt.TowerStrategy(3, updates="each")
+    assert_exact(make, trained, strategy, tolerance=ROUNDING)
+    (reason,) = functions["not"]
+    assert reason.startswith("gets a value that a branch keeps")
+
+
 def _drawn_in_branches(x, seed):
     """What one branch keeps for its gradient, the other one leaves out."""
     number = keras.random.uniform((), seed=seed)

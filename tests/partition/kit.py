@@ -311,7 +311,13 @@ class OneDeviceFails(Exception):
 
 
 def check_on_towers(
-    function, *given, towers=TOWERS, seed=0, tolerance=1e-5, **options
+    function,
+    *given,
+    towers=TOWERS,
+    seed=0,
+    tolerance=1e-5,
+    scheduled=lambda program: program,
+    **options,
 ):
     """Check that towers compute what one device does; return the program.
 
@@ -321,9 +327,10 @@ def check_on_towers(
         towers: the number of examples of each tower, for several runs.
         seed: the seed of the entries, which differ in each run.
         tolerance: the largest difference allowed.
+        scheduled: decides when a program computes what.
         **options: the attributes of ``LayoutOptions``.
     """
-    program = laid_out(function, *given, **options)
+    program = scheduled(laid_out(function, *given, **options))
     graph = program.graphs[0]
     fetched = _fetched(graph)
     generator = np.random.default_rng(seed)

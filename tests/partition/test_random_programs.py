@@ -4,11 +4,14 @@ import contextlib
 
 import pytest
 
+from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
 from tests.kit.sampling import SEED, long_unless, sample_of
 from tests.partition import kit
 from tests.partition.random_programs import GIVEN, KINDS, Program
 
 DRAWN, ALL = 4, 24
+# Where a program needs least memory.
+AGAIN = RematLimits(1)
 
 
 def check(program, seed):
@@ -33,6 +36,32 @@ def test_random_programs(number):
         # A program of fewer operations begins like one of more.
         error.add_note(f"Program({seed}) has {', '.join(program.drawn)}")
         raise
+
+
+@pytest.mark.parametrize(
+    "number", long_unless(lambda number: number < 2, range(ALL))
+)
+def test_random_programs_that_compute_again_need_no_more_memory(number):
+    seed = ALL * SEED + number
+    sizes = []
+
+    def scheduled(program, remat=AGAIN):
+        program = schedule(program, towers=2, rows=1000, remat=remat)
+        sizes.append(program.schedule.bytes)
+        return program
+
+    program = Program(seed, 8)
+    scheduled(kit.laid_out(program, *GIVEN), KEEP_ALL)
+    with contextlib.suppress(kit.OneDeviceFails):
+        kit.check_on_towers(
+            program,
+            *GIVEN,
+            towers=kit.FEW,
+            seed=seed,
+            tolerance=2e-3,
+            scheduled=scheduled,
+        )
+    assert sizes[1] <= sizes[0]
 
 
 # How many operations are computed once in so many programs of each kind. If you

@@ -147,6 +147,19 @@ def test_as_little_is_computed_again_as_a_limit_needs():
     assert deep(remat=RematLimits(kept.bytes)).schedule.recomputed == 0
 
 
+def types_again(program):
+    return {o.type for o in program.operations if o.suffix.endswith("_again")}
+
+
+def test_what_takes_little_work_for_its_memory_is_computed_again_first():
+    kept = deep().schedule
+    some = deep(remat=RematLimits(0.7 * kept.bytes))
+    assert some.schedule.bytes <= 0.7 * kept.bytes
+    assert "Erfc" in types_again(some)
+    assert "MatMul" not in types_again(some)
+    assert "MatMul" in types_again(deep(remat=RematLimits(1)))
+
+
 def test_a_part_of_the_work_bounds_what_is_computed_again():
     least = deep(remat=RematLimits(0)).schedule
     bounded = deep(remat=RematLimits(0, most_work=least.work / 2)).schedule
@@ -181,6 +194,6 @@ def test_nothing_that_acts_or_draws_runs_again():
     program = laid_out(step, sharded(-1, 512), replicated(512, 512))
     program = schedule(program, TOWERS, 1024, remat=RematLimits(0))
     check_order(program)
-    again = {o.type for o in program.operations if o.suffix.endswith("_again")}
+    again = types_again(program)
     assert "MatMul" in again
     assert "RandomUniform" not in again

@@ -8,8 +8,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import system
+from keras_towers.bench.cell_process import peak_memory, reset_peak_memory
+from keras_towers.fit.step.step_reports import planned_memory
 from tests.kit.ranks import check
-from tests.processes.small import RANK, Strategy, gather, refused
+from tests.processes.small import RANK, Strategy, fit, gather, model, refused
 
 DTYPES = (
     *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32),
@@ -47,6 +50,27 @@ def dtypes_of_collectives():
         assert_is(found, [1, 1], dtype)
         (found,) = over.all_reduce([own(RANK, 0)], "sum")
         assert_is(found, [1, 0], dtype)
+
+
+@check
+def a_process_has_the_memory_that_is_planned():
+    width = 2048
+    # Of fewer rows no gradients are exchanged.
+    x = np.zeros((640, width), "float32")
+    with Strategy(towers=1, weights="sharded") as strategy:
+        # What a process has with any model.
+        fit(model())
+        system.return_freed_memory()
+        before = reset_peak_memory()
+        keras.utils.set_random_seed(0)
+        dense = [keras.layers.Dense(width, "tanh") for _ in range(8)]
+        wide = keras.Sequential([keras.Input((width,)), *dense])
+        wide.compile("adam", "mse", jit_compile=False)
+        wide.fit(x, x, batch_size=320, verbose=0)
+        measured = 1e6 * (peak_memory() - before)
+        planned = planned_memory(strategy)
+    assert planned["messages between ranks"] > 2**24
+    assert 0.8 < measured / sum(planned.values()) < 1.25, (measured, planned)
 
 
 @check

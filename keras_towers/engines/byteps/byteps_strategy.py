@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Unpack
 
 from keras_towers import devices as devices_lib
+from keras_towers._notices import logger
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.fit.options import RankKeywords, options_of
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.device_mesh import ClaimedDevices
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class BytePSStrategy(BaseStrategy):

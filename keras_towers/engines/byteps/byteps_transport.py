@@ -228,6 +228,15 @@ class BytePSTransport(EngineTransport):
         return True
 
     @property
+    def kept_bytes(self) -> int:
+        # A buffer for each of the two names.
+        return sum(2 * r.length * r.dtype.size for r in _rounds.values())
+
+    def message_bytes(self, kind: str, size: int) -> int:
+        # What it pushes and, unless that is the result, what it pulls.
+        return size if kind == "sum" else 2 * size
+
+    @property
     def is_launched(self) -> bool:
         """Whether something has started this process as a worker."""
         return _worker is not None or launchers.detect() is not None

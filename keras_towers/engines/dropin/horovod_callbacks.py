@@ -8,7 +8,6 @@ differ.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import logger
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.engines.dropin import connection, variable_key
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
@@ -32,8 +32,6 @@ from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import rank_checks
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

@@ -116,6 +116,18 @@ class CollectiveTransport(EngineTransport):
     def sums_float16(self) -> bool:
         return self._gpu is not None
 
+    def message_bytes(self, kind: str, size: int) -> int:
+        own = super().message_bytes(kind, size)
+        if self._gpu is not None:
+            return own
+        # At a time it sends one part and receives another, in a ring, or all of
+        # them. Each is in two buffers, of the message and of gRPC.
+        part = size // self.size
+        if kind == "scatter":
+            return own + 4 * (size - part)
+        # A sum receives what it then adds up.
+        return 4 * part + (size if kind == "sum" else 0)
+
     def abort(self) -> None:
         tensorflow_task.abort_call(failed_calls.calls.why)
 

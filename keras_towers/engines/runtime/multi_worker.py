@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Unpack
 
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib, settings
+from keras_towers._notices import logger
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
@@ -20,8 +20,6 @@ from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.device_mesh import ClaimedDevices
 from keras_towers.transport import SingleProcess, Transport
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class MultiWorkerTowerStrategy(BaseStrategy):

@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import multiprocessing
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from keras_towers import compat, settings, system
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import listening, liveness, tf_config, watch
 from keras_towers.rendezvous.store import MissingRanks
 from keras_towers.rendezvous.tf_config import Cluster
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # The key of that all ranks have started.
 _STARTED = "tasks-started"
@@ -126,6 +124,8 @@ def _configure(cluster: Cluster) -> None:
     """Configure TensorFlow as a task, unless it has started."""
     global _task
     listening.check_can_listen(cluster.address)
+    # Whichever of its threads sends a message, or receives one.
+    system.share_freed_memory()
     context, task = compat.eager_context(), Task(cluster)
     if compat.has_started() or compat.has_collective_leader():
         return

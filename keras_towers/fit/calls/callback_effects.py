@@ -9,17 +9,16 @@ import contextlib
 import functools
 import inspect
 import itertools
-import logging
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Logs
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.calls.callback_roles import (
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
     from keras_towers.fit.calls.tower_call import TowerCall
 
 _Value: TypeAlias = "list[tf.Tensor] | Callable[[], tf.Tensor] | None"
-
-logger = logging.getLogger("keras_towers")
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 # Keras calls the older ``on_batch_*`` from ``on_train_batch_*``.
@@ -119,31 +116,30 @@ def callbacks_adapted(
         yield
 
 
-@contextlib.contextmanager
-def refusing_ends(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
+def refusing_ends(
+    callbacks: Sequence[keras.callbacks.Callback],
+) -> contextlib.AbstractContextManager[None]:
     """Turn exceptions that Keras takes for the end of the data into errors.
 
     In one process, too, such an exception of a callback would end the epoch.
     Here it would end on this rank only, and the other ranks would wait for it.
     """
-    with contextlib.ExitStack() as stack:
-        for callback in callbacks:
-            ends = {
-                event: functools.partial(_refuse_end, event)
-                for event in _SYNCED_EVENTS
-                if "batch" in event and _acts(callback, event)
-            }
-            bound = patches.bind_to(callback, ends)
-            stack.enter_context(patches.shadowed(callback, bound))
-        yield
+    return patches.overridden(
+        callbacks,
+        lambda callback: {
+            event: functools.partial(_refuse_end, event)
+            for event in _SYNCED_EVENTS
+            if "batch" in event and _acts(callback, event)
+        },
+    )
 
 
 def _refuse_end(
     event: str,
     callback: keras.callbacks.Callback,
-    original: Callable,
-    *args: object,
-    **kwargs: object,
+    original: patches.Original,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     try:
         original(*args, **kwargs)
@@ -182,11 +178,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._callbacks = callbacks
         self._variables = variables
         self._adoption = adoption
-        self._joint = (
-            JointAccess(transport)
-            if adoption is None
-            else adoption.update.variables.access
-        )
+        self._joint = JointAccess(transport)
+        if adoption is not None:
+            self._joint = adoption.update.variables.access
         # The code that runs: "Mine.on_epoch_end".
         self._running = ""
         # The variables that callbacks have written, and the last writer's name.
@@ -194,7 +188,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         acting = [
             e
             for e in _SYNCED_EVENTS
-            if any(self._acts(c, e) for c in callbacks)
+            if any(_acts(c, e, self._joint.may_need_all) for c in callbacks)
         ]
         for pattern, event in moved.items():
             acting = [re.sub(pattern, event, e) for e in acting]
@@ -203,30 +197,24 @@ class SyncedCallbacks(keras.callbacks.Callback):
         ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
         self._events: set[str] = set(itertools.chain(*ranks))
 
-    def _acts(self, callback: keras.callbacks.Callback, event: str) -> bool:
-        return _acts(callback, event, self._joint.may_need_all)
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> contextlib.AbstractContextManager[None]:
         """Record the variables that callbacks write in this block."""
-        with contextlib.ExitStack() as stack:
-            for callback in self._callbacks:
-                run = {
-                    event: functools.partial(self._run, event)
-                    for event in _SYNCED_EVENTS
-                    if self._acts(callback, event)
-                }
-                bound = patches.bind_to(callback, run)
-                stack.enter_context(patches.shadowed(callback, bound))
-            yield
+        return patches.overridden(
+            self._callbacks,
+            lambda callback: {
+                event: functools.partial(self._run, event)
+                for event in _SYNCED_EVENTS
+                if _acts(callback, event, self._joint.may_need_all)
+            },
+        )
 
     def _run(
         self,
         event: str,
         callback: keras.callbacks.Callback,
-        original: Callable,
-        *args: object,
-        **kwargs: object,
+        original: patches.Original,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         name = type(callback).__name__
         with self._noting(name, f"{name}.{event}", event):
@@ -251,24 +239,16 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Record the variables that code writes; let it meet other ranks."""
         before = [(v, _value(v)) for v in self._variables(self.model)]
         outer, self._running = self._running, where
+        meets = event in self._events
+        access = self._access if meets else refusing(f"in {where}")
         try:
-            with self._meeting_in(where, event):
+            with self._joint.known.other_access.holding(access):
                 yield
         finally:
             self._running = outer
         for variable, value in before:
             if not _is_same(value, _value(variable)):
                 self._written[variable] = name
-
-    def _meeting_in(
-        self, where: str, event: str
-    ) -> contextlib.AbstractContextManager[None]:
-        """Let code in this block use variables in shards over the ranks."""
-        if self._adoption is None:
-            return contextlib.nullcontext()
-        meets = event in self._events
-        access = self._access if meets else refusing(f"in {where}")
-        return self._joint.accessing_by(access)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begin the step, after all other callbacks."""
@@ -371,10 +351,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         for variable in kept:
             self._written.pop(variable, None)
         written = {
-            str(index): (
-                agreement.digest_of(variable),
-                self._written[variable],
-            )
+            str(index): (agreement.digest_of(variable), self._written[variable])
             for index, variable in enumerate(variables)
             if variable in self._written
         }
@@ -397,8 +374,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 names = (f"rank {r}: {n}" for r, (_, n) in by_rank.items())
                 conflict = f"{variable.path} ({', '.join(names)})"
         for root, taken in roots.items():
-            values = [variable._value for variable in taken]
-            agreement.broadcast(self._transport, values, root)
+            agreement.broadcast(self._transport, taken, root)
         is_first = self._transport.rank == 0
         if conflict and is_first and first_time(self.model, conflict):
             logger.warning(

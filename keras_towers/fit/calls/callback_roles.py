@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import saving
 from keras_towers.fit.components import FitStart, KerasCall, TowerConfig
@@ -25,8 +25,6 @@ from keras_towers.fit.weights.copies import copy_to_towers
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.system import absolute
-
-logger = logging.getLogger("keras_towers")
 
 # These compare several epochs, and start afresh when training begins.
 _COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
@@ -299,20 +297,18 @@ def callbacks_of_rank(
     return callbacks_here
 
 
-@contextlib.contextmanager
-def swapping_on_first_tower(arguments: Mapping[str, Any]) -> Iterator[None]:
+def swapping_on_first_tower(
+    arguments: Mapping[str, Any],
+) -> contextlib.AbstractContextManager[None]:
     """Make ``SwapEMAWeights`` work with weights on towers in this block."""
-    with contextlib.ExitStack() as stack:
-        for callback in listed(arguments.get("callbacks")):
-            if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                methods = patches.bind_to(callback, _SWAPS)
-                stack.enter_context(patches.shadowed(callback, methods))
-        yield
+    callbacks, kind = arguments.get("callbacks"), keras.callbacks.SwapEMAWeights
+    swaps = [each for each in listed(callbacks) if isinstance(each, kind)]
+    return patches.overridden(swaps, lambda _: _SWAPS)
 
 
 def _on_first_tower(
     callback: keras.callbacks.Callback,
-    original: Callable[[keras.Optimizer], None],
+    original: patches.Original,
     optimizer: keras.Optimizer,
 ) -> None:
     variables = list(optimizer._trainable_variables)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import model_state
-
-logger = logging.getLogger("keras_towers")
 
 # Attributes of a model that a step may build.
 _OPTIMIZER = ("optimizer",)

@@ -27,7 +27,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -71,33 +71,8 @@ _on_every_rank: ThreadLocal[bool] = ThreadLocal()
 _elsewhere: ThreadLocal[bool] = ThreadLocal()
 
 
-class _Ranks(Protocol):
-    """Agreement of the ranks of a job on which of them writes a path."""
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
-        ...
-
-    def turn(self, path: str) -> str | None:
-        """Wait until this rank may write a path, or another one has written it.
-
-        Returns:
-            None: this rank writes it; else why the other one could not; empty:
-            it could.
-        """
-        ...
-
-    def end(self, path: str, failure: str) -> None:
-        """Tell the others that this rank has written a path.
-
-        Args:
-            path: the path.
-            failure: why it could not be written; empty: it could.
-        """
-        ...
-
-
+# Agreement of the ranks of a job on which of them writes a path.
+_Ranks: TypeAlias = "_RanksThatMeet | _RanksOfStore"
 # The ranks of this process's job, if it has a store.
 _job: _RanksOfStore | None = None
 
@@ -139,9 +114,7 @@ def go_on(in_loop: bool) -> None:
         _job.go_on(in_loop)
 
 
-def _save(
-    original: Callable[..., object], *args: object, **kwargs: object
-) -> object:
+def _save(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     """Call a saving function of Keras or TensorFlow once for all ranks."""
     try:
         bound = inspect.signature(original).bind(*args, **kwargs)
@@ -235,7 +208,7 @@ def _at_once(options: Any) -> Any:
 
 
 def _save_numbered(
-    original: Callable[..., object],
+    original: patches.Original,
     checkpoint: tf.train.Checkpoint,
     file_prefix: object,
     options: Any = None,
@@ -245,11 +218,11 @@ def _save_numbered(
 
 
 def _write_values(
-    original: Callable[..., object],
+    original: patches.Original,
     saver: object,
     file_prefix: object,
-    *args: object,
-    **kwargs: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> object:
     """Write the values of a checkpoint, if no other rank has."""
     if _elsewhere.get():
@@ -257,9 +230,7 @@ def _write_values(
     return original(saver, file_prefix, *args, **kwargs)
 
 
-def _manage(
-    original: Callable[..., object], *args: object, **kwargs: object
-) -> object:
+def _manage(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     """Write or delete a file of checkpoints, unless another rank does."""
     return None if _elsewhere.get() else original(*args, **kwargs)
 
@@ -288,6 +259,12 @@ class _RanksThatMeet:
         self._meet = meet
 
     def turn(self, path: str) -> str | None:
+        """Wait until this rank can write a path, or another one has.
+
+        Returns:
+            None: this rank writes it; else why the other one could not; empty:
+            it could.
+        """
         saved = f"{_SAVED}{path}: "
         while True:
             all_do = self._meet(_SAVES + path)
@@ -301,6 +278,12 @@ class _RanksThatMeet:
                 return None
 
     def end(self, path: str, failure: str) -> None:
+        """Tell the others that this rank has written a path.
+
+        Args:
+            path: the path.
+            failure: why it could not be written; empty: it could.
+        """
         self._meet(f"{_SAVED}{path}: {failure}")
 
 

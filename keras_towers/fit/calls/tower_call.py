@@ -302,7 +302,7 @@ class TowerCall:
         if self.places.ranks.job is not transport:
             return
         with tf.init_scope():
-            agreement.broadcast(transport, [variable._value])
+            agreement.broadcast(transport, [variable])
             if update.sharding.divide_new(variable):
                 update.variables.name(variable)
                 update.place(variable)

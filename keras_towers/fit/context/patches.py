@@ -9,41 +9,55 @@ import collections
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import CellType
 from typing import Any, TypeAlias
 
+Original: TypeAlias = Callable[..., Any]
+"""What a patch replaces, and may call."""
 Patch: TypeAlias = tuple[object, str, Callable[..., Any]]
 """An owner, the name of its attribute, and the function that replaces it."""
 
 
 _lock = threading.RLock()
-# For each group of patches: the number of open blocks, and how to undo them.
-_users: collections.Counter[tuple[Patch, ...]] = collections.Counter()
-_undo: dict[tuple[Patch, ...], contextlib.ExitStack] = {}
+# By what is shared: the number of open blocks, and how to undo it.
+_users: collections.Counter[Hashable] = collections.Counter()
+_undo: dict[Hashable, contextlib.ExitStack] = {}
 
 
 @contextlib.contextmanager
-def patched_while_used(patches: tuple[Patch, ...]) -> Iterator[None]:
-    """Keep patches for the duration of the block.
+def while_used(
+    shared: Hashable,
+    enter: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Let blocks share another one, which they may enter in several threads.
 
-    Blocks may overlap in several threads: the first one applies the patches,
-    the last one to exit undoes them.
+    Args:
+        shared: what they share.
+        enter: returns the other block, which the first one enters, and the last
+            one to exit leaves.
     """
     with _lock:
-        _users[patches] += 1
+        _users[shared] += 1
     try:
         with _lock:
-            if patches not in _undo:
+            if shared not in _undo:
                 with contextlib.ExitStack() as stack:
-                    stack.enter_context(replaced(*patches))
-                    _undo[patches] = stack.pop_all()
+                    stack.enter_context(enter())
+                    _undo[shared] = stack.pop_all()
         yield
     finally:
         with _lock:
-            _users[patches] -= 1
-            if not _users[patches] and patches in _undo:
-                _undo.pop(patches).close()
+            _users[shared] -= 1
+            if not _users[shared] and shared in _undo:
+                _undo.pop(shared).close()
+
+
+def patched_while_used(
+    patches: tuple[Patch, ...],
+) -> contextlib.AbstractContextManager[None]:
+    """Keep patches for the duration of blocks, as ``while_used`` says."""
+    return while_used(patches, lambda: replaced(*patches))
 
 
 @contextlib.contextmanager
@@ -108,6 +122,18 @@ Shadows: TypeAlias = Mapping[str, Callable[..., Any]]
 Each is called with the object, its original method, and the arguments of the
 call.
 """
+
+
+@contextlib.contextmanager
+def overridden(
+    instances: Iterable[Any], methods_of: Callable[[Any], Shadows]
+) -> Iterator[None]:
+    """Override methods of objects inside a block, as with ``shadowed``."""
+    with contextlib.ExitStack() as stack:
+        for each in instances:
+            own = bind_to(each, methods_of(each))
+            stack.enter_context(shadowed(each, own))
+        yield
 
 
 def bind_to(instance: object, methods: Shadows) -> dict[str, Any]:

@@ -8,33 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Iterator
 
-
-class _Pause:
-    """A pause of the collector, which several threads may want at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self._was_on = False
-
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Pause the collector in this block, unless it is off anyway."""
-        with self._lock:
-            if self._blocks == 0:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._blocks += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._blocks -= 1
-                if self._blocks == 0 and self._was_on:
-                    gc.enable()
+from keras_towers.fit.context.patches import while_used
 
 
-without_collection = _Pause()
+def without_collection() -> contextlib.AbstractContextManager[None]:
+    """Pause the collector in this block, unless it is off anyway."""
+    return while_used("the collector", _paused)
+
+
+@contextlib.contextmanager
+def _paused() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

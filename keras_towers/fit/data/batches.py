@@ -432,9 +432,10 @@ def gather_batch(batch: Structure, transport: Transport) -> Structure:
 def _with_examples(batch: Structure) -> Structure:
     """Return a part of a batch, or spec, whose rows are the examples, or None.
 
-    The most parts with equally many rows decide, and of these a target if there
-    is one. A part that cannot be divided does not show a tower's number of
-    rows, so it is returned only if there is no other part.
+    It is a target with as many rows as an input, or else one of the parts that
+    share the most common number of rows. A part that cannot be divided does not
+    show a tower's number of rows, so it is returned only if there is no other
+    part.
     """
     parts = _numbered(batch)
     if not parts:

@@ -10,7 +10,6 @@ import contextlib
 import enum
 import functools
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
@@ -32,8 +31,6 @@ from keras_towers.fit.data import (
 from keras_towers.fit.data.read_ahead import ReadAheadLimit
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.places import Places
-
-logger = logging.getLogger("keras_towers")
 
 # The name of the thread that waits for pending reads, then frees the data.
 RELEASES = "keras-towers-releases"
@@ -164,7 +161,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Run the events of the data within the block for their code."""
         adapter = self.data_adapter
 
-        def run(event: str, original: Callable[[], None]) -> None:
+        def run(event: str, original: patches.Original) -> None:
             with self._within(f"{name}.{event}"):
                 original()
 

@@ -143,11 +143,9 @@ class ReadAheadLimit:
         with self._changed:
             self._changed.wait_for(lambda: not self._asking)
 
-    @contextlib.contextmanager
-    def first_batches(self) -> Iterator[None]:
+    def first_batches(self) -> contextlib.AbstractContextManager[None]:
         """Read the first batches in this block, before any step."""
-        with _reading.holding(_Reading(self)):
-            yield
+        return _reading.holding(_Reading(self))
 
     def order_reads(self, adapter: Any) -> None:
         """Make an adapter of Keras read each batch within the limit."""
@@ -278,9 +276,9 @@ class _Reading:
 
 
 _reading: ThreadLocal[_Reading] = ThreadLocal()
-# Those that count what is read; the last one has begun a step last.
+# The limits of datasets; the last one has begun a step last.
 _counted: list[ReadAheadLimit] = []
-# Those of the iterators that steps read.
+# The limits of the iterators that steps read.
 _limits: weakref.WeakKeyDictionary[tf.data.Iterator, ReadAheadLimit]
 _limits = weakref.WeakKeyDictionary()
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 import tensorflow as tf
 
+from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.ranks import plain_settings
@@ -25,8 +24,6 @@ from keras_towers.rendezvous import failed_calls, rank_checks
 from keras_towers.transport.engine_transport import refusing_ended
 
 _Result = TypeVar("_Result")
-
-logger = logging.getLogger("keras_towers")
 
 # Arguments that determine which epochs a rank runs.
 _EPOCHS = ("epochs", "initial_epoch", "validation_freq")
@@ -40,15 +37,10 @@ _FOR_SAME_DATA = (
     "validation_split",
     "validation_batch_size",
 )
-# How many differences an error shows.
-_SHOWN_SETTINGS = 3
 
 
 def check_call(
-    config: TowerConfig,
-    keras_call: KerasCall,
-    observer: object,
-    where: str,
+    config: TowerConfig, keras_call: KerasCall, observer: object, where: str
 ) -> None:
     """Check that all ranks call the same method with the same arguments.
 
@@ -107,11 +99,9 @@ def check_call(
                 rank_checks.describe_ranks(values),
             )
     if differing:
-        shown = "; ".join(
+        shown = plain_settings.list_first(
             f"{name} ({rank_checks.describe_ranks(values)})"
-            for name, values in itertools.islice(
-                differing.items(), _SHOWN_SETTINGS
-            )
+            for name, values in differing.items()
         )
         raise TowerError(
             f"{kind} of model {model.name!r} has different settings on some "
@@ -179,23 +169,21 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
         kind: the method of Keras.
         ended: describes the ranks that do not call it.
     """
-    advice = (
-        ""
-        if kind in TRAINING
-        else (
+    advice = ""
+    if kind not in TRAINING:
+        advice = (
             ". If only one rank needs it, call it in a callback of fit, or "
             f"after the `with` block of {config.name}"
         )
-    )
     return TowerError(
         f"{ended}, and does not call {kind}, but rank {config.job.rank} "
         f"does. Every rank must call {kind}{advice}."
     )
 
 
-@contextlib.contextmanager
-def naming_ended_ranks(config: TowerConfig, kind: str) -> Iterator[None]:
+def naming_ended_ranks(
+    config: TowerConfig, kind: str
+) -> contextlib.AbstractContextManager[None]:
     """In this block, refuse a call that needs ranks that have ended."""
     refuse = functools.partial(not_called, config, kind)
-    with refusing_ended(config.transport, refuse):
-        yield
+    return refusing_ended(config.transport, refuse)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 
+from keras_towers._notices import logger
+from keras_towers.errors import TowerError
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous import rank_checks
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 _OPTIMIZER = "optimizer"
 _RATE = "learning_rate"
@@ -53,10 +52,10 @@ class ModelSettings:
             both = [{name: each[name] for name in known} for each in both]
         return without_settings_of_others(rank_checks.differing_settings(both))
 
-    def refusal(
+    def refuse_other(
         self, now: ModelSettings, path: str, between_epochs: bool
-    ) -> str:
-        """Return why a backup is of another model; empty if it is not.
+    ) -> None:
+        """Refuse a backup of another model.
 
         Args:
             now: the settings of the model.
@@ -67,31 +66,34 @@ class ModelSettings:
         if between_epochs:
             differing.pop("metrics", None)
         if not differing:
-            return ""
+            return
         listed = describe_changes(differing)
-        if self.ranks != now.ranks and all(map(is_rate, differing)):
-            logger.warning(
-                "the number of ranks has changed, and so has %s: training goes "
-                "on with the values of the backup",
-                listed,
+        if self.ranks == now.ranks or not all(map(is_rate, differing)):
+            raise TowerError(
+                f"{path} is the backup of another model, or of one that was "
+                f"compiled differently: {listed}. Make and compile the model "
+                "as it was then, or delete the backup to train from the "
+                "beginning. To train its weights with other settings, load "
+                "them by kt.load_backup, and give Backup another folder."
             )
-            return ""
-        return (
-            f"{path} is the backup of another model, or of one that was "
-            f"compiled differently: {listed}. Make and compile the model as it "
-            "was then, or delete the backup to train from the beginning. To "
-            "train its weights with other settings, load them by "
-            "kt.load_backup, and give Backup another folder."
+        logger.warning(
+            "the number of ranks has changed, and so has %s: training goes on "
+            "with the values of the backup",
+            listed,
         )
 
 
 def describe_changes(differing: Mapping[str, Sequence[object]]) -> str:
     """List the first settings that differ from those of a backup."""
-    changes = (
+    return list_first(
         f"{name} ({was} in the backup, {now} now)"
         for name, (was, now) in differing.items()
     )
-    return "; ".join(itertools.islice(changes, _SHOWN_SETTINGS))
+
+
+def list_first(differences: Iterable[str]) -> str:
+    """List the first differences, for an error."""
+    return "; ".join(itertools.islice(differences, _SHOWN_SETTINGS))
 
 
 def without_settings_of_others(
@@ -177,12 +179,15 @@ def is_rate(name: str) -> bool:
     return name.startswith(_RATE)
 
 
-def _options_of(configured: Any) -> dict[str, object]:
-    config: dict[str, object] = {}
+def _config_of(configured: Any) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # Not every object has one.
-        config = dict(configured.get_config())
+        return dict(configured.get_config())
+    return {}
+
+
+def _options_of(configured: Any) -> dict[str, object]:
     # Not all of Keras's losses have these in their configuration.
-    config |= getattr(configured, "_fn_kwargs", {})
+    config = _config_of(configured) | getattr(configured, "_fn_kwargs", {})
     return {
         name: value
         for name, value in config.items()
@@ -192,11 +197,8 @@ def _options_of(configured: Any) -> dict[str, object]:
 
 def _objects_of(layer: keras.layers.Layer) -> dict[str, object]:
     """Describe a layer's regularizers, constraints and dtype policy."""
-    config: dict[str, Any] = {}
-    with contextlib.suppress(Exception):
-        config = dict(layer.get_config())
     objects: dict[str, object] = {}
-    for name, value in config.items():
+    for name, value in _config_of(layer).items():
         # Values that weights begin with are not those that they have.
         if not isinstance(value, Mapping) or name.endswith("initializer"):
             continue

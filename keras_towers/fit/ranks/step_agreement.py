@@ -228,7 +228,7 @@ class StepAgreement:
     def take_over(
         self, variables: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
     ) -> tf.Tensor:
-        """Assign rank 0's values to variables that differ from them.
+        """Assign rank 0's values to variables, unless all are the same.
 
         Args:
             variables: of each variable, the handles of its copies on K towers,

@@ -252,7 +252,9 @@ class AdaptiveFunction(TowerFunction):
                 rows, failures = map(max, zip(*begun, strict=True))
                 self._rows = max(rows, self._rows or 0)
                 if failures > self._failures:
-                    self._take_next_plan(failures)
+                    # Plan steps for less memory than with the last plan.
+                    self._failures, self._failed = failures, self._plan
+                    self._retrace()
                 # Steps of this call have fit.
                 fits = self._steps > _FIRST_STEPS and rows <= self._largest
                 tries = begins_again or not fits
@@ -297,11 +299,6 @@ class AdaptiveFunction(TowerFunction):
             return False
         # If the last one is no smaller than the one before, none is.
         return plan.parts < rows or failed is None or plan < failed
-
-    def _take_next_plan(self, failures: int) -> None:
-        """Take the next plan, which needs less memory."""
-        self._failures, self._failed = failures, self._plan
-        self._retrace()
 
     @property
     def _joint(self) -> Transport:

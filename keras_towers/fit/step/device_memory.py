@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce, first_time, silence
+from keras_towers._notices import announce, first_time, logger, silence
 from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
@@ -41,13 +40,12 @@ from keras_towers.fit.step.step_layout import (
     StepSettings,
     scheduled,
 )
+from keras_towers.fit.step.step_reports import messages_of
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
-
-logger = logging.getLogger("keras_towers")
 
 # How many times less a step is to need once memory has run out.
 _SHRINKS = 2
@@ -90,10 +88,8 @@ class Limit:
         mesh = [*itertools.chain(*config.mesh)]
         sizes = zip(memory_of(mesh), map(short_name, mesh), strict=True)
         own = min(((n, name) for n, name in sizes if n), default=None)
-        of_ranks = [own]
-        if peers.size > 1:
-            where = "compares the memory of its devices"
-            of_ranks = rank_checks.gather(peers, own, where)
+        where = "compares the memory of its devices"
+        of_ranks = rank_checks.gather(peers, own, where)
         known = [(n, rank) for rank, n in enumerate(of_ranks) if n]
         if not known:
             return None
@@ -241,7 +237,8 @@ class MemoryCheck:
         self._say_how(layout, remat)
         # A step that runs out of memory is tried again in smaller parts.
         if held is not None and more is None:
-            needs = dataclasses.replace(held, step=layout.plan.bytes)
+            step = layout.plan.bytes + messages_of(config, layout.program)
+            needs = dataclasses.replace(held, step=step)
             # XLA keeps less than the estimate.
             self._compare(settings.model, settings.kind, needs, settings.xla)
         return layout

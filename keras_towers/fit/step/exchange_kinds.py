@@ -56,7 +56,8 @@ class GradientExchange:
         for groups in by_optimizer.values():
             of = [self._gradients[g.exchange.gradient] for g in groups]
             call, _ = of[0]
-            totals = self._update.sum_over_ranks(
+            assert self._update.rank_sum is not None
+            totals = self._update.rank_sum.sum(
                 call.optimizer,
                 [weight for _, weight in of],
                 [group.result for group in groups],
@@ -258,17 +259,22 @@ def _of_devices(members: Members) -> list[Any]:
 
 
 def _rows_of_process(members: Members) -> list[Any]:
-    """Return the rows of this process, from which its devices take theirs."""
+    """Return each device's values of the rows that this process takes."""
     axis, (first, _) = members.exchange.axis, members.rows[0]
     number = tf.add_n([count for _, count in members.rows])
     results = []
     for device, value in zip(members.devices, members.values, strict=True):
-        begin: list[Any] = [0] * value.shape.rank
-        size: list[Any] = [-1] * value.shape.rank
-        begin[axis], size[axis] = first, number
         with tf.device(device):
-            results.append(tf.slice(value, begin, size))
+            results.append(_rows_of(value, axis, first, number))
     return results
+
+
+def _rows_of(value: Any, axis: int, first: Any, number: Any) -> Any:
+    """Return rows of a tensor along an axis."""
+    begin: list[Any] = [0] * value.shape.rank
+    size: list[Any] = [-1] * value.shape.rank
+    begin[axis], size[axis] = first, number
+    return tf.slice(value, begin, size)
 
 
 def _rows_here(members: Members) -> Rows:
@@ -367,11 +373,8 @@ def _rows_of_takers(whole: Any, members: Members) -> list[Any]:
     parts //= len(members.devices)
     results = []
     for k, (first, count) in enumerate(members.rows):
-        begin: list[Any] = [0] * whole.shape.rank
-        size: list[Any] = [-1] * whole.shape.rank
-        begin[axis], size[axis] = first, count
         with tf.device(members.devices[k // parts]):
-            results.append(tf.slice(whole, begin, size))
+            results.append(_rows_of(whole, axis, first, count))
     return results
 
 

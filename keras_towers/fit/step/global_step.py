@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context import thread_state
@@ -66,9 +65,6 @@ from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Program
 from keras_towers.reduction.gradients import Gradient, on_values, scaled
 from keras_towers.rendezvous import activity, rank_checks
-
-logger = logging.getLogger("keras_towers")
-
 
 # The collection of a graph for steps that it may have again, as functions:
 # Keras unrolls the steps of an execution of ``predict``.

@@ -22,12 +22,7 @@ from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.memory_estimate import held_tensors
-from keras_towers.partition.program import (
-    Exchange,
-    Program,
-    Schedule,
-    Tensor,
-)
+from keras_towers.partition.program import Exchange, Program, Schedule, Tensor
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
@@ -44,7 +39,7 @@ _ANNOUNCED = 0.02
 _NAMED = 4
 # The bytes of a process for an operation: in the trace, in functions of towers,
 # and in TensorFlow's runtime.
-_PER_OPERATION = 26 * 2**10
+_PER_OPERATION = 40 * 2**10
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
 
@@ -82,9 +77,9 @@ class StepCosts:
     Attributes:
         exchanges: the number of exchanges.
         rounds: the number of rounds in which they take place.
-        fixed: bytes exchanged per step, whatever the batch.
-        per_unit: bytes exchanged for each N, the number of examples, or other
-            product of sizes that are not fixed.
+        total: bytes exchanged per step, by what they are a multiple of: for
+            each N, the number of examples, or other product of sizes that are
+            not fixed; "": of nothing.
         has_unknown: whether more is exchanged, by the entries of a batch.
         held: the bytes per example that a tower with several micro-batches
             holds for all of them until an exchange is over, for each length, or
@@ -93,7 +88,7 @@ class StepCosts:
         gathered: the bytes of gathered weights that a tower has at a time.
         sent: the bytes that each tower, or rank, sends, and receives, if
             exchanges move as few as they can: rings do. By what they are a
-            multiple of, as in ``per_unit``; "": of nothing.
+            multiple of, as in ``total``.
         by_axes: the bytes exchanged, as in ``sent``, by the axes along which
             there are others: ``"columns"``, ``"towers and ranks"``, ...
         over_columns: how many of the exchanges are among the devices of each
@@ -106,8 +101,7 @@ class StepCosts:
 
     exchanges: int
     rounds: int
-    fixed: int
-    per_unit: dict[str, int]
+    total: dict[str, int]
     has_unknown: bool
     held: dict[str, int] | None
     once: dict[str, ComputedOnce]
@@ -136,14 +130,12 @@ class StepCosts:
     def exchange_summary(self) -> str:
         """Describe the exchanges; N is the number of examples."""
         exchanges = _count(self.exchanges, "exchange")
-        sizes = _terms(self.per_unit) + [_UNKNOWN_BYTES] * self.has_unknown
-        if self.fixed or not sizes:
-            sizes.insert(0, format_bytes(self.fixed))
+        sizes = _describe_bytes(self.total, self.has_unknown)
         rounds = _count(self.rounds, "round")
         if self.over_columns:
             within = f"{self.over_columns} among the devices of a tower"
             rounds = f"{rounds} ({within})"
-        return f"{exchanges} in {rounds}, {' + '.join(sizes)}"
+        return f"{exchanges} in {rounds}, {sizes}"
 
     @property
     def sent_summary(self) -> str:
@@ -152,7 +144,7 @@ class StepCosts:
 
     @property
     def axes_summary(self) -> str:
-        """Describe the axes of exchanges; empty if all are along one."""
+        """Describe the bytes exchanged along each set of axes; empty: one."""
         if len(self.by_axes) < 2:
             return ""
         return ", ".join(
@@ -265,7 +257,7 @@ def costs_of(
     of_ranks = senders is not None
     senders = senders or towers
     exchanged = [*exchanged_in(program, towers)]
-    per_unit, has_unknown = total_of(exchanged)
+    total, has_unknown = total_of(exchanged)
     sent: collections.Counter[str] = collections.Counter()
     by_axes: dict[str, collections.Counter[str]] = {}
     here = towers // senders if of_ranks else towers
@@ -289,12 +281,10 @@ def costs_of(
         number *= (2 if exchange.is_sum else 1) * (peers - 1) * parts
         sent[unit] += number // (peers * exchange.groups)
     rounds = len({exchange.level for exchange in exchanged})
-    fixed = per_unit.pop("", 0)
     return StepCosts(
         exchanges=len(exchanged),
         rounds=rounds,
-        fixed=fixed,
-        per_unit=per_unit,
+        total=total,
         has_unknown=has_unknown,
         held=_held_bytes(program),
         once=_once(program),
@@ -427,4 +417,5 @@ def _terms(numbers: Mapping[str, int]) -> list[str]:
     return [
         f"{format_bytes(number)}{unit and f' x {unit}'}"
         for unit, number in numbers.items()
+        if number
     ]

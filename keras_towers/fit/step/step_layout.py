@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
-from keras_towers._notices import first_time
+from keras_towers._notices import first_time, logger
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
@@ -36,10 +35,8 @@ from keras_towers.partition.local_step import (
 )
 from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
-from keras_towers.partition.rematerialization import ALIKE
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
-
-logger = logging.getLogger("keras_towers")
+from keras_towers.partition.segments import ALIKE
 
 # The batch size to assume if it is unknown.
 _ASSUMED_BATCH = 64
@@ -206,6 +203,7 @@ def scheduled(
         settings.xla,
         layout.traced.segments if has_segments else None,
         places.towers if devices.all_on_host(config.devices) else 1,
+        places.ranks.step.size > 1,
     )
     step_reports.record_costs(
         config, settings.kind, settings.model, program, places

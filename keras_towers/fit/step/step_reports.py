@@ -6,23 +6,24 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import weakref
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 
 from keras_towers._bytes import format_bytes
-from keras_towers._notices import announce, first_time
+from keras_towers._notices import announce, first_time, logger
 from keras_towers._strategy import Strategy
 from keras_towers.devices import all_on_host
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
-from keras_towers.partition.program import Program
+from keras_towers.partition.program import Program, Schedule
 from keras_towers.partition.xla_pieces import Stages
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 # The part of its memory that TensorFlow's allocator of CPUs leaves free between
 # tensors, and does not give back.
@@ -84,10 +85,41 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
         "variables": held.total(),
         "a step": max((s.shared for s in schedules), default=0),
     }
+    total = sum(tensors.values())
+    # For each 256 bytes that it has reserved, twice as many each time, the
+    # allocator keeps 8.
+    gaps = total // _GAPS + (1 << total.bit_length()) // 32
     return tensors | {
-        "gaps between them": sum(tensors.values()) // _GAPS,
+        "messages between ranks": _message_bytes(strategy, schedules),
+        "gaps between tensors": gaps,
         "the graphs of steps": sum(c.graph_bytes for c in costs),
     }
+
+
+def messages_of(config: TowerConfig, program: Program) -> int:
+    """Return the bytes on devices that ranks need to exchange in a step."""
+    if not all_on_host(config.devices) or program.schedule is None:
+        return 0
+    strategy: Any = config.strategy
+    return _message_bytes(strategy, [program.schedule])
+
+
+def _message_bytes(
+    strategy: KerasStrategy, schedules: Iterable[Schedule]
+) -> int:
+    """Return what ranks need to exchange, besides the tensors of a step."""
+    transport, rank_sum = strategy._config.transport, strategy._update.rank_sum
+    in_memory = 0 if rank_sum is None else rank_sum.kept_bytes
+    most = 0
+    for schedule in schedules:
+        for kinds in schedule.rounds:
+            rest = dict(kinds)
+            gradients = rest.pop("gradient", 0)
+            if not in_memory:
+                rest["sum"] = rest.get("sum", 0) + gradients
+            sizes = itertools.starmap(transport.message_bytes, rest.items())
+            most = max(most, sum(sizes))
+    return in_memory + transport.kept_bytes + most
 
 
 def describe_planned(strategy: KerasStrategy) -> list[str]:
@@ -108,27 +140,20 @@ def describe_steps(config: TowerConfig) -> list[str]:
     """Describe the steps that ran under a strategy."""
     lines = []
     for name, costs in _costs.get(config.strategy, {}).items():
-        lines.append(f"{name}: {costs.exchange_summary}")
-        if costs.axes_summary:
-            lines.append(f"{name}: {costs.axes_summary}")
+        said = [costs.exchange_summary, costs.axes_summary]
         if config.transport.size > 1:
-            lines.append(
-                f"{name}: each rank sends at most {costs.sent_summary}"
-            )
+            said.append(f"each rank sends at most {costs.sent_summary}")
         if costs.replaced_sums:
             sums = format_bytes(costs.replaced_sums)
-            lines.append(f"{name}: gathers rows in place of sums of {sums}")
+            said.append(f"gathers rows in place of sums of {sums}")
         if costs.gathered:
             most = format_bytes(costs.gathered)
-            lines.append(
-                f"{name}: at most {most} of gathered weights at a time"
-            )
-        if costs.remat_summary:
-            lines.append(f"{name}: {costs.remat_summary}")
-        summary = costs.held_summary
-        if config.options.micro_batches != 1 and summary:
-            lines.append(f"{name}: held for all micro-batches: {summary}")
-        lines += [f"{name}: {line}" for line in costs.once_summary]
+            said.append(f"at most {most} of gathered weights at a time")
+        said.append(costs.remat_summary)
+        if config.options.micro_batches != 1 and costs.held_summary:
+            said.append(f"held for all micro-batches: {costs.held_summary}")
+        said += costs.once_summary
+        lines += [f"{name}: {line}" for line in said if line]
     return lines
 
 

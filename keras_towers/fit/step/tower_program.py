@@ -38,12 +38,7 @@ from keras_towers.partition.axes import COLUMNS, ONCE, PARTS, TOWERS, Axes
 from keras_towers.partition.emission import emit, value_of
 from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.memory_estimate import summed_tensors
-from keras_towers.partition.program import (
-    Exchange,
-    Operation,
-    Phase,
-    Program,
-)
+from keras_towers.partition.program import Exchange, Operation, Phase, Program
 from keras_towers.partition.xla_pieces import Stage, Stages
 from keras_towers.reduction.collectives import Collectives, OnTowers
 
@@ -100,11 +95,11 @@ class TowerProgram:
                 computed = self._compute_on_towers(
                     level, TOWERS | columns, tensors, pace.before_level()
                 )
-                pace.note_computed(computed)
+                pace.note(computed)
             exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
-                    pace.note_exchanged(self._exchange(exchanges, tensors))
+                    pace.note(self._exchange(exchanges, tensors))
             pace.end_level()
             # A step whose assertion fails updates nothing.
             with tf.device(self._devices[0]):
@@ -113,11 +108,7 @@ class TowerProgram:
             return [value_of(t, tensors.shared) for t in program.results]
 
     def _compute_once(
-        self,
-        level: int,
-        axes: Axes,
-        tensors: PlacedTensors,
-        checks: list[Any],
+        self, level: int, axes: Axes, tensors: PlacedTensors, checks: list[Any]
     ) -> None:
         """Add the undivided operations of a level, once or for each column."""
         section = Section(level, Phase.ONCE, axes)
@@ -259,8 +250,7 @@ class Pace:
         schedule = program.schedule
         self._is_paced: bool = schedule is not None and schedule.is_paced
         self._has_gathers = any(map(gathers_variables, program.exchanges))
-        self._computed: list[Any] = []
-        self._exchanged: list[Any] = []
+        self._done: list[Any] = []
         # Tensors that exist once the last level has ended, and the one before.
         self._ends: list[Any] = []
         self._earlier_ends: list[Any] = []
@@ -269,13 +259,9 @@ class Pace:
         """Return what the functions of a level wait for."""
         return self._earlier_ends if self._is_paced else ()
 
-    def note_computed(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Note what the towers compute in a level."""
-        self._computed += tensors
-
-    def note_exchanged(self, results: Sequence[object]) -> None:
-        """Record the results of the exchanges at the end of a level."""
-        self._exchanged += tf.nest.flatten(results)
+    def note(self, results: Sequence[object]) -> None:
+        """Record what the towers compute in a level, or exchange at its end."""
+        self._done += tf.nest.flatten(results)
 
     def before_exchanges(
         self, exchanges: Sequence[Exchange]
@@ -288,10 +274,9 @@ class Pace:
         """End a level."""
         self._earlier_ends = self._ends
         if self._has_gathers or self._is_paced:
-            done = [*self._computed, *self._exchanged, *self._ends]
-            with tf.control_dependencies(done):
+            with tf.control_dependencies([*self._done, *self._ends]):
                 self._ends = [tf.no_op()]
-        self._computed, self._exchanged = [], []
+        self._done = []
 
 
 # ---- who exchanges what ------------------------------------------------------

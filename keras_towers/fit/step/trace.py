@@ -22,11 +22,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.remat_scopes import RematScopes
 from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.step.fixed_tables import content_of_fixed
-from keras_towers.fit.weights.copies import (
-    copy_on_tower,
-    native,
-    read_later,
-)
+from keras_towers.fit.weights.copies import copy_on_tower, native, read_later
 from keras_towers.fit.weights.model_state import collect, optimizers_in
 from keras_towers.partition.effects import called_graphs, written
 from keras_towers.partition.layouts import MeshLayout
@@ -361,21 +357,16 @@ def _handed_over(
         layouts = list(map(update.gradient_layout, call.grads, call.variables))
         shaped = map(_with_shape, call.grads, call.variables, layouts)
         call = dataclasses.replace(call, grads=list(shaped))
-    handed = [g for g, own in zip(call.grads, layouts, strict=True) if own]
+    pairs = list(zip(call.grads, layouts, strict=True))
+    handed = [gradient for gradient, layout in pairs if layout is not None]
     components = [t for gradient in handed for t in components_of(gradient)]
-    of_components = [
-        layout
-        for gradient, layout in zip(call.grads, layouts, strict=True)
-        for _ in components_of(gradient)
-        if layout is not None
-    ]
     if not components:
         return tf.no_op("gradients").name, call, []
     returned = tf.raw_ops.IdentityN(input=components, name="gradients")
     new = iter(with_components(handed, returned))
-    grads = [
-        gradient if layout is None else next(new)
-        for gradient, layout in zip(call.grads, layouts, strict=True)
+    grads = [g if layout is None else next(new) for g, layout in pairs]
+    of_components = [
+        layout for g, layout in pairs if layout for _ in components_of(g)
     ]
     call = dataclasses.replace(call, grads=grads)
     return returned[0].op.name, call, of_components

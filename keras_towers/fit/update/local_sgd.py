@@ -11,7 +11,6 @@ Low-Communication Training of Language Models", 2023).
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import logger
 from keras_towers.fit.components import NamedGradients, TowerConfig
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
@@ -27,8 +27,6 @@ from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import VariablePart
 from keras_towers.reduction.rank_sum import RankSum
 from keras_towers.rendezvous import rank_checks
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 class LocalSGD:

@@ -50,7 +50,7 @@ _updating: ThreadLocal[bool] = ThreadLocal()
 
 def apply(
     optimizer: Any,
-    original: Callable[..., None],
+    original: patches.Original,
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
@@ -85,7 +85,7 @@ def _current_update_handler() -> Callable[[ApplyCall], None] | None:
 
 
 def _build(
-    optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
+    optimizer: Any, original: patches.Original, variables: Sequence[Any]
 ) -> None:
     strategy = components.active_strategy()
     across = tf.distribute.in_cross_replica_context()
@@ -96,7 +96,7 @@ def _build(
 
 
 def _finalize_variable_values(
-    optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
+    optimizer: Any, original: patches.Original, variables: Sequence[Any]
 ) -> None:
     if components.active_strategy() is None:
         original(variables)
@@ -114,7 +114,7 @@ _METHODS: patches.Shadows = {
 
 
 def attribute_of_optimizer(
-    original: Callable[[Any, str], Any], optimizer: Any, name: str
+    original: patches.Original, optimizer: Any, name: str
 ) -> Any:
     """Replace the attribute look-up of optimizers.
 
@@ -248,7 +248,7 @@ def _is_plain(variable: Any) -> bool:
 
 
 def _skip_all_reduce(
-    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
+    optimizer: Any, original: patches.Original, grads_and_vars: Any
 ) -> Any:
     """Skip TensorFlow's all-reduce, which is the identity on one replica.
 
@@ -260,7 +260,7 @@ def _skip_all_reduce(
 
 def _fused_step(
     optimizer: keras.optimizers.SGD,
-    original: Callable[..., None],
+    original: patches.Original,
     gradient: Any,
     variable: Any,
     learning_rate: Any,
@@ -307,7 +307,7 @@ class _Repeated:
     def update_step(
         self,
         optimizer: keras.optimizers.Optimizer,
-        original: Callable[..., None],
+        original: patches.Original,
         gradient: Any,
         variable: Any,
         learning_rate: Any,
@@ -328,7 +328,7 @@ class _Repeated:
     def apply_weight_decay(
         self,
         optimizer: keras.optimizers.Optimizer,
-        original: Callable[..., None],
+        original: patches.Original,
         variables: Sequence[Any],
     ) -> None:
         """Decay weights, with the operations of an earlier one if it can."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -246,7 +246,7 @@ class WeightUpdate:
             rows = self._sum_over_towers(grads, weights)
             if self.rank_sum is None:
                 return rows
-            sums = self.sum_over_ranks(call.optimizer, weights, rows[0])
+            sums = self.rank_sum.sum(call.optimizer, weights, rows[0])
             return [sums for _ in rows]
 
         rows = self.order.reduce(
@@ -279,22 +279,18 @@ class WeightUpdate:
             divides = any(self._layout_of(v).divides for v in variables)
             self.sharding.announce(optimizer, variables, divides)
 
-    @contextlib.contextmanager
-    def _dividing_slots(self, optimizer: Any) -> Iterator[None]:
+    def _dividing_slots(
+        self, optimizer: Any
+    ) -> contextlib.AbstractContextManager[None]:
         """Divide slots that are created in this block, one after another."""
-        methods: patches.Shadows = {}
-        if self.sharding.divide_any:
-            methods = {"add_variable_from_reference": self._add_slot}
-        with contextlib.ExitStack() as stack:
-            for part in optimizers_in(optimizer):
-                bound = patches.bind_to(part, methods)
-                stack.enter_context(patches.shadowed(part, bound))
-            yield
+        parts = optimizers_in(optimizer) if self.sharding.divide_any else ()
+        methods = {"add_variable_from_reference": self._add_slot}
+        return patches.overridden(parts, lambda _: methods)
 
     def _add_slot(
         self,
         optimizer: Any,
-        original: Callable[..., keras.Variable],
+        original: patches.Original,
         reference_variable: Any,
         *args: Any,
         **kwargs: Any,
@@ -344,10 +340,3 @@ class WeightUpdate:
             for weight, *of_towers in zip(weights, *tower_grads, strict=True)
         ]
         return [[total[k][0] for total in sums] for k, _ in enumerate(names)]
-
-    def sum_over_ranks(
-        self, optimizer: Any, weights: Sequence[Any], grads: Sequence[Any]
-    ) -> list[Any]:
-        """Return N sums, given this rank's N gradients for an optimizer."""
-        assert self.rank_sum is not None
-        return self.rank_sum.sum(optimizer, weights, grads)

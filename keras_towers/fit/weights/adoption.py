@@ -25,7 +25,7 @@ from keras_towers.fit.components import (
     words_for_another,
 )
 from keras_towers.fit.weights import agreement, model_state as state_lib
-from keras_towers.fit.weights.copies import bytes_on, native
+from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.model_binding import (
     ModelStage,
     ModelStages,
@@ -59,7 +59,7 @@ class Adoption:
     Attributes:
         stages: where each model is on its way through the strategy.
         prepared: which methods of each model are prepared for calls.
-        in_block: whether a block is open, at whose end models are released.
+        in_block: whether a block is open, which ``release`` ends.
     """
 
     def __init__(
@@ -82,10 +82,6 @@ class Adoption:
     def models(self) -> list[keras.Model]:
         """The models on the towers, and those created in the block."""
         return [*self.stages.bound, *self.stages.at(ModelStage.CREATED)]
-
-    def enter_block(self) -> None:
-        """Note that a block begins, which ``release`` ends."""
-        self.in_block = True
 
     def register_created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
@@ -273,7 +269,7 @@ class Adoption:
         """
         differing = self.compare(peers, variables, build_error)
         if differing:
-            self._broadcast(differing)
+            agreement.broadcast(self._config.transport, differing)
 
     def compare(
         self,
@@ -338,7 +334,7 @@ class Adoption:
         ]
         placed = [weight for weight in deferred if self.update.place(weight)]
         if differing:
-            self._broadcast(differing)
+            agreement.broadcast(self._config.transport, differing)
         if not any(itertools.chain(*(of_rank for _, _, of_rank in ranks))):
             return placed
         own, trained = model.optimizer, model.trainable_variables
@@ -402,19 +398,12 @@ class Adoption:
         Variables in shards over the ranks are left out: ranks have them
         together.
         """
-        if self._config.transport.size > 1:
+        transport = self._config.transport
+        if transport.size > 1:
             self.end_rounds()
-            self._broadcast(
-                [
-                    v
-                    for v in state_lib.shared_variables(model)
-                    if not is_over_ranks(v)
-                ]
-            )
-
-    def _broadcast(self, variables: Sequence[Variable]) -> None:
-        values = [native(variable) for variable in variables]
-        agreement.broadcast(self._config.transport, values)
+            shared = state_lib.shared_variables(model)
+            whole = [v for v in shared if not is_over_ranks(v)]
+            self.agree_on_values(transport, whole)
 
     def held_bytes(self) -> dict[str, Mapping[str, int]]:
         """Return the bytes of all models' variables on each device, by kind.
@@ -422,17 +411,15 @@ class Adoption:
         They are those in this block or, after it, in the last one.
         """
         states = [state_lib.collect(model) for model in self.stages.bound]
-        kinds = {
-            "weights": [v for state in states for v in state.weights],
-            "optimizer state": [
-                v for state in states for v in state.optimizer_variables
-            ],
+        if not states:
+            return self._held
+        weights = [v for state in states for v in state.weights]
+        slots = [v for state in states for v in state.optimizer_variables]
+        mesh = self._config.mesh
+        return {
+            "weights": bytes_on(mesh, weights),
+            "optimizer state": bytes_on(mesh, slots),
         }
-        by_kind = {
-            kind: bytes_on(self._config.mesh, variables)
-            for kind, variables in kinds.items()
-        }
-        return by_kind if states else self._held
 
     def describe_held(self) -> list[str]:
         """Describe the bytes of all models' variables on each device."""

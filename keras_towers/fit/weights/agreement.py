@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from keras_towers._types import Variable
 from keras_towers.errors import TowerError, shorten
+from keras_towers.fit.components import name_of
+from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.shards import ShardedVariable, current_value
 from keras_towers.message_lists import listed
 from keras_towers.rendezvous import rank_checks
@@ -56,7 +58,7 @@ def compare_variables(
     """
     failure = "" if build_error is None else shorten(build_error)
     described = [
-        f"{path_of(v)} {list(v.shape)} "
+        f"{name_of(v)} {list(v.shape)} "
         f"{keras.backend.standardize_dtype(v.dtype)}"
         for v in variables
     ]
@@ -100,17 +102,12 @@ def compare_variables(
         if any(digest != first for digest in others):
             if first.startswith(_IN_SHARDS):
                 raise TowerError(
-                    f"rank 0 still has its shard of {path_of(variable)}, but "
+                    f"rank 0 still has its shard of {name_of(variable)}, but "
                     "other ranks have made this variable again. Compile and "
                     "build the model on every rank, or on none."
                 )
             differing.append(variable)
     return differing
-
-
-def path_of(variable: Variable) -> str:
-    """Return the name of a variable of Keras or TensorFlow."""
-    return getattr(variable, "path", variable.name)
 
 
 def digest_of(variable: Variable) -> str:
@@ -122,8 +119,11 @@ def digest_of(variable: Variable) -> str:
     if isinstance(held, ShardedVariable) and held.is_remote:
         return f"{_IN_SHARDS} {held.place}"
     value = held.read_value()
-    if value.dtype == tf.string:
-        return ""
+    return "" if value.dtype == tf.string else digest_of_value(value)
+
+
+def digest_of_value(value: tf.Tensor) -> str:
+    """Return a digest of a tensor; it tells numbers apart that are equal."""
     # Not tobytes(), which would copy the value.
     flat = value.numpy().ravel().view(np.uint8)
     return hashlib.sha256(flat).hexdigest()[:16]
@@ -144,12 +144,13 @@ def broadcast(
 
     Args:
         transport: connects the ranks.
-        variables: N variables of TensorFlow; unless values are given, the root
-            has the whole of each.
+        variables: N variables of Keras or TensorFlow; unless values are given,
+            the root has the whole of each.
         root: the rank whose values they get.
         given: on the root, returns the value of a variable, by its number;
             None: the variable has it.
     """
+    variables = [*map(native, variables)]
     known = [i for i, v in enumerate(variables) if v.dtype != tf.string]
     specs = [tf.TensorSpec(variables[i].shape, tf.int8) for i in known]
     for group in messages.group_by_bytes(specs, _SENT_ENTRIES):

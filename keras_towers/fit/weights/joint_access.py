@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights.agreement import digest_of_value
 from keras_towers.fit.weights.shards import (
     NoValueError,
     ShardedVariable,
@@ -57,6 +56,8 @@ class Action(NamedTuple):
         return f"{self.kind} variable {self.path!r}"
 
 
+# Does together with the other ranks what this one is about to do, given what it
+# writes; returns what it reads.
 Access = Callable[[Action, Any], tf.Tensor | None]
 # What a rank is about to do, in words, and its action on a variable, if any.
 Intent = tuple[str, Sequence[str] | None]
@@ -69,6 +70,7 @@ class KnownVariables:
     Attributes:
         agreements: how often ranks have agreed on what they divide; places of
             one agreement begin with its number.
+        by_place: all of them.
         other_access: reads and writes them in another way in a block; None: as
             between two calls.
     """
@@ -76,24 +78,12 @@ class KnownVariables:
     def __init__(self) -> None:
         self.agreements = 0
         self.other_access: ThreadLocal[Access] = ThreadLocal()
-        self._by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
+        self.by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
             weakref.WeakValueDictionary()
         )
         # Variables in shards after their block, and the Keras variables they
         # belong to. Another rank may read one that nothing here refers to.
         self._kept: dict[str, tuple[ShardedVariable, Callable[[], Any]]] = {}
-
-    def register(self, variable: ShardedVariable) -> None:
-        """Let ranks find a variable by its place."""
-        self._by_place[variable.place] = variable
-
-    def find(self, place: str) -> ShardedVariable | None:
-        """Return the variable at a place."""
-        return self._by_place.get(place)
-
-    def any(self) -> bool:
-        """Whether there are any variables."""
-        return bool(self._by_place)
 
     def keep(self, variable: ShardedVariable, owner: Callable[[], Any]) -> None:
         """Keep a variable for other ranks, until it becomes ordinary.
@@ -155,7 +145,7 @@ class JointAccess:
 
     def register(self, variable: ShardedVariable) -> None:
         """Let ranks find a variable by its place."""
-        self.known.register(variable)
+        self.known.by_place[variable.place] = variable
 
     def serve_at_exit(self) -> None:
         """Serve the others at the end of the script, too, if it ends well.
@@ -179,8 +169,7 @@ class JointAccess:
 
         If ranks write different values, all get that of the first one.
         """
-        value = np.ravel(whole.numpy()).view(np.uint8)
-        digest = hashlib.sha256(value.data).hexdigest()[:16]
+        digest = digest_of_value(whole)
         access = Action("writes", variable.place, _name_of(variable), digest)
         self._access(access, whole)
 
@@ -322,7 +311,7 @@ class JointAccess:
         for (kind, place), ranks in ranks_of.items():
             access = accesses[ranks[0]]
             assert access is not None
-            variable = self.known.find(place)
+            variable = self.known.by_place.get(place)
             if variable is None:
                 raise TowerError(
                     f"rank {ranks[0]} {access}, which rank {self.rank} does "
@@ -348,17 +337,6 @@ class JointAccess:
             )
             variable.divide(whole)
         return result
-
-    @contextlib.contextmanager
-    def accessing_by(self, access: Access) -> Iterator[None]:
-        """Read and write in the given way in this block.
-
-        Args:
-            access: does what this rank is about to do together with the other
-                ranks, given what it writes; returns what it reads.
-        """
-        with self.known.other_access.holding(access):
-            yield
 
 
 @contextlib.contextmanager
@@ -391,7 +369,7 @@ def access_of(*saved: object) -> JointAccess | None:
     Returns:
         None: each rank has the whole of all.
     """
-    for part in saved if known.any() else ():
+    for part in saved if known.by_place else ():
         variables: list[Any] = [part]
         if isinstance(part, keras.Model):
             state = model_state.collect(part)

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._notices import logger
 from keras_towers._types import Variable
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
@@ -42,8 +42,6 @@ from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.partition.layouts import MIRRORED, MeshLayout, Replicated
 from keras_towers.rendezvous import rank_checks
 from keras_towers.system import return_freed_memory
-
-logger: logging.Logger = logging.getLogger("keras_towers")
 
 _SUM = tf.VariableAggregation.SUM
 

@@ -142,7 +142,7 @@ def deferring_constants() -> contextlib.AbstractContextManager[None]:
 
 
 def _defer_constant(
-    original: Callable[..., None], variable: Any, initializer: Any
+    original: patches.Original, variable: Any, initializer: Any
 ) -> None:
     if is_constant(initializer):
         variable._initialize(DeferredVariable(variable, initializer))

@@ -303,15 +303,15 @@ operation("AvgPool3D SpaceToDepth DepthToSpace ResizeBilinear",
 # input, and its gradients of max-pooling end the process.
 operation("Conv2D Conv3D DepthwiseConv2dNative",
     labels=batch(1, 1, [0], needs_rows=True), shape=_image_shape,
-    work="product")
+    work="convolution")
 operation("""
     Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2
-""", _input_gradient, work="product")
+""", _input_gradient, work="convolution")
 operation("AvgPoolGrad AvgPool3DGrad", _input_gradient)
 operation("""
     Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter
     Conv3DBackpropFilterV2
-""", labels=_filter_gradient, work="product")
+""", labels=_filter_gradient, work="convolution")
 operation("""
     ImageProjectiveTransformV2 ImageProjectiveTransformV3 ResizeBilinearGrad
     ResizeBicubicGrad ScaleAndTranslateGrad InTopK InTopKV2

@@ -382,8 +382,9 @@ _on_updates = _index_locally("rows", "indices", "entries")
 _on_segments = _index_locally("entries", "numbers", "count")
 # fmt: off
 operation("GatherV2", _gather, look_up_in_value, labels=_gather_axes,
-    notes=[note_taken, _note_limit], fold=folding.gathered)
-operation("GatherNd", _index_locally("rows", "indices"), labels=_gather_nd_axes)
+    notes=[note_taken, _note_limit], fold=folding.gathered, work="picked")
+operation("GatherNd", _index_locally("rows", "indices"),
+    labels=_gather_nd_axes, work="picked")
 operation("ScatterNd", _index_locally("indices", "entries", "shape"),
     labels=_scatter_nd_axes, shape=requested_shape(2), fold=folding.scattered)
 operation("TensorScatterUpdate TensorScatterMax TensorScatterMin", _on_updates,

@@ -107,11 +107,11 @@ def _advance(converter: Converter, counter: Value, steps: Tensor) -> Tensor:
 operation("""
     StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2
     StatelessRandomUniformFullIntV2 StatelessTruncatedNormalV2
-""", made_of_shape, rows=_draw_rows, shape=requested_shape(0))
+""", made_of_shape, rows=_draw_rows, shape=requested_shape(0), entry_work=256)
 # The number of counters that the first four use depends on the numbers drawn.
 # The others have a hidden state, and are drawn once.
 operation("""
     StatelessRandomGammaV3 StatelessRandomBinomial StatelessRandomPoisson
     StatelessParameterizedTruncatedNormal
     RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal
-""", shape=requested_shape(0))
+""", shape=requested_shape(0), entry_work=256)

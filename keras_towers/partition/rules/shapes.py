@@ -335,7 +335,7 @@ def _concat(node: Node, *values: Value) -> Values:
 # ---- what is known of them ---------------------------------------------------
 
 # fmt: off
-operation("Shape ShapeN Size Rank", _global_shape)
+operation("Shape ShapeN Size Rank", _global_shape, work="picked")
 operation("BroadcastArgs",
     fold=lambda node, *shapes: np.array(broadcast(*shapes), object))
 operation("BroadcastGradientArgs", fold=folding.broadcast_over)
@@ -353,8 +353,8 @@ operation("Squeeze", _squeeze_nothing, labels=_squeeze,
     memory="input")
 operation("Transpose", labels=_transpose, notes=[row_numbers.note_moved],
     fold=lambda node, array, order: array.transpose(folding.to_ints(order)),
-    bounds="inputs")
-operation("ConjugateTranspose", labels=_transpose)
+    bounds="inputs", entry_work=96)
+operation("ConjugateTranspose", labels=_transpose, entry_work=96)
 operation("BroadcastTo", _broadcast, made_of_shape, rows=_broadcast_rows,
     shape=requested_shape(1), notes=[row_numbers.note_moved], bounds="inputs")
 operation("Fill", made_of_shape, rows=_fill_rows, shape=requested_shape(0),

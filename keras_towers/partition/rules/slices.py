@@ -266,9 +266,10 @@ def _pad(node: Node, value: Value, widths: Value) -> Values:
 # fmt: off
 operation("StridedSlice", _slice_rows, labels=_slice_axes,
     notes=[row_numbers.note_taken, row_splits.note_part_of_splits],
-    fold=folding.sliced, bounds="inputs")
+    fold=folding.sliced, bounds="inputs", work="picked")
 operation("Slice", _slice_rows, _slice_from_unknown, labels=_slice_axes,
-    notes=[row_numbers.note_taken], fold=folding.sliced, bounds="inputs")
+    notes=[row_numbers.note_taken], fold=folding.sliced, bounds="inputs",
+    work="picked")
 operation("StridedSliceGrad", _slice_gradient, shape=requested_shape(0))
 operation("Split", _split_rows, labels=_split_axes, fold=folding.split_evenly)
 operation("SplitV", _split_rows, labels=_split_axes, fold=folding.split)

@@ -383,8 +383,8 @@ operation("ReadVariableOp", _read, memory="variable", effect="reads")
 operation("AssignVariableOp", _assign)
 operation("AssignAddVariableOp AssignSubVariableOp", _add_to)
 operation("VariableShape", _shape_of_variable, effect="reads")
-operation("ResourceGather", _look_up, effect="reads")
-operation("ResourceGatherNd VarIsInitializedOp", effect="reads")
+operation("ResourceGather", _look_up, effect="reads", work="picked")
+operation("ResourceGatherNd VarIsInitializedOp", effect="reads", work="picked")
 operation("""
     ResourceScatterAdd ResourceScatterSub ResourceScatterMax ResourceScatterMin
     ResourceScatterUpdate

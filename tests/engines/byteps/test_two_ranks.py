@@ -21,6 +21,7 @@ DRAWN, OTHERS = draw(
         "shapes_that_differ_between_calls_and_ranks",
         "strings_are_gathered_only",
         "rows_that_all_ranks_know_are_scattered_and_gathered",
+        "a_process_has_the_memory_that_is_planned",
     ],
     6,
 )

@@ -18,16 +18,28 @@ ROWS, LENGTH, WIDTH = 26, 24, 32
 layers = keras.layers
 
 
+class Scores(layers.Layer):
+    """The products with the rows of a table."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
+
+
 def transformer():
-    """Attention, normalizations, dropout, and a table."""
+    """Attention, normalizations, dropout, and a table that is used twice."""
     tokens = keras.Input((LENGTH,), dtype="int32")
-    x = layers.Embedding(50, WIDTH)(tokens)
+    table = layers.Embedding(50, WIDTH)
+    x = table(tokens)
     for _ in range(3):
         y = layers.MultiHeadAttention(4, WIDTH // 4, dropout=0.1)(x, x)
         x = layers.LayerNormalization()(x + layers.Dropout(0.1)(y))
         y = layers.Dense(2 * WIDTH, "gelu")(x)
         x = layers.LayerNormalization()(x + layers.Dense(WIDTH)(y))
-    x = layers.GlobalAveragePooling1D()(x)
+    x = layers.GlobalAveragePooling1D()(Scores(table)(x))
     return keras.Model(tokens, layers.Dense(5)(x)), "int32", (LENGTH,)
 
 

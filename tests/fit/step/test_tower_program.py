@@ -264,10 +264,10 @@ def waits_of(levels):
     waits = []
     with tf.Graph().as_default():
         for level, exchanges in enumerate(levels):
-            pace.note_computed([tf.constant(0.0, name=f"computed{level}")])
+            pace.note([tf.constant(0.0, name=f"computed{level}")])
             with pace.before_exchanges(exchanges):
                 result = tf.constant(0.0, name=f"exchanged{level}")
-            pace.note_exchanged([result] if exchanges else [])
+            pace.note([result] if exchanges else [])
             pace.end_level()
             waits.append(before(result.op))
     return waits

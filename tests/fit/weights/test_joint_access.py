@@ -183,7 +183,7 @@ def test_lone_reads_where_ranks_do_not_meet_are_refused():
     def work(rank):
         access = joint_access.refusing("in on_batch_end of Mine")
         with (
-            rank.access.accessing_by(access),
+            rank.access.known.other_access.holding(access),
             pytest.raises(TowerError, match="in on_batch_end of Mine"),
         ):
             rank.variables["first"].numpy()
@@ -198,14 +198,14 @@ def test_what_ranks_keep_for_one_another_is_freed():
 
     known, owner = KnownVariables(), InShards()
     variable = InShards()
-    known.register(variable)
+    known.by_place[variable.place] = variable
     known.keep(variable, weakref.ref(owner))
     gone = weakref.ref(variable)
     del variable
-    assert known.find("1.0") is gone()
+    assert known.by_place.get("1.0") is gone()
     assert known.unused() == []
     del owner
     assert known.unused() == ["1.0"]
     known.forget(["1.0"])
-    assert known.find("1.0") is None
+    assert known.by_place.get("1.0") is None
     assert gone() is None
