@@ -34,6 +34,7 @@ from keras_towers.fit.options import Batches, StrategyOptions, check_names
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.fit.weights.shards import NoValueError
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.rendezvous.separate_training import permit_training
@@ -439,7 +440,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 self._config.transport.note_wait("the end of the block")
                 self._adoption.end_rounds()
                 if access.may_need_all:
-                    access.serve("is at the end of the block")
+                    # This block does without what an earlier one has left in
+                    # shards, once a rank has ended.
+                    needs_all = self._update.sharding.are_over_ranks
+                    unneeded = () if needs_all else (NoValueError,)
+                    with contextlib.suppress(*unneeded):
+                        access.serve("is at the end of the block")
             if stack is not None:
                 stack.__exit__(*error)
         finally:
