@@ -26,11 +26,14 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
+import tensorflow as tf
+
 from keras_towers.partition.axes import COLUMNS
 from keras_towers.partition.gradient_buckets import (
     bucket_gradients,
     divide_levels,
 )
+from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.memory_estimate import (
     MemoryEstimate,
     rounds_over_ranks,
@@ -52,6 +55,8 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 # wait.
 _IN_FLIGHT = 16
 _SMALL = 512
+# The most rounds of a loop that run at a time.
+_ROUNDS = 4
 # Tensors of fewer bytes never wait. So a counter of steps does not wait for the
 # batch, as on one device: there may be no other batch.
 _SMALL_BYTES = 1024
@@ -110,6 +115,7 @@ def schedule(
     )
     if not xla:
         keep_order(program, sizes, parts)
+        limit_rounds(program.operations)
     elif segment_begins and parts == 1:
         # XLA merges equal operations of a function.
         program = divide_levels(program, segment_begins)
@@ -243,6 +249,25 @@ def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
             if tensor is not reused:
                 users = _users(estimate, tensor)
                 queue.free(estimate.bytes_of(tensor), users)
+
+
+def limit_rounds(operations: Iterable[Operation]) -> None:
+    """Let only a few rounds of a loop run at a time.
+
+    In the backward pass, rounds run ahead of the sums over rounds. Each then
+    keeps its part of the gradient of every weight.
+
+    Args:
+        operations: operations, whose attributes are changed.
+    """
+    name = "parallel_iterations"
+    for operation in operations:
+        if name in operation.attributes:
+            most = min(operation.attributes[name].i, _ROUNDS)
+            value = tf.compat.v1.AttrValue(i=most)
+            operation.attributes = {**operation.attributes, name: value}
+        for function in functions_of(operation):
+            limit_rounds(function.operations)
 
 
 def _bytes_of_variables(program: Program, sizes: TensorSizes) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.estimated_work import estimated_work, rounds_of
 from keras_towers.partition.layouts import (
     ListOf,
@@ -27,13 +28,18 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
 )
+from keras_towers.partition.registry import facts_of
 from keras_towers.partition.sizes import (
     EXAMPLES,
+    UNKNOWN,
     Dimension,
     Size,
     Unknown,
     symbol_name,
 )
+
+# Where facts say that an output is in the memory of an input.
+_SAME = "input", "variable"
 
 
 class TensorSizes:
@@ -130,7 +136,8 @@ class TensorSizes:
             elements = value.elements
             if elements is None or elements.shape is None:
                 return
-            shape = (elements.length, *elements.shape)
+            length = self._length_of_list(tensor, elements.length)
+            shape = (length, *elements.shape)
             if isinstance(layout, ListOf):
                 layout = stacked_layout(layout.element)
         if shape is None or tensor in self._shapes:
@@ -139,6 +146,22 @@ class TensorSizes:
         if isinstance(layout, Sharded) and layout.axis < len(sizes):
             sizes[layout.axis] = self._own_rows(layout)
         self._shapes[tensor] = sizes
+
+    def _length_of_list(self, list_: Tensor, known: Dimension) -> Dimension:
+        """Return the number of elements of a list that take memory."""
+        loop = list_.operation
+        if known is not UNKNOWN or loop is None or loop.type not in LOOPS:
+            return known
+        body = loop.functions.get("body")
+        if not isinstance(body, Function):
+            return known
+        added = body.outputs[list_.index].operation
+        if added is None or added.type != "TensorListPushBack":
+            like = self._shapes.get(loop.inputs[list_.index])
+            return like[0] if like else known
+        if _is_of_variable(added.inputs[1]):
+            return 0
+        return UNKNOWN if loop.source is None else rounds_of(loop.source)
 
     def _own_rows(self, layout: Sharded) -> int:
         """Return the number of rows of a tower."""
@@ -195,3 +218,12 @@ class TensorSizes:
                 whole if exchange.kind == "gather" else part
             )
         self._shapes[result] = shape
+
+
+def _is_of_variable(tensor: Tensor) -> bool:
+    """Whether a tensor is in the memory of a variable."""
+    operation = tensor.operation
+    while operation and facts_of(operation.type).memory in _SAME:
+        tensor = operation.inputs[tensor.index]
+        operation = tensor.operation
+    return tensor.dtype == tf.resource

@@ -4,6 +4,7 @@ import functools
 
 import tensorflow as tf
 
+from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.memory_estimate import MemoryEstimate, events_of
 from keras_towers.partition.program import Operation
 from keras_towers.partition.schedule import RematLimits, schedule
@@ -197,3 +198,28 @@ def test_nothing_that_acts_or_draws_runs_again():
     again = types_again(program)
     assert "MatMul" in again
     assert "RandomUniform" not in again
+
+
+def test_few_rounds_of_a_loop_run_at_a_time():
+    def step(x):
+        def twice(k, h):
+            _, h = tf.while_loop(
+                lambda j, h: j < k,
+                lambda j, h: (j + 1, tf.tanh(h)),
+                [0, h],
+                parallel_iterations=2,
+            )
+            return k + 1, h
+
+        limit = tf.shape(x)[1]
+        loop = tf.while_loop(
+            lambda k, h: k < limit, twice, [0, x], parallel_iterations=32
+        )
+        return loop[1]
+
+    program = schedule(laid_out(step, sharded(-1, 3)), TOWERS, ROWS)
+    (loop,) = [o for o in program.operations if o.type in LOOPS]
+    body = loop.functions["body"]
+    (inside,) = [o for o in body.operations if o.type in LOOPS]
+    rounds = [o.attributes["parallel_iterations"].i for o in (loop, inside)]
+    assert rounds == [4, 2]

@@ -4,6 +4,7 @@ import functools
 
 import tensorflow as tf
 
+from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.tensor_sizes import TensorSizes
 from tests.partition import kit
 from tests.partition.kit import replicated, sharded
@@ -65,3 +66,27 @@ def test_a_list_is_as_large_as_what_it_holds():
         if t.dtype == tf.variant and o.type == "TensorListSetItem"
     ]
     assert lists and set(lists) == {3 * 8 * 5 * 4}
+
+
+def test_lists_of_a_loop_hold_what_no_variable_has():
+    variable = tf.Variable(tf.ones([5, 5]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            _, last = tf.while_loop(
+                lambda k, h: k < 6,
+                lambda k, h: (k + 1, tf.tanh(h @ variable)),
+                [0, x],
+                maximum_iterations=6,
+            )
+            loss = tf.reduce_sum(last)
+        return tape.gradient(loss, variable)
+
+    program = kit.laid_out(step, sharded(-1, 5))
+    sizes = TensorSizes(program, 2, 8)
+    forward, *_ = [o for o in program.operations if o.type in LOOPS]
+    lists = [
+        sizes.bytes_of(t) for t in forward.outputs if t.dtype == tf.variant
+    ]
+    # The state of each round is kept before and after it.
+    assert sorted(lists) == [0, 6 * 8 * 5 * 4, 6 * 8 * 5 * 4]
