@@ -198,13 +198,13 @@ def keep_freed_memory() -> None:
 
 
 def share_freed_memory() -> None:
-    """Let all threads of this process use what one of them has freed.
+    """Let threads of this process use what others have freed.
 
-    Else each of several heaps of glibc keeps as much as its threads have ever
-    needed at a time.
+    Each heap of glibc keeps as much as its threads have ever needed at a time,
+    and by default there are eight for each core.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, usable_cores())
 
 
 def resident_bytes(field: str) -> int | None:
