@@ -125,7 +125,7 @@ class Transport(Abortable, Protocol):
         ...
 
 
-class SingleProcess(Transport):
+class SingleProcess:
     """A ``Transport`` for a single process: every sum is its input."""
 
     name = "one process"
@@ -146,7 +146,14 @@ class SingleProcess(Transport):
     def abort(self) -> None:
         pass
 
-    leave = renew = reconnect = abort
+    def leave(self) -> None:
+        pass
+
+    def renew(self) -> None:
+        pass
+
+    def reconnect(self) -> None:
+        pass
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str

@@ -126,7 +126,7 @@ def digest_of_value(value: tf.Tensor) -> str:
     """Return a digest of a tensor; it tells numbers apart that are equal."""
     # Not tobytes(), which would copy the value.
     flat = value.numpy().ravel().view(np.uint8)
-    return hashlib.sha256(flat).hexdigest()[:16]
+    return hashlib.sha256(flat.data).hexdigest()[:16]
 
 
 def _listed(variables: Sequence[str]) -> str:
