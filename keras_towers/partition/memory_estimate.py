@@ -191,9 +191,10 @@ class MemoryEstimate:
         return max(self.live, default=0)
 
     def peak_bytes_over_ranks(self) -> int:
-        """Return the same if ranks exchange while the next level is computed.
+        """Return the peak if ranks exchange while they compute the next level.
 
-        And take memory for what they update with the results.
+        The exchange of a level, and the updates with its results, then take
+        memory beside the operations of the next one.
         """
         most, beside, peak = self.peak_bytes(), 0, 0
         for index, event in enumerate(self.events):

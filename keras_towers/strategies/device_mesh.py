@@ -191,13 +191,7 @@ class ShardedOverMesh(ShardedOverTowers):
     def announce(
         self, optimizer: Any, weights: Sequence[Any], divides: bool
     ) -> None:
-        """Name the keys that no weight matches, once.
-
-        Args:
-            optimizer: an optimizer that is ready.
-            weights: the weights that it updates.
-            divides: whether one of them is divided, or its slots are.
-        """
+        """Name the keys that no weight matches, once."""
         if not self._speaks:
             return
         outputs = {

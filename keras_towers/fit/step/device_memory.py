@@ -40,7 +40,6 @@ from keras_towers.fit.step.step_layout import (
     StepSettings,
     scheduled,
 )
-from keras_towers.fit.step.step_reports import messages_of
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
@@ -237,8 +236,7 @@ class MemoryCheck:
         self._say_how(layout, remat)
         # A step that runs out of memory is tried again in smaller parts.
         if held is not None and more is None:
-            step = layout.plan.bytes + messages_of(config, layout.program)
-            needs = dataclasses.replace(held, step=step)
+            needs = dataclasses.replace(held, step=layout.plan.bytes)
             # XLA keeps less than the estimate.
             self._compare(settings.model, settings.kind, needs, settings.xla)
         return layout

@@ -10,7 +10,6 @@ import itertools
 import logging
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import keras
 
@@ -94,14 +93,6 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
         "gaps between tensors": gaps,
         "the graphs of steps": sum(c.graph_bytes for c in costs),
     }
-
-
-def messages_of(config: TowerConfig, program: Program) -> int:
-    """Return the bytes on devices that ranks need to exchange in a step."""
-    if not all_on_host(config.devices) or program.schedule is None:
-        return 0
-    strategy: Any = config.strategy
-    return _message_bytes(strategy, [program.schedule])
 
 
 def _message_bytes(
