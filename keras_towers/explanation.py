@@ -194,7 +194,7 @@ class _Text:
             "towers": places.towers,
             "ranks": ranks,
         }
-        self._parts = places.towers * places.parts * ranks
+        self._parts = places.towers * places.micro_batches * ranks
         self._values: dict[Tensor, Value] = {}
         for value in program.values.values():
             for tensor in (value.local, value.whole):

@@ -54,7 +54,11 @@ _SHORT = {
 }
 # Each says how many processes to start.
 _NUMBERS = (
-    *("processes", "workers", "hosts", "hostfile", "min_np"),
+    "processes",
+    "workers",
+    "hosts",
+    "hostfile",
+    "min_np",
     "host_discovery_script",
 )
 # Options that scripts often have, too.

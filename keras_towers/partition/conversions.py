@@ -105,7 +105,8 @@ class Converter:
     Args:
         units: the units of the rows.
         is_first: a tensor: whether a tower is the first.
-        is_first_part: a tensor: whether a micro-batch is its tower's first.
+        is_first_micro_batch: a tensor: whether a micro-batch is its tower's
+            first.
         options: the options of the layout.
 
     Attributes:
@@ -119,13 +120,13 @@ class Converter:
         self,
         units: Units,
         is_first: Tensor,
-        is_first_part: Tensor,
+        is_first_micro_batch: Tensor,
         options: LayoutOptions,
     ):
         self.builder = units.builder
         self.units = units
         self.is_first = is_first
-        self.is_first_part = is_first_part
+        self.is_first_micro_batch = is_first_micro_batch
         self.options = options
         self.near = 0
         self.replaced_sums = 0
@@ -362,7 +363,7 @@ class Converter:
         """
         if self.options.axes <= part.axes:
             return part
-        return self.builder.only_if(self.is_first_part, part)
+        return self.builder.only_if(self.is_first_micro_batch, part)
 
     def _slice_own_rows(self, value: Value, layout: Sharded) -> Tensor:
         tensor, unit, axis = self.replicate(value), layout.unit, layout.axis

@@ -124,7 +124,9 @@ def gathers_variables(exchange: Exchange) -> bool:
     """Whether an exchange gathers a variable in shards."""
     given = exchange.given.axes
     return (
-        exchange.kind == "gather" and "towers" in given and "parts" not in given
+        exchange.kind == "gather"
+        and "towers" in given
+        and "micro_batches" not in given
     )
 
 

@@ -61,7 +61,8 @@ def _undivided(program: Program) -> Iterable[tf.Operation]:
     found = {
         id(operation.source): operation.source
         for operation in program.operations
-        if operation.source is not None and "parts" not in operation.axes
+        if operation.source is not None
+        and "micro_batches" not in operation.axes
     }
     return found.values()
 

@@ -59,7 +59,9 @@ def write_only_rows(program: Program) -> Program:
     """
     inputs = program.inputs
     has_rows = Tensor(tf.bool, tf.TensorShape(()))
-    rows = [tensor for tensor in inputs.of_graph if "parts" in tensor.axes]
+    rows = [
+        tensor for tensor in inputs.of_graph if "micro_batches" in tensor.axes
+    ]
     rows += [inputs.start, inputs.total, inputs.is_first]
     of_rows = _following(program, rows)
     builder = Builder()

@@ -174,7 +174,7 @@ class MemoryEstimate:
         """
         number = (
             self._parts
-            if tensor in self._held and "parts" in tensor.axes
+            if tensor in self._held and "micro_batches" in tensor.axes
             else 1
         )
         if "towers" in tensor.axes and tensor not in self._alike:
@@ -264,13 +264,15 @@ def held_tensors(program: Program) -> set[Tensor]:
         tensor
         for operation in program.operations
         for tensor in operation.inputs
-        if "parts" in tensor.axes
+        if "micro_batches" in tensor.axes
         and tensor.operation is not None
         and not tensor.operation.is_repeated
         and tensor.level < operation.level
     }
     gathered = {e.given for e in program.exchanges if e.kind == "gather"}
-    return later | {tensor for tensor in gathered if "parts" in tensor.axes}
+    return later | {
+        tensor for tensor in gathered if "micro_batches" in tensor.axes
+    }
 
 
 def summed_tensors(program: Program) -> set[Tensor]:

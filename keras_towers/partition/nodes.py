@@ -143,7 +143,7 @@ class Scope:
 
     def _inside(self, units: Units, **options: Any) -> Scope:
         changed = dataclasses.replace(self.options, **options)
-        firsts = self.converter.is_first, self.converter.is_first_part
+        firsts = self.converter.is_first, self.converter.is_first_micro_batch
         return Scope(Converter(units, *firsts, changed), around=self)
 
 

@@ -84,7 +84,7 @@ def axes_of(tensors: Iterable[Tensor]) -> Axes:
 
 def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
     """Whether tensors are computed from rows of the batch."""
-    return "parts" in axes_of(tensors)
+    return "micro_batches" in axes_of(tensors)
 
 
 def is_pure(operation: Operation) -> bool:
@@ -294,7 +294,8 @@ class Inputs:
         total: the global number of examples.
         is_first: for each tower, whether it is the first; of its micro-batches
             it is true for the first one.
-        is_first_part: for each micro-batch, whether it is its tower's first.
+        is_first_micro_batch: for each micro-batch, whether it is its tower's
+            first.
         sizes: further sizes, equal on all towers: the size of axis a of input k
             is named ``k.a``.
         copies: the towers' copies of mirrored inputs, or their shards, by the
@@ -311,7 +312,7 @@ class Inputs:
     start: Tensor
     total: Tensor
     is_first: Tensor
-    is_first_part: Tensor
+    is_first_micro_batch: Tensor
     sizes: Mapping[str, Tensor]
     copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
     shares: Mapping[int, tuple[Tensor, Tensor]] = dataclasses.field(

@@ -109,7 +109,7 @@ def partition_graph(
     terms = _terms_of(graph, gradients, exchanges)
     marks = Marks(gradients, terms, updates, exchanges)
     converter = Converter(
-        given.units, inputs.is_first, inputs.is_first_part, options
+        given.units, inputs.is_first, inputs.is_first_micro_batch, options
     )
     scope = Scope(converter, marks)
     values = given.values()
@@ -165,7 +165,7 @@ class _GraphInputs:
             start=_scalar(BATCH),
             total=_scalar(ONCE),
             is_first=_scalar(options.axes, tf.bool),
-            is_first_part=_scalar(BATCH, tf.bool),
+            is_first_micro_batch=_scalar(BATCH, tf.bool),
             sizes=self._sizes,
             copies=self._copies,
             shares=self._shares,
@@ -268,7 +268,8 @@ class _GraphInputs:
                 elif isinstance(layout, AllExamples) and not axis:
                     shape[axis] = EXAMPLES if size is UNKNOWN else size
                 elif size is UNKNOWN and (
-                    "parts" in tensor.axes or isinstance(layout, AllExamples)
+                    "micro_batches" in tensor.axes
+                    or isinstance(layout, AllExamples)
                 ):
                     shape[axis] = symbol(name)
                     self._sizes[name] = _scalar(ONCE)

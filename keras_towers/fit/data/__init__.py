@@ -2,6 +2,8 @@
 
 ``batches``
   Batches of towers: a global batch split, or one batch for each tower.
+``data_use``
+  The use of data by a call of Keras, and who has divided the data.
 ``epoch_iterator``
   Keras's epoch iterator over the batches of towers.
 ``same_data``

@@ -298,7 +298,7 @@ class AdaptiveFunction(TowerFunction):
         if plan is None:
             return False
         # If the last one is no smaller than the one before, none is.
-        return plan.parts < rows or failed is None or plan < failed
+        return plan.micro_batches < rows or failed is None or plan < failed
 
     @property
     def _joint(self) -> Transport:
@@ -339,7 +339,9 @@ class AdaptiveFunction(TowerFunction):
     def _with_plan(self, settings: StepSettings) -> StepSettings:
         """Return settings with the plan that earlier steps have needed."""
         replace, plan, failed = dataclasses.replace, self._plan, self._failed
-        places = replace(settings.places, parts=plan.parts if plan else 1)
+        places = replace(
+            settings.places, micro_batches=plan.micro_batches if plan else 1
+        )
         return replace(settings, places=places, rows=self._rows, failed=failed)
 
     def _note_trace(self, graph: tf.Graph, layout: StepLayout) -> None:

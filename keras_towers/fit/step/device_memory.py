@@ -229,7 +229,7 @@ class MemoryCheck:
                 room = max(limit.size * (1 - _MARGIN) - held.held, 0)
             remat = _limits(config.options.remat, room, failed)
             layout = scheduled(layout, config, remat)
-            more = settings.in_more_parts()
+            more = settings.in_more_micro_batches()
             if more is None or not _exceeds(layout, room):
                 break
             settings = more
@@ -269,8 +269,10 @@ class MemoryCheck:
                 f"({schedule.work:.0%} of the step's work) instead of keeping "
                 f"{format_bytes(schedule.saved)} on each device"
             )
-        if plan.parts > 1 and settings.rows is not None:
-            how.append(f"processes a tower's rows in {plan.parts} parts")
+        if plan.micro_batches > 1 and settings.rows is not None:
+            how.append(
+                f"processes a tower's rows in {plan.micro_batches} parts"
+            )
         is_first = settings.places.ranks.job.rank == 0
         if how and is_first and first_time(model, (settings.kind, plan)):
             why = "memory has run out" if settings.failed else self._limit

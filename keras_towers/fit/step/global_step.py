@@ -172,11 +172,11 @@ class GlobalStep:
     ) -> StepLayout:
         """Lay out a step over towers, and schedule it."""
 
-        def in_parts(settings: StepSettings) -> StepLayout:
-            cut = divided.in_parts(settings.places.parts)
+        def in_micro_batches(settings: StepSettings) -> StepLayout:
+            cut = divided.in_micro_batches(settings.places.micro_batches)
             return lay_out(self.update, traced, cut, settings)
 
-        return self.memory.plan(in_parts, settings)
+        return self.memory.plan(in_micro_batches, settings)
 
     def _compare_with_ranks(self, layout: StepLayout) -> None:
         """Compare the step over ranks; share rank 0's outer variables."""
