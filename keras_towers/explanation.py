@@ -29,7 +29,7 @@ from keras_towers.fit.step.step_costs import (
 )
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_binding, model_state
-from keras_towers.partition.kernels import functions_of
+from keras_towers.partition.called_functions import functions_of
 from keras_towers.partition.layouts import (
     Layout,
     ListOf,

@@ -120,6 +120,8 @@ follows what is done with a program.
   Choice between two layouts of a step by their estimated cost.
 ``traced_graph``
   Reads a traced graph, with the layouts of its inputs, into a program.
+``called_functions``
+  The functions that operations call: a program's own, or traced ones by name.
 ``kernels``
   The operations that XLA compiles, by the kernels registered in TensorFlow.
 ``compiled_draws``

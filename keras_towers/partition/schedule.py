@@ -29,11 +29,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_towers.partition.axes import COLUMNS
+from keras_towers.partition.called_functions import functions_of
 from keras_towers.partition.gradient_buckets import (
     bucket_gradients,
     divide_levels,
 )
-from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.memory_estimate import (
     MemoryEstimate,
     rounds_over_ranks,
