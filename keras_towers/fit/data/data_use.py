@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -17,8 +17,6 @@ from keras_towers.fit.places import Places
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder
-
-Within: TypeAlias = "Callable[[str], contextlib.AbstractContextManager[None]]"
 
 
 class Owner(enum.Enum):
@@ -61,15 +59,9 @@ class DataUse:
     )
     on_next_step: Callable[[], None] = lambda: None
     end_data: Callable[[int], None] = lambda batches: None
-    within: Within = lambda where: contextlib.nullcontext()
-
-    @property
-    def ends_together(self) -> bool:
-        """Whether data end at the same time in all processes.
-
-        Those that exchange nothing may end at different times.
-        """
-        return self.places.ranks.batch is self.config.transport
+    within: Callable[[str], contextlib.AbstractContextManager[None]] = (
+        lambda where: contextlib.nullcontext()
+    )
 
     def owner_of(self, dataset: tf.data.Dataset) -> Owner:
         """Return the owner of a dataset.
@@ -85,7 +77,7 @@ class DataUse:
             return Owner.TOWER
         # Ranks with their own training data have their own validation data.
         each = self.config.options.batches == "each"
-        own = each and (self.kind == "fit" or self.ends_together)
+        own = each and (self.kind == "fit" or self.places.ranks.in_lockstep)
         return Owner.RANK if own else Owner.ALL
 
     def _check_distributed(self, dataset: tf.data.Dataset) -> None:

@@ -339,7 +339,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             try:
                 yield
             except (StopIteration, tf.errors.OutOfRangeError) as error:
-                if self._owner is Owner.ALL and self._use.ends_together:
+                if self._owner is Owner.ALL and self._places.ranks.in_lockstep:
                     if self._places.ranks.batch.size > 1 and self._goes_on():
                         raise TowerError(
                             f"a step of {self._kind} has raised "
