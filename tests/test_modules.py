@@ -32,7 +32,8 @@ SHOWN_BY = {
         fit/context/remat_scopes partition/segments
     """,
     "fit/data/test_inputs.py": """
-        fit/data/batches fit/data/epoch_iterator fit/data/shuffle_order
+        fit/data/batches fit/data/data_use fit/data/epoch_iterator
+        fit/data/shuffle_order
         fit/data/tower_datasets fit/step/divided_batch
     """,
     "fit/step/test_global_step.py": """
@@ -46,7 +47,7 @@ SHOWN_BY = {
     "fit/weights/test_tower_variables.py": "fit/weights/copies",
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",
-    "launching/test_run.py": "cli/run",
+    "launching/test_run.py": "cli/launch_plan cli/run cli/run_options",
     "launching/test_script.py": "rendezvous/separate_training",
     "launching/test_supervision.py": "launching/outcome",
     "parameter_servers": """
