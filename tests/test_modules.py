@@ -13,7 +13,7 @@ SHOWN_BY = {
     "engines/byteps": """
         engines/byteps/bps/callbacks engines/byteps/byteps_recipe
         engines/byteps/byteps_servers engines/byteps/byteps_strategy
-        engines/byteps/byteps_transport
+        engines/byteps/byteps_process engines/byteps/byteps_transport
     """,
     "engines/horovod": """
         engines/dropin/horovod_callbacks
@@ -21,6 +21,7 @@ SHOWN_BY = {
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
         engines/horovod/hvd/distributed_optimizers
+        engines/horovod/hvd/horovod_reducer
         engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
@@ -78,6 +79,7 @@ SHOWN_BY = {
     "reduction/test_collectives.py": """
         reduction/collective_ops reduction/packing
     """,
+    "rendezvous/test_meet.py": "rendezvous/rank_helper",
     "rendezvous/test_store.py": """
         rendezvous/local_store rendezvous/signatures rendezvous/store_link
         rendezvous/store_server
