@@ -35,7 +35,6 @@ from keras_towers.partition.layouts import (
     ListOf,
     Partial,
     Sharded,
-    Value,
     sizes_of,
 )
 from keras_towers.partition.program import (
@@ -46,6 +45,9 @@ from keras_towers.partition.program import (
     Tensor,
 )
 from keras_towers.partition.sizes import EXAMPLES, symbol_name
+from keras_towers.partition.values import (
+    Value,
+)
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import checked_strategy, restored_values
 

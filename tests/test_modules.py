@@ -62,6 +62,8 @@ SHOWN_BY = {
     "partition/rules/test_rules.py": """
         partition/registry partition/rules/elementwise
     """,
+    "partition/test_conversions.py": "partition/list_conversions",
+    "partition/test_layouts.py": "partition/values",
     "partition/test_ranks.py": "partition/undivided",
     "partition/test_schedule.py": """
         partition/gradient_buckets partition/rematerialization

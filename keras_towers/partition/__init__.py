@@ -88,6 +88,8 @@ follows what is done with a program.
   Builds a program: adds operations, exchanges and computations of sizes.
 ``layouts``
   Layouts: how towers hold a value of the one-device step.
+``values``
+  Values of the one-device step: their layouts, and what is known of them.
 ``registry``
   The registry of operations: one row of facts for each type.
 ``units``
@@ -96,6 +98,8 @@ follows what is done with a program.
   Pairs of a mean and a variance in a graph, which one exchange computes.
 ``gathers``
   When a step gathers weights in shards, within ``gather_bytes``.
+``list_conversions``
+  Converts lists of tensors to the layouts that operations need.
 ``conversions``
   Converts values to the layouts that operations need.
 ``resources``

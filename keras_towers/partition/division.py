@@ -19,9 +19,6 @@ from keras_towers.partition.layouts import (
     Layout,
     ListOf,
     Sharded,
-    Value,
-    Values,
-    WholeFrom,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -34,6 +31,11 @@ from keras_towers.partition.sizes import (
     is_data_dependent,
 )
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    WholeFrom,
+)
 
 
 def divide(node: Node, inputs: Values, factors: Factors) -> Values:

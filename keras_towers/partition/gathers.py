@@ -13,8 +13,10 @@ import dataclasses
 import math
 
 from keras_towers.partition.axes import Axes
-from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Exchange, Program, Tensor
+from keras_towers.partition.values import (
+    Value,
+)
 
 
 @dataclasses.dataclass

@@ -30,9 +30,6 @@ from keras_towers.partition.layouts import (
     Mirrored,
     Shape,
     Sharded,
-    Value,
-    Values,
-    replicated,
     sizes_of,
 )
 from keras_towers.partition.nodes import Node, Scope
@@ -52,6 +49,11 @@ from keras_towers.partition.undivided import (
     compute_once,
     uses_handles,
     wholes_of,
+)
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    replicated,
 )
 
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")

@@ -42,7 +42,6 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
     Unit,
-    Value,
     local_shape,
     sizes_of,
 )
@@ -66,6 +65,9 @@ from keras_towers.partition.sizes import (
     symbol_name,
 )
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+)
 
 _DEFAULTS = LayoutOptions()
 _NOTHING = symbol("nothing")

@@ -35,9 +35,8 @@ from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import NoValueError
-from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous import separate_training, tf_config
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.device_mesh import Mesh, ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
@@ -134,7 +133,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         # An elastic job may have a single rank for the time being.
         connects = transport is not None or (job is not None and job.size > 1)
         if connects:
-            permit_training()
+            separate_training.permit_training()
         transport = transport or SingleProcess()
         self._collective_key_base = next(_collective_key_bases)
         tf.distribute.Strategy.__init__(
@@ -497,8 +496,6 @@ def strategy_for_dry_run(
 @functools.cache
 def _warn_if_in_job(name: str) -> None:
     """Warn if each process of a job would train its own model."""
-    from keras_towers.rendezvous import separate_training
-
     member = separate_training.member_of_job(certainly=True)
     if member is not None:
         cause = f"{name} trains within one process"

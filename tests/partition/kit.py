@@ -23,12 +23,14 @@ from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    BelowLimit,
     Partial,
     RowSplits,
     Sharded,
 )
 from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.partition.values import (
+    BelowLimit,
+)
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 

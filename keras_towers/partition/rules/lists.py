@@ -13,14 +13,10 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import (
     REPLICATED,
-    Elements,
     Layout,
     ListOf,
     Shape,
     Sharded,
-    Value,
-    Values,
-    common_elements,
     is_row_per_element,
     local_shape,
     may_hold_rows,
@@ -31,6 +27,12 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import operation
 from keras_towers.partition.sizes import UNKNOWN, Dimension
+from keras_towers.partition.values import (
+    Elements,
+    Value,
+    Values,
+    common_elements,
+)
 
 # Operations on lists of rows that a tower may run on its own rows.
 _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
@@ -159,9 +161,9 @@ def _element_shape_operand(
         # A tower without elements needs their full shape.
         with contextlib.suppress(NotDivided):
             known = None if elements is None else elements.shape
-            return converter.element_shape(known)
+            return converter.lists.element_shape(known)
         require(-1 not in shape.entries)
-        return converter.element_shape(shape.entries)
+        return converter.lists.element_shape(shape.entries)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
         return converter.to_layout(shape, REPLICATED)

@@ -14,8 +14,6 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,
     Sharded,
-    Value,
-    Values,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -37,6 +35,10 @@ from keras_towers.partition.rules.row_splits import (
 )
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+)
 
 
 @dataclasses.dataclass(frozen=True)

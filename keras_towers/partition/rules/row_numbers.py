@@ -20,13 +20,8 @@ from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     REPLICATED,
-    BelowLimit,
     DataDependentUnit,
-    RowNumbers,
     Sharded,
-    Value,
-    Values,
-    known_ints,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -35,6 +30,13 @@ from keras_towers.partition.registry import facts_of, operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    BelowLimit,
+    RowNumbers,
+    Value,
+    Values,
+    known_ints,
+)
 
 _Changes: TypeAlias = dict[str, Any]
 

@@ -16,11 +16,7 @@ from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.layouts import (
     REPLICATED,
     DataDependentUnit,
-    RaggedSplits,
     Sharded,
-    Value,
-    Values,
-    known_ints,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -32,6 +28,12 @@ from keras_towers.partition.rules.row_numbers import (
     skip_reshapes,
 )
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    RaggedSplits,
+    Value,
+    Values,
+    known_ints,
+)
 
 
 def splits_value(

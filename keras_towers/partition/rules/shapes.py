@@ -17,10 +17,6 @@ from keras_towers.partition.layouts import (
     ListOf,
     Shape,
     Sharded,
-    Value,
-    Values,
-    known_axes,
-    known_ints,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -34,6 +30,12 @@ from keras_towers.partition.registry import (
 from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    known_axes,
+    known_ints,
+)
 
 
 def _global_shape(node: Node, *values: Value) -> Values:
