@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers._types import Structure
 from keras_towers.fit.weights.model_binding import strategy_that_runs
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.strategies.base import BaseStrategy
 
 TOLERANCE = 2e-6
@@ -179,7 +179,7 @@ def assert_ordinary(model: keras.Model, trains_on_towers: bool = False) -> None:
     default = tf.distribute.get_strategy()
     require(not tf.distribute.has_strategy(), "a strategy is still entered")
     for variable in all_variables(model):
-        if is_over_ranks(variable):
+        if spans_ranks(variable):
             # Until all ranks read it, each has its part.
             variable.numpy()
         value, path = variable._value, variable.path

@@ -68,8 +68,9 @@ class LayoutOptions:
             has a mistake.
         gather_bytes: the budget for gathers of variables in shards, as in
             ``Gathers``.
-        by_number: whether what is drawn, or computed once from rows, has rows
-            if it is as long as the batch by its static shape, or a multiple.
+        may_coincide: whether what is drawn, or computed once from rows, has
+            rows if it is as long as the batch by its static shape, or a
+            multiple.
         examples: the number of examples to assume where it matters for the
             cost, but not for the result.
         over_columns: whether it is over the columns of a tower, of which each
@@ -85,7 +86,7 @@ class LayoutOptions:
     lists: bool = True
     undivided: frozenset[str] = frozenset()
     gather_bytes: int = 2**29
-    by_number: bool = False
+    may_coincide: bool = False
     examples: int = 64
     over_columns: bool = False
 

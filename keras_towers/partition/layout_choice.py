@@ -33,7 +33,7 @@ def has_other_layout(program: Program, units: Units) -> bool:
     if not isinstance(size, int) or size < 2:
         return False
     return any(
-        units.find_rows(0, length or 0, by_number=True)
+        units.find_rows(0, length or 0, may_coincide=True)
         for source in _undivided(program)
         if is_draw(source.type) or source in program.computed_once
         for output in source.outputs

@@ -255,7 +255,7 @@ def _rows_among(node: Node, sizes: Shape, rows: Sequence[Sharded]) -> Sharded:
     """
     for layout in rows:
         # A number may be a coincidence.
-        is_certain = isinstance(layout.size, Size) or node.options.by_number
+        is_certain = isinstance(layout.size, Size) or node.options.may_coincide
         size = sizes[layout.axis : layout.axis + 1]
         if is_certain and size == (layout.size,):
             return layout

@@ -203,7 +203,7 @@ class MemoryEstimate:
                 if peak:
                     beside = max(0, peak - live + self.made[index])
                 most, peak = max(most, live + beside), 0
-            elif peak or (isinstance(event, Exchange) and event.is_over_ranks):
+            elif peak or (isinstance(event, Exchange) and event.crosses_ranks):
                 peak = max(peak, live)
         return most
 
@@ -238,7 +238,7 @@ def rounds_over_ranks(
     """
     levels: dict[int, collections.Counter[str]] = {}
     for exchange in program.exchanges:
-        if exchange.is_over_ranks:
+        if exchange.crosses_ranks:
             is_gradient = exchange.kind == "sum" and exchange.gradient
             kind = "gradient" if is_gradient else exchange.kind
             of_level = levels.setdefault(exchange.level, collections.Counter())

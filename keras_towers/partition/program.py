@@ -128,11 +128,12 @@ def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
     """
     levels = [least]
     for tensor in inputs:
-        levels.append(tensor.level + (1 if is_over(tensor, phase) else 0))
+        is_after = computed_after(tensor, phase)
+        levels.append(tensor.level + 1 if is_after else tensor.level)
     return max(levels)
 
 
-def is_over(tensor: Tensor, phase: Phase) -> bool:
+def computed_after(tensor: Tensor, phase: Phase) -> bool:
     """Whether a tensor of the same level is computed after a phase."""
     return tensor.operation is not None and tensor.operation.phase > phase
 
@@ -235,7 +236,7 @@ class Exchange:
         return max(self.given.level, self.least)
 
     @property
-    def is_over_ranks(self) -> bool:
+    def crosses_ranks(self) -> bool:
         """Whether ranks send anything to one another."""
         return "ranks" in self.over and self.kind != "first"
 

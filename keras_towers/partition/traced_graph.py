@@ -129,9 +129,9 @@ def partition_graph(
         return lay_out_again(replace(undivided=undivided))
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     program = _program(scope, inputs, results, by_name)
-    if options.by_number or not has_other_layout(program, given.units):
+    if options.may_coincide or not has_other_layout(program, given.units):
         return program
-    return cheaper(program, lay_out_again(replace(by_number=True)))
+    return cheaper(program, lay_out_again(replace(may_coincide=True)))
 
 
 class _GraphInputs:

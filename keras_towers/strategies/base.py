@@ -441,7 +441,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 if access.may_need_all:
                     # This block does without what an earlier one has left in
                     # shards, once a rank has ended.
-                    needs_all = self._update.sharding.are_over_ranks
+                    needs_all = self._update.sharding.divides_over_ranks
                     unneeded = () if needs_all else (NoValueError,)
                     with contextlib.suppress(*unneeded):
                         access.serve("is at the end of the block")

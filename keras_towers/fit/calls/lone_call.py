@@ -25,7 +25,7 @@ from keras_towers.fit.data import read_ahead
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.joint_access import holding_weights
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 
 
 class LoneCall(TowerCall):
@@ -67,7 +67,7 @@ def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
     """
     why = why_not_alone(call, outer.model, outer.adoption)
     weights = state_lib.collect(call.model).weights
-    if not why and any(map(is_over_ranks, weights)):
+    if not why and any(map(spans_ranks, weights)):
         why = (
             "each rank has a part of its weights. Call it in a callback, or in "
             "on_epoch_end of a PyDataset, where ranks meet"

@@ -58,7 +58,7 @@ from keras_towers.fit.step.traced_operations import TracedOperations
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
@@ -432,7 +432,7 @@ def run_for_own_batch(
 
 def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
     """Return the results and the weights that an eager step has computed."""
-    weights = [v for v in collect(model).weights if not is_over_ranks(v)]
+    weights = [v for v in collect(model).weights if not spans_ranks(v)]
     values = [copy_on_tower(native(weight)).read_value() for weight in weights]
     return data_lib.tensors_in(result) + values
 

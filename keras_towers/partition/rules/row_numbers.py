@@ -154,7 +154,7 @@ def note_range(node: Node, inputs: Values, outputs: Values) -> None:
     builder, units = node.builder, node.units
     first, last, step = (value.number for value in inputs)
     # If it is a coincidence, these are the numbers of rows all the same.
-    rows = units.find_rows(0, last, by_number=True)
+    rows = units.find_rows(0, last, may_coincide=True)
     if first != 0 or rows is None or not isinstance(step, int) or step < 1:
         return
     dtype = node.output_dtype(0)

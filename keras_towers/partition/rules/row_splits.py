@@ -197,7 +197,7 @@ def note_even_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that a range over rows and one more is splits of one entry each."""
     first, last, step = (value.number for value in inputs)
     # If it is a coincidence, these are the splits of such rows all the same.
-    rows = node.units.find_rows(0, last - 1, by_number=True)
+    rows = node.units.find_rows(0, last - 1, may_coincide=True)
     if first != 0 or step != 1 or rows is None or outputs[0].meaning:
         return
     dtype = node.output_dtype()

@@ -86,8 +86,8 @@ def made_of_shape(node: Node, *inputs: Value) -> Values:
     require(not any(value.sharded for value in inputs))
     sizes = asserted(node.facts.shape)(node, *inputs)
     # A number may be a coincidence.
-    by_number = node.options.by_number and is_draw(node.type)
-    layout = node.units.find_row_axis(sizes, by_number=by_number)
+    may_coincide = node.options.may_coincide and is_draw(node.type)
+    layout = node.units.find_row_axis(sizes, may_coincide=may_coincide)
     return asserted(node.facts.rows)(node, layout, *inputs)
 
 
