@@ -5,7 +5,7 @@
 ``doctor``
   ``keras-towers doctor``: what is installed, and what to do next.
 ``launch_plan``
-  Which processes ``keras-towers run`` starts, or which one it becomes.
+  The processes that ``keras-towers run`` starts, or the one it becomes.
 ``main``
   The ``keras-towers`` command.
 ``plan``

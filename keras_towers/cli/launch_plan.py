@@ -1,4 +1,4 @@
-"""Which processes ``keras-towers run`` starts, or which one it becomes."""
+"""The processes that ``keras-towers run`` starts, or the one it becomes."""
 
 from __future__ import annotations
 

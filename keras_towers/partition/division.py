@@ -233,7 +233,7 @@ def _has_size_of(node: Node, index: int, part: int) -> bool:
 
 
 def _drop_padding(units: Units, output: Value, divided_by: Sharded) -> Tensor:
-    """Drop the output rows that come from ``Converter.pad_empty``."""
+    """Drop the output rows that come from ``Units.pad_empty``."""
     builder = units.builder
     layout, tensor = output.sharded, output.own
     if layout is not None:

@@ -1,4 +1,4 @@
-"""How optimizers and tapes reduce their gradients over the ranks of Horovod."""
+"""Reduces the gradients of optimizers and tapes over Horovod's ranks."""
 
 from __future__ import annotations
 
