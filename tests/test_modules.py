@@ -35,7 +35,7 @@ SHOWN_BY = {
     "fit/data/test_inputs.py": """
         fit/data/batches fit/data/data_use fit/data/epoch_iterator
         fit/data/shuffle_order
-        fit/data/tower_datasets fit/step/divided_batch
+        fit/data/tower_datasets fit/step/step_inputs
     """,
     "fit/step/test_global_step.py": """
         fit/components fit/step/step_layout fit/step/tower_functions
@@ -97,6 +97,7 @@ SHOWN_BY = {
     """,
     "strategies/test_model_parallel.py": """
         partition/mesh partition/rules/mesh_columns strategies/device_mesh
+        strategies/layout_map
     """,
     "exactness/test_contract.py": """
         conformance/cases conformance/case_models conformance/outcomes

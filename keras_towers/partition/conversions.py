@@ -339,11 +339,11 @@ class Converter:
             local,
             layout.axis,
             value.shape,
-            (first, count),
-            to,
-            local.axes - COLUMNS - apart,
-            local_shape(local.shape, layout),
-            _units_of(layout),
+            rows=(first, count),
+            to=to,
+            over=local.axes - COLUMNS - apart,
+            shape=local_shape(local.shape, layout),
+            units=_units_of(layout),
         )
         if not apart:
             return rows

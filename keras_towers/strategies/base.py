@@ -38,7 +38,8 @@ from keras_towers.fit.weights.shards import NoValueError
 from keras_towers.rendezvous import separate_training, tf_config
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.strategies import modes
-from keras_towers.strategies.device_mesh import Mesh, ShardedOverMesh
+from keras_towers.strategies.device_mesh import Mesh
+from keras_towers.strategies.layout_map import ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport

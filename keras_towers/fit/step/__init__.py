@@ -4,7 +4,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 
 1. ``adaptive_function.py``: Keras's loop calls a train, test or predict
    function; while TensorFlow traces it, a step is added to its graph.
-2. ``divided_batch.py``: the batch is divided over towers.
+2. ``step_inputs.py``: the batch is divided over towers.
 3. ``trace.py``: the step is traced as one device runs it, with the updates of
    its optimizers (``fit/update``).
 4. ``step_layout.py``: ``partition`` makes a program of the trace, and a
@@ -20,8 +20,6 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   The line of the user's code that has added an operation to a trace.
 ``device_memory``
   Checks whether a model fits into the memory of its devices.
-``divided_batch``
-  A batch divided over towers, and the other inputs of a program.
 ``dry_run``
   Dry runs: steps that are laid out, and their memory, but that never run.
 ``exchange_kinds``
@@ -40,6 +38,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   Marks in a training step: the times at which towers reach certain points.
 ``step_costs``
   The costs of a step on towers: exchanges, and undivided computations.
+``step_inputs``
+  A batch divided over towers, and the other inputs of a program.
 ``step_layout``
   The layout of a step over towers, and the settings that it is traced for.
 ``step_reports``

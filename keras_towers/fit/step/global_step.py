@@ -36,12 +36,12 @@ from keras_towers.fit.ranks.step_agreement import STEP_KEY, ComparedStep
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step import step_clock
 from keras_towers.fit.step.device_memory import MemoryCheck
-from keras_towers.fit.step.divided_batch import (
+from keras_towers.fit.step.exchange_kinds import GradientExchange
+from keras_towers.fit.step.step_inputs import (
     DividedBatch,
     capture,
     shares_batches,
 )
-from keras_towers.fit.step.exchange_kinds import GradientExchange
 from keras_towers.fit.step.step_layout import (
     StepLayout,
     StepSettings,
