@@ -98,10 +98,10 @@ follows what is done with a program.
   Pairs of a mean and a variance in a graph, which one exchange computes.
 ``gathers``
   When a step gathers weights in shards, within ``gather_bytes``.
-``list_conversions``
-  Converts lists of tensors to the layouts that operations need.
 ``conversions``
   Converts values to the layouts that operations need.
+``list_conversions``
+  Converts lists of tensors to the layouts that operations need.
 ``resources``
   The order of reads and writes of resources, and the values of variables.
 ``nodes``

@@ -1,6 +1,7 @@
 """Converts values to the layouts that operations need.
 
-A conversion is an exchange, a slice, or a partial sum.
+A conversion is an exchange, a slice, or a partial sum. ``list_conversions.py``
+converts lists.
 """
 
 from __future__ import annotations
@@ -23,15 +24,12 @@ from keras_towers.partition.gathers import Gathers, whole_bytes
 from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
-    ListOf,
     Partial,
     Sharded,
     local_shape,
 )
-from keras_towers.partition.list_conversions import ListConverter
 from keras_towers.partition.program import Tensor, axes_of
 from keras_towers.partition.reasons import (
-    EXCHANGE,
     SHAPE,
     NotDivided,
     asserted,
@@ -46,10 +44,6 @@ from keras_towers.partition.values import (
 # The most operations in sequence whose rows are computed, not sliced.
 # Each takes a few frames of Python.
 _DEEPEST = 64
-
-
-class CannotGather(Exception):
-    """Raised if an operation without a rule needs a list of rows whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +86,7 @@ class LayoutOptions:
 
 
 class Converter:
-    """Converts values to other layouts; keeps the result of each conversion.
+    """Converts tensors to other layouts; keeps the result of each conversion.
 
     Args:
         units: the units of the rows.
@@ -103,7 +97,6 @@ class Converter:
 
     Attributes:
         builder: adds the operations.
-        lists: converts lists of tensors.
         near: the level of the inputs of the operation that is being laid out.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered, because of ``gather_ratio``.
@@ -123,7 +116,6 @@ class Converter:
         self.options = options
         self.near = 0
         self.replaced_sums = 0
-        self.lists = ListConverter(self)
         self._gathers = Gathers(options.gather_bytes)
         self._rows: dict[Hashable, Tensor] = {}
         self._parts: dict[Hashable, Tensor] = {}
@@ -151,12 +143,6 @@ class Converter:
         return whole
 
     def _assemble(self, value: Value) -> Tensor:
-        if isinstance(value.layout, ListOf):
-            require(self.builder.can_exchange, EXCHANGE)
-            try:
-                return self.lists.gather(value)
-            except NotDivided:
-                raise CannotGather from None
         if value.whole_from is not None:
             wholes = [self.assemble(part) for part in value.whole_from.inputs]
             outputs = self.builder.copy(value.whole_from.operation, wholes)
@@ -386,8 +372,6 @@ class Converter:
         Raises:
             NotDivided: this would need an exchange.
         """
-        if isinstance(layout, ListOf):
-            return self.lists.local(value, layout)
         require(value.is_replicated or value.layout == layout)
         if isinstance(layout, Sharded):
             return self.shard(value, layout)

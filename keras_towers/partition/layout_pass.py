@@ -18,7 +18,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.axes import ONCE, TOWERS, Axes
-from keras_towers.partition.conversions import CannotGather
 from keras_towers.partition.division import divide, rows_along
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.folding import constant, folded
@@ -32,6 +31,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     sizes_of,
 )
+from keras_towers.partition.list_conversions import CannotGather
 from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.paired_variances import PairedVariances
 from keras_towers.partition.program import Tensor

@@ -8,11 +8,12 @@ take an element.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -26,7 +27,9 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
+    EXCHANGE,
     SHAPE,
+    NotDivided,
     asserted,
     require,
     unless_none,
@@ -34,22 +37,34 @@ from keras_towers.partition.reasons import (
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.values import Elements, Value
 
-if TYPE_CHECKING:
-    from keras_towers.partition.conversions import Converter
+
+class CannotGather(Exception):
+    """Raised if an operation without a rule needs a list of rows whole."""
 
 
-class ListConverter:
-    """Converts lists of tensors to other layouts.
+class ListConverter(Converter):
+    """Converts tensors and lists of tensors to other layouts."""
 
-    Args:
-        converter: converts their elements.
-    """
+    def _assemble(self, value: Value) -> Tensor:
+        if not isinstance(value.layout, ListOf):
+            return super()._assemble(value)
+        require(self.builder.can_exchange, EXCHANGE)
+        try:
+            return self._gather_list(value)
+        except NotDivided:
+            raise CannotGather from None
 
-    def __init__(self, converter: Converter):
-        self._converter = converter
-        self._builder, self._units = converter.builder, converter.units
+    def to_layout(self, value: Value, layout: Layout) -> Tensor:
+        """Return the local tensor, or list, of a value in another layout.
 
-    def local(self, value: Value, layout: ListOf) -> Tensor:
+        Raises:
+            NotDivided: this would need an exchange.
+        """
+        if isinstance(layout, ListOf):
+            return self._local_list(value, layout)
+        return super().to_layout(value, layout)
+
+    def _local_list(self, value: Value, layout: ListOf) -> Tensor:
         """Return the local list of a list on every tower.
 
         Raises:
@@ -59,7 +74,7 @@ class ListConverter:
             return value.own
         require(value.is_replicated)
         elements, element = unless_none(value.elements), layout.element
-        handle = self._converter.replicate(value)
+        handle = self.replicate(value)
         if _is_empty_optional(elements):
             return handle
         declared = self._declared_shape(elements, element)
@@ -68,19 +83,19 @@ class ListConverter:
             if made_by is not None and made_by.type == "EmptyTensorList":
                 # XLA needs to know how many elements it may get.
                 _, most = made_by.inputs
-                return self._builder.op(
+                return self.builder.op(
                     "EmptyTensorList",
                     [declared, most],
                     (),
                     element_dtype=elements.dtype,
                 )
             if is_row_per_element(element):
-                length = self._builder.cast(
-                    self._units.least_one(element.unit.count), tf.int32
+                length = self.builder.cast(
+                    self.units.least_one(element.unit.count), tf.int32
                 )
             else:
-                length = self._builder.op("TensorListLength", [handle], ())
-            return self._builder.op(
+                length = self.builder.op("TensorListLength", [handle], ())
+            return self.builder.op(
                 "TensorListReserve",
                 [declared, length],
                 (),
@@ -89,14 +104,14 @@ class ListConverter:
         require(elements.is_full and not isinstance(element, ListOf))
         whole = self._stacked(handle, elements)
         if isinstance(element, Partial):
-            rows = self._converter.to_partial(whole)
+            rows = self.to_partial(whole)
         else:
-            rows = self._converter.shard(whole, stacked_layout(element))
+            rows = self.shard(whole, stacked_layout(element))
         if is_row_per_element(element):
-            rows = self._units.pad_empty(rows, stacked_layout(element))
-        return self._builder.op("TensorListFromTensor", [rows, declared], ())
+            rows = self.units.pad_empty(rows, stacked_layout(element))
+        return self.builder.op("TensorListFromTensor", [rows, declared], ())
 
-    def gather(self, value: Value) -> Tensor:
+    def _gather_list(self, value: Value) -> Tensor:
         """Return the whole list, gathered from all towers.
 
         Raises:
@@ -109,8 +124,8 @@ class ListConverter:
         require(elements.dtype != tf.variant)
         declared = self._declared_shape(elements, PARTIAL)
         rows = self._stacked(value.local, elements, element)
-        whole = self._converter.assemble(rows)
-        return self._builder.op("TensorListFromTensor", [whole, declared], ())
+        whole = self.assemble(rows)
+        return self.builder.op("TensorListFromTensor", [whole, declared], ())
 
     def _stacked(
         self,
@@ -121,7 +136,7 @@ class ListConverter:
         """Return the stack of the elements of a list with a layout."""
         # TensorFlow needs the full shape if a tower has no elements.
         sizes = self.element_shape(elements.shape, layout)
-        stacked = self._builder.op(
+        stacked = self.builder.op(
             "TensorListStack",
             [asserted(handle), sizes],
             element_dtype=elements.dtype,
@@ -129,7 +144,7 @@ class ListConverter:
         shape = (elements.length, *(elements.shape or ()))
         rows = stacked_layout(layout)
         if is_row_per_element(layout):
-            stacked = self._units.drop_padding(stacked, shape, rows)
+            stacked = self.units.drop_padding(stacked, shape, rows)
         return Value(rows, stacked, shape=shape)
 
     def element_shape(
@@ -145,11 +160,11 @@ class ListConverter:
             NotDivided: the shape is not known completely.
         """
         sizes = [
-            self._units.global_size(size) for size in unless_none(shape, SHAPE)
+            self.units.global_size(size) for size in unless_none(shape, SHAPE)
         ]
         if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
-            sizes[layout.axis] = self._units.local_rows(layout)
-        return self._builder.size_vector(
+            sizes[layout.axis] = self.units.local_rows(layout)
+        return self.builder.size_vector(
             [unless_none(size, SHAPE) for size in sizes], tf.int32
         )
 
@@ -159,7 +174,7 @@ class ListConverter:
         """Return the element shape that the local list declares."""
         declared = elements.declared
         if declared is not None and not np.ndim(declared):
-            return self._builder.constant(-1, tf.int32)
+            return self.builder.constant(-1, tf.int32)
         if declared and isinstance(layout, Sharded) and layout.axis >= 0:
             require(may_hold_rows(declared[layout.axis], layout))
         return self.element_shape(declared, layout)

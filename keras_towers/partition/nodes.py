@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Builder, static
-from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
     InputLayout,
     Layout,
@@ -24,6 +23,7 @@ from keras_towers.partition.layouts import (
     local_shape,
     sizes_of,
 )
+from keras_towers.partition.list_conversions import ListConverter
 from keras_towers.partition.paired_variances import PairedVariances
 from keras_towers.partition.program import Attributes, Exchange, Tensor
 from keras_towers.partition.reasons import SHAPE, require
@@ -89,7 +89,7 @@ class Scope:
 
     def __init__(
         self,
-        converter: Converter,
+        converter: ListConverter,
         marks: Marks = _NO_MARKS,
         around: Scope | None = None,
     ):
@@ -146,7 +146,7 @@ class Scope:
     def _inside(self, units: Units, **options: Any) -> Scope:
         changed = dataclasses.replace(self.options, **options)
         firsts = self.converter.is_first, self.converter.is_first_micro_batch
-        return Scope(Converter(units, *firsts, changed), around=self)
+        return Scope(ListConverter(units, *firsts, changed), around=self)
 
 
 class Node:

@@ -22,8 +22,6 @@ from keras_towers.errors import TowerError
 from keras_towers.partition.axes import BATCH, COLUMNS, ONCE, TOWERS, Axes
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.conversions import (
-    CannotGather,
-    Converter,
     LayoutOptions,
 )
 from keras_towers.partition.effects import is_variable
@@ -44,6 +42,10 @@ from keras_towers.partition.layouts import (
     Unit,
     local_shape,
     sizes_of,
+)
+from keras_towers.partition.list_conversions import (
+    CannotGather,
+    ListConverter,
 )
 from keras_towers.partition.nodes import Marks, Scope
 from keras_towers.partition.program import (
@@ -110,7 +112,7 @@ def partition_graph(
     inputs = given.inputs
     terms = _terms_of(graph, gradients, exchanges)
     marks = Marks(gradients, terms, updates, exchanges)
-    converter = Converter(
+    converter = ListConverter(
         given.units, inputs.is_first, inputs.is_first_micro_batch, options
     )
     scope = Scope(converter, marks)

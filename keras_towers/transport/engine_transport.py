@@ -335,7 +335,7 @@ class EngineTransport(Extensible, Transport):
         """
         self.sum_on(None)
         if EngineTransport._nccl_failure is None:
-            why = nccl_trial.failure_over_ranks(self, gpu)
+            why = nccl_trial.failure_over_ranks(self, gpu, self.sum_on)
             EngineTransport._nccl_failure = why
             if why and gpu is not None and self.rank == 0:
                 logger.warning(

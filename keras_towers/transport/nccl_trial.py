@@ -7,7 +7,6 @@ a sum shows it. A strategy tries one before anything relies on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +16,7 @@ from keras_towers.rendezvous import failed_calls
 from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
 from keras_towers.system import call_within
-
-if TYPE_CHECKING:
-    from keras_towers.transport.engine_transport import EngineTransport
+from keras_towers.transport import Transport
 
 
 def obstacle() -> str:
@@ -54,7 +51,9 @@ def failure_of(totals: Callable[[], Sequence[object]], members: int) -> str:
     return f"a first sum is {sums.tolist()} instead of {wanted.tolist()}"
 
 
-def failure_over_ranks(transport: EngineTransport, gpu: str | None) -> str:
+def failure_over_ranks(
+    transport: Transport, gpu: str | None, sum_on: Callable[[str | None], None]
+) -> str:
     """Add up a part of each rank; return why that fails, or nothing.
 
     All ranks get an answer of the same meaning. Collective.
@@ -62,6 +61,7 @@ def failure_over_ranks(transport: EngineTransport, gpu: str | None) -> str:
     Args:
         transport: connects the ranks.
         gpu: the device of this rank that sums, or None.
+        sum_on: makes the transport sum on a device, over NCCL.
     """
     own = "it has no GPU" if gpu is None else obstacle()
     for rank, hindrance in enumerate(transport.gather_objects(own)):
@@ -76,9 +76,9 @@ def failure_over_ranks(transport: EngineTransport, gpu: str | None) -> str:
     calls = failed_calls.calls
     calls.begin(transport)
     transport.note_wait("a first sum over NCCL")
-    transport.sum_on(gpu)
+    sum_on(gpu)
     why = failure_of(totals, transport.size)
-    transport.sum_on(None)
+    sum_on(None)
     try:
         if not why:
             transport.gather_objects(True)

@@ -161,9 +161,9 @@ def _element_shape_operand(
         # A tower without elements needs their full shape.
         with contextlib.suppress(NotDivided):
             known = None if elements is None else elements.shape
-            return converter.lists.element_shape(known)
+            return converter.element_shape(known)
         require(-1 not in shape.entries)
-        return converter.lists.element_shape(shape.entries)
+        return converter.element_shape(shape.entries)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or is_row_per_element(layout):
         return converter.to_layout(shape, REPLICATED)
