@@ -46,7 +46,7 @@ functions (``fit/step/adaptive_function.py``) and while a step is planned
 (``parameter_servers/worker_fit.py``); methods of callbacks
 (``calls/callback_effects.py``, ``calls/callback_roles.py``); what Keras asks a
 distribution during a call (``strategies/keras_distribution.py``); how Keras
-reads data of Python (``data/read_ahead.py``), and what they do at the ends of
+reads data of Python (``data/read_ahead_limit.py``), and what they do at the ends of
 an epoch (``data/epoch_iterator.py``); and what a strategy announces while it
 explains a step (``explanation.py``).
 """
@@ -72,7 +72,7 @@ from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
-from keras_towers.fit.data import read_ahead
+from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import model_binding
@@ -282,8 +282,8 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
     # Data that use a model's variables are read in turn with its steps.
-    (compat.KerasVariable, "value", read_ahead.use_variable),
-    (compat.KerasVariable, "assign", read_ahead.use_variable),
+    (compat.KerasVariable, "value", read_ahead_limit.use_variable),
+    (compat.KerasVariable, "assign", read_ahead_limit.use_variable),
     # The schedule of a step computes again what Keras's remat and TensorFlow's
     # recompute_grad say.
     (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
@@ -384,7 +384,7 @@ def _run(
         runner = strategy._runner
         with runner.failing_together(kind):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
-            with read_ahead.asking(model.variables), strategy.scope():
+            with read_ahead_limit.asking(model.variables), strategy.scope():
                 return runner.run_call(call)
     trains = kind in components.TRAINING
     block = thread_state.block_of_other_thread()

@@ -8,7 +8,7 @@
   Checks that all ranks read the same data, by fingerprints of it.
 ``shuffle_order``
   Shuffles data in the same order on all ranks.
-``read_ahead``
+``read_ahead_limit``
   How far data in Python that use the model may be read ahead of its steps.
 ``tower_datasets``
   Datasets of batches that are divided over towers before a step.
