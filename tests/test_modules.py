@@ -29,6 +29,7 @@ SHOWN_BY = {
         fit/calls/model_building fit/calls/tower_runner
         fit/context/patches fit/context/thread_state
     """,
+    "fit/step/test_auto_micro_batches.py": "fit/step/memory_retries",
     "fit/step/test_remat_scope.py": """
         fit/context/remat_scopes partition/segments
     """,

@@ -49,7 +49,8 @@ Patched attributes of a single object:
 * ``fit/update/weight_update.py``: an optimizer, while it makes slots
 * ``calls/callback_effects.py``, ``calls/callback_roles.py``: callbacks
 * ``strategies/keras_distribution.py``: a distribution, during a call
-* ``data/read_ahead.py``, ``data/epoch_iterator.py``: Keras's reader of data
+* ``data/read_ahead_limit.py``, ``data/epoch_iterator.py``: Keras's reader of
+  data
 * ``explanation.py``: a strategy, while it explains a step
 """
 
@@ -74,7 +75,7 @@ from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
-from keras_towers.fit.data import read_ahead
+from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import model_binding
@@ -284,8 +285,8 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
     # Data that use a model's variables are read in turn with its steps.
-    (compat.KerasVariable, "value", read_ahead.use_variable),
-    (compat.KerasVariable, "assign", read_ahead.use_variable),
+    (compat.KerasVariable, "value", read_ahead_limit.use_variable),
+    (compat.KerasVariable, "assign", read_ahead_limit.use_variable),
     # The schedule of a step computes again what Keras's remat and TensorFlow's
     # recompute_grad say.
     (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
@@ -386,7 +387,7 @@ def _run(
         runner = strategy._runner
         with runner.failing_together(kind):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
-            with read_ahead.asking(model.variables), strategy.scope():
+            with read_ahead_limit.asking(model.variables), strategy.scope():
                 return runner.run_call(call)
     trains = kind in components.TRAINING
     block = thread_state.block_of_other_thread()

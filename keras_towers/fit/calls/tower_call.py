@@ -29,10 +29,10 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import read_ahead
+from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.data.read_ahead import ReadAheadLimit
+from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
@@ -353,7 +353,7 @@ class TowerCall:
     def refuse(self, why: str) -> TowerError:
         """Return an error for data to raise, which ends the call."""
         error = TowerError(why)
-        if read_ahead.reads_data():
+        if read_ahead_limit.reads_data():
             self.refused = error
         return error
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig, words_for_another
-from keras_towers.fit.data.read_ahead import ReadAheadLimit
+from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.places import Places
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from keras_towers.fit.components import FitStart
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import (
     batches as data_lib,
-    read_ahead,
+    read_ahead_limit,
     same_data,
     tower_datasets,
 )
 from keras_towers.fit.data.data_use import DataUse, Owner
-from keras_towers.fit.data.read_ahead import ReadAheadLimit
+from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 
 # The name of the thread that waits for pending reads, then frees the data.
 RELEASES = "keras-towers-releases"
@@ -77,7 +77,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             # Why what reads the data must not ask the model.
             self.why_not_asking: str = ""
             if is_global and batch_ranks.size > 1:
-                self.why_not_asking = read_ahead.why_not_asking(adapter)
+                self.why_not_asking = read_ahead_limit.why_not_asking(adapter)
             if self._has_arrays and is_global and batch_ranks.size > 1:
                 local_rows = tower_datasets.read_local_rows(adapter, use.places)
         self._common_steps: int | None = None
@@ -172,7 +172,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
         is_global = self._owner is Owner.ALL
-        if is_global and read_ahead.is_countable(self.data_adapter):
+        if is_global and read_ahead_limit.is_countable(self.data_adapter):
             dataset = self.read_limit.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have

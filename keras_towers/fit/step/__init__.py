@@ -19,7 +19,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 ``code_lines``
   The line of the user's code that has added an operation to a trace.
 ``device_memory``
-  Checks whether a model fits into the memory of its devices.
+  Makes models fit into the memory of their devices, or refuses them.
 ``dry_run``
   Dry runs: steps that are laid out, and their memory, but that never run.
 ``exchange_kinds``
@@ -30,6 +30,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   A step on all towers, stage by stage, from a batch to new weights.
 ``graph_function``
   A traced function, called as one operation or inlined into its caller.
+``memory_retries``
+  Repeats steps that run out of memory, with plans that need less.
 ``placed_tensors``
   The tensors of a step, with one value at each place where they differ.
 ``stacked_lists``

@@ -35,7 +35,7 @@ from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.fit.ranks.step_agreement import STEP_KEY, ComparedStep
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step import step_clock
-from keras_towers.fit.step.device_memory import MemoryCheck
+from keras_towers.fit.step.device_memory import DeviceMemory
 from keras_towers.fit.step.exchange_kinds import GradientExchange
 from keras_towers.fit.step.step_inputs import (
     DividedBatch,
@@ -80,7 +80,7 @@ class GlobalStep:
         self.order: StepOrder = update.order
         self.config: TowerConfig = update.config
         self.update = update
-        self.memory: MemoryCheck = MemoryCheck(update.config)
+        self.memory: DeviceMemory = DeviceMemory(update.config)
         self._eager_steps = itertools.count()
 
     def run_step(

@@ -65,8 +65,8 @@ class MemoryPlan:
     micro_batches: int
     bytes: int
 
-    def __lt__(self, other: MemoryPlan) -> bool:
-        """Whether this plan needs less memory than another one."""
+    def needs_less_than(self, other: MemoryPlan) -> bool:
+        """Whether this plan needs clearly less memory than another one."""
         return (
             self.micro_batches > other.micro_batches
             or self.bytes * ALIKE < other.bytes
