@@ -171,9 +171,9 @@ class SavedTraining:
                 # The position of a damaged backup is unknown.
                 if backup_folder.number_of(name) == self._number:
                     commits.check_last(self._call.path, self._place)
-            found = self._found and dataclasses.astuple(self._found)
+            state = self._found and dataclasses.astuple(self._found)
             position = dataclasses.asdict(self.position)
-            return position, found, self.metrics, self._hook_states.layout
+            return position, state, self.metrics, self._hook_states.layout
 
         (position, found, self.metrics, layout), *_ = rank_checks.gather_result(
             peers, opened, "reads the backup"

@@ -136,9 +136,9 @@ def assert_same_values(
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """The optimizers among the attributes of a model, wrapped ones too."""
     kind = keras.optimizers.Optimizer
-    found = [value for value in vars(model).values() if isinstance(value, kind)]
-    inner = [getattr(item, "inner_optimizer", None) for item in found]
-    return found + [item for item in inner if item is not None]
+    own = [value for value in vars(model).values() if isinstance(value, kind)]
+    inner = [getattr(item, "inner_optimizer", None) for item in own]
+    return own + [item for item in inner if item is not None]
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:

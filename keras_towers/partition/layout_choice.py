@@ -58,13 +58,13 @@ def _cost_of(program: Program) -> float:
 
 def _undivided(program: Program) -> Iterable[tf.Operation]:
     """Return the traced operations that are computed once, as on one device."""
-    found = {
+    undivided = {
         id(operation.source): operation.source
         for operation in program.operations
         if operation.source is not None
         and "micro_batches" not in operation.axes
     }
-    return found.values()
+    return undivided.values()
 
 
 def _bytes(exchange: Exchange) -> int:

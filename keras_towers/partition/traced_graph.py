@@ -359,7 +359,7 @@ def _terms_of(
         gradients: the operations that return gradients, by name.
         exchanges: those that stand for exchanges.
     """
-    found: dict[str, str] = {}
+    terms: dict[str, str] = {}
 
     def type_of(name: str) -> str:
         return str(graph.get_operation_by_name(name).type)
@@ -374,12 +374,12 @@ def _terms_of(
                 is_linear = term.type in _ADDS | _SCALES
                 is_linear = is_linear or term.name in exchanges
                 users = {user.name for user in tensor.consumers()} - {name}
-                if is_linear and all(found.get(u) == of for u in users):
-                    found[term.name] = of
+                if is_linear and all(terms.get(u) == of for u in users):
+                    terms[term.name] = of
                     waiting += term.inputs
     # A factor may be a sum of its own.
-    scales = [n for n in found if type_of(n) in _SCALES]
-    return {n: found[n] for n in found.keys() - scales}
+    scales = [n for n in terms if type_of(n) in _SCALES]
+    return {n: terms[n] for n in terms.keys() - scales}
 
 
 def _handle_of_shards(whole: Any, layout: InShards) -> Any:

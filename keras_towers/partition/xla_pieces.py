@@ -108,31 +108,31 @@ class Stages:
         single = {id(o) for o in operations if self._is_single(o)}
         inside = {id(o) for o in operations}
         groups = self._groups_of(operations)
-        for found in groups:
+        for group in groups:
             ends = {
                 id(end)
-                for o in found
+                for o in group
                 for t in self._kept_in((*o.inputs, *o.outputs))
                 for end in (t.operation, *self._users.get(t, ()))
             }
             if not ends <= inside:
-                self._leave_out(found, single)
+                self._leave_out(group, single)
         least: dict[int, int] = {}
         while True:
             stages, numbers = _in_stages(operations, single, least)
             is_done = True
-            for found in groups:
-                of_list = {numbers[id(o)] for o in found}
-                takes = [o for o in found if self._reason_to_leave_out(o)]
+            for group in groups:
+                of_list = {numbers[id(o)] for o in group}
+                takes = [o for o in group if self._reason_to_leave_out(o)]
                 is_alone = all(id(o) in single for o in takes)
                 if len(of_list) == 1 or is_alone:
                     continue
                 is_done = False
                 if max(of_list) > len(operations):
                     # An operation without XLA is between two of its users.
-                    self._leave_out(found, single)
+                    self._leave_out(group, single)
                 # No function takes it from another one.
-                least |= {id(o): max(of_list) for o in found}
+                least |= {id(o): max(of_list) for o in group}
             if is_done:
                 return stages
 
@@ -278,15 +278,15 @@ def _draws_statefully(type_: str) -> bool:
 
 def _sized_by_values(program: Program) -> set[Tensor]:
     """Return the tensors whose size in XLA depends on values."""
-    found: set[Tensor] = set()
+    sized: set[Tensor] = set()
     for operation in program.operations:
-        if operation.type in _OF_VALUES or not found.isdisjoint(
+        if operation.type in _OF_VALUES or not sized.isdisjoint(
             operation.inputs
         ):
-            found.update(
+            sized.update(
                 t for t in operation.outputs if not _is_sized(t, program)
             )
-    return found
+    return sized
 
 
 def _is_sized(tensor: Tensor, program: Program) -> bool:

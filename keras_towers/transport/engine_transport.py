@@ -428,12 +428,12 @@ class EngineTransport(Extensible, Transport):
                 f"{what} of {type(self).__name__} returned {results!r}: it has "
                 f"to return a list of {len(wanted)} tensors."
             )
-        for found, spec in zip(results, wanted, strict=True):
-            fits = found.shape.is_compatible_with(spec.shape)
-            if found.dtype != spec.dtype or not fits:
+        for result, spec in zip(results, wanted, strict=True):
+            fits = result.shape.is_compatible_with(spec.shape)
+            if result.dtype != spec.dtype or not fits:
                 raise TowerError(
                     f"{what} of {type(self).__name__} returned a tensor of "
-                    f"{found.dtype.name} and shape {found.shape}: it must "
+                    f"{result.dtype.name} and shape {result.shape}: it must "
                     f"return {spec.dtype.name} and shape {spec.shape}."
                 )
 

@@ -491,8 +491,8 @@ def _variables_of(
     model: weakref.ref[keras.Model],
 ) -> Collection[keras.Variable]:
     """Return all variables of a model, if it is still there."""
-    found = model()
-    return [] if found is None else model_state.collect(found).everything()
+    alive = model()
+    return [] if alive is None else model_state.collect(alive).everything()
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:

@@ -223,9 +223,9 @@ def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     """Join neighbouring words of each row."""
     splits = splits_of(ends)
     own = node.converter.shard(texts, splits.entries)
-    found, limits = copy_on_towers(node, [own, splits.local])
-    after = splits_value(node.units, limits, ("parts", found), splits.rows)
-    return [_entries(found, after), after]
+    grams, limits = copy_on_towers(node, [own, splits.local])
+    after = splits_value(node.units, limits, ("parts", grams), splits.rows)
+    return [_entries(grams, after), after]
 
 
 def _places_in_rows(

@@ -109,8 +109,8 @@ def _look_up_keys(
     operands = [converter.replicate(table), own, converter.replicate(default)]
     phase = node.builder.phase_of(node.type, operands)
     least = node.variables.record_use(phase, operands, reads=True)
-    (found,) = node.copy(operands, [own.shape], least=least)
-    return [Value(layout, found, shape=keys.shape)]
+    (values,) = node.copy(operands, [own.shape], least=least)
+    return [Value(layout, values, shape=keys.shape)]
 
 
 def _lookup_shape(node: Node, table: Value, keys: Value, other: Value) -> Shape:
