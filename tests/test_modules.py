@@ -97,7 +97,7 @@ SHOWN_BY = {
         _strategy strategies/tower strategies/tower_extended
     """,
     "strategies/test_model_parallel.py": """
-        partition/mesh partition/rules/mesh_columns strategies/device_mesh
+        partition/mesh partition/column_exchanges strategies/device_mesh
         strategies/layout_map
     """,
     "exactness/test_contract.py": """
