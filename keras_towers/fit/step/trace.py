@@ -278,8 +278,11 @@ def trace(
         draw_counts[graph] = draw_counts.get(outer, 0)
 
         calls.graph = graph
+        alone = thread_state.ActiveStep(
+            training=kind in TRAINING, apply=calls.note
+        )
         tracing = dataclasses.replace(
-            active or thread_state.ActiveStep(kind in TRAINING, calls.note),
+            active or alone,
             apply=calls.note,
             graph=graph,
             own_statistics=own_statistics,
