@@ -331,7 +331,8 @@ class Schedule:
             exchange.
         rounds: the bytes that ranks exchange at a time, by kind of exchange, at
             several times.
-        is_paced: whether a level waits for the end of the level two before it.
+        is_paced: whether a level also waits for the exchanges of the level two
+            before it.
         recomputed: the number of operations that run again, because their
             results are not kept.
         work: their work, as a fraction of the work of a step without them.

@@ -400,10 +400,22 @@ class _RowsOfRanks:
         exchange, towers = members.exchange, len(members.devices)
         axis, units, sizes = exchange.axis, exchange.units, exchange.sizes or ()
         shape = [size for size in sizes if isinstance(size, int)]
-        if units is None or not shape or len(shape) < len(sizes):
+        given = exchange.given.shape
+        if units is not None and shape and len(shape) == len(sizes):
+            rows = shape[axis] // units
+            counts = [rows * n for n in share_counts(units, towers * ranks)]
+        elif (
+            exchange.kind == "gather"
+            and exchange.sizes is None
+            and given.is_fully_defined()
+        ):
+            # All towers, and their micro-batches, contribute the same shape.
+            shape = given.as_list()
+            rows = shape[axis] * (len(members.values) // towers)
+            counts = [rows] * (towers * ranks)
+            shape[axis] = sum(counts)
+        else:
             return None
-        rows = shape[axis] // units
-        counts = [rows * n for n in share_counts(units, towers * ranks)]
         of_ranks = [counts[k * towers :][:towers] for k in range(ranks)]
         return cls(exchange.given.dtype, shape, axis, of_ranks)
 
