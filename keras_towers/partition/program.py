@@ -240,6 +240,11 @@ class Exchange:
         return "ranks" in self.over and self.kind != "first"
 
     @property
+    def is_of_equal_parts(self) -> bool:
+        """Whether it joins tensors of the same shape."""
+        return self.kind == "gather" and self.sizes is None
+
+    @property
     def is_own(self) -> bool:
         """Whether each participant gets a result of its own."""
         return not self.over.isdisjoint(self.result.axes)

@@ -36,7 +36,7 @@ def laid_out():
     return partition_graph(graph, [Sharded(0)], graph.outputs, {})
 
 
-def traced(program, devices):
+def traced(program, devices, mode="called"):
     """The graph of a program that all towers run."""
 
     @tf.function
@@ -46,7 +46,7 @@ def traced(program, devices):
         divided = DividedBatch(batch, SPECS, batch)
         inputs = divided.inputs_of(program, [], {}, places)
         order = StepOrder(SingleProcess())
-        ready = TowerProgram(program, "called", places, order)
+        ready = TowerProgram(program, mode, places, order)
         return ready.add_to_graph(inputs)
 
     return run.get_concrete_function(SPEC).graph
@@ -276,6 +276,18 @@ def test_columns_share_a_message_to_other_ranks():
     for rank, (first, second, of_tower) in enumerate(results):
         assert [first.numpy(), second.numpy()] == [33, 3300]
         assert of_tower.numpy() == 11 * (1 + rank)
+
+
+def test_levels_wait_for_the_results_of_calls_that_tensorflow_inlines(devices):
+    """Waiting for such a call is waiting for nothing."""
+    operations = traced(laid_out(), devices, "inlined").get_operations()
+    waited = {
+        before.type
+        for operation in operations
+        if operation.type == "NoOp"
+        for before in operation.control_inputs
+    }
+    assert waited == {"Identity", "NoOp"}
 
 
 def exchange(kind, along=axes.SHARDS):
