@@ -18,7 +18,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.axes import ONCE, TOWERS, Axes
-from keras_towers.partition.conversions import CannotGather
 from keras_towers.partition.division import divide, rows_along
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.folding import constant, folded
@@ -30,11 +29,9 @@ from keras_towers.partition.layouts import (
     Mirrored,
     Shape,
     Sharded,
-    Value,
-    Values,
-    replicated,
     sizes_of,
 )
+from keras_towers.partition.list_conversions import CannotGather
 from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.paired_variances import PairedVariances
 from keras_towers.partition.program import Tensor
@@ -52,6 +49,11 @@ from keras_towers.partition.undivided import (
     compute_once,
     uses_handles,
     wholes_of,
+)
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    replicated,
 )
 
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -253,7 +255,7 @@ def _rows_among(node: Node, sizes: Shape, rows: Sequence[Sharded]) -> Sharded:
     """
     for layout in rows:
         # A number may be a coincidence.
-        is_certain = isinstance(layout.size, Size) or node.options.by_number
+        is_certain = isinstance(layout.size, Size) or node.options.may_coincide
         size = sizes[layout.axis : layout.axis + 1]
         if is_certain and size == (layout.size,):
             return layout

@@ -22,12 +22,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
     Sharded,
-    Value,
-    Values,
-    common_facts,
-    have_same_facts,
     local_shape,
-    replicated,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import (
@@ -42,6 +37,13 @@ from keras_towers.partition.registry import operation
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.rules.mesh_columns import exchange_over_columns
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    common_facts,
+    have_same_facts,
+    replicated,
+)
 
 _K = TypeVar("_K")
 _R = TypeVar("_R")

@@ -14,15 +14,17 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
     Sharded,
-    Value,
-    Values,
     local_shape,
-    replicated,
     sizes_of,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Exchange, Operation
 from keras_towers.partition.reasons import unless_none
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    replicated,
+)
 
 _FUNCTION = "keras_towers_exchange_over_columns"
 # Kinds that change the size of an axis.
