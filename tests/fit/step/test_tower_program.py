@@ -11,6 +11,7 @@ from keras_towers.fit.data import batches
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step.exchange_kinds import Members, exchange_tensors
+from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.step_inputs import DividedBatch
 from keras_towers.fit.step.tower_program import Pace, TowerProgram
 from keras_towers.partition import axes, partition_graph
@@ -36,7 +37,7 @@ def laid_out():
     return partition_graph(graph, [Sharded(0)], graph.outputs, {})
 
 
-def traced(program, devices, mode="called"):
+def traced(program, devices, mode: CallMode = "called"):
     """The graph of a program that all towers run."""
 
     @tf.function
