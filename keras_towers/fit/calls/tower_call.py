@@ -20,6 +20,7 @@ from keras_towers._types import Logs, Step, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import keras_loop, model_building
 from keras_towers.fit.calls.keras_loop import UserStep
+from keras_towers.fit.calls.meeting import Meeting
 from keras_towers.fit.components import (
     FitStart,
     KerasCall,
@@ -28,9 +29,10 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import read_ahead
-from keras_towers.fit.data.epoch_iterator import TowerEpochIterator, Within
-from keras_towers.fit.data.read_ahead import ReadAheadLimit
+from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.data.data_use import DataUse
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
@@ -126,6 +128,7 @@ class TowerCall:
     Attributes:
         is_alone: whether other ranks do not make this call.
         places: where its steps compute, and with whom.
+        meeting: how ranks meet while code of the user runs.
         examples: the usual number of examples of a batch, by the method of
             Keras; None: unknown.
     """
@@ -152,14 +155,7 @@ class TowerCall:
         self.refused: TowerError | None = None
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
-        # Shares the effects of code of the user before what it does, and
-        # returns what each rank does.
-        self.meet: Callable[[str, KerasCall | None], list[str]]
-        self.meet = lambda what, call: rank_checks.gather(
-            self.config.transport, what, f"is at {what}", "meets"
-        )
-        # The block in which code of the data runs, given where.
-        self.within_data: Within = lambda where: contextlib.nullcontext()
+        self.meeting: Meeting = Meeting(self.config.transport)
         self._iterators: list[TowerEpochIterator] = []
         self.shuffle_order: ShuffleOrder | None = None
         self._prepared = prepared
@@ -311,9 +307,8 @@ class TowerCall:
         # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"
-        iterator = self._make_iterator(
-            kind, epochs=self._epochs(kind), **kwargs
-        )
+        iterator = TowerEpochIterator(self._data_use(kind), **kwargs)
+        self._iterators.append(iterator)
         if kind == "fit" and self.start is not None:
             iterator.skip_to(self.start)
         if first:
@@ -330,7 +325,7 @@ class TowerCall:
         arguments = self.keras_call.arguments
         return arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
 
-    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+    def _data_use(self, kind: str) -> DataUse:
         # The validation of a fit has its own.
         is_own = kind == self.kind
         places = self.places if is_own else self._places_of(kind)
@@ -342,25 +337,23 @@ class TowerCall:
             self.model.steps_per_execution,
             None if self.is_alone else counted,
         )
-        iterator = TowerEpochIterator(
+        return DataUse(
             self.config,
             places,
             kind,
-            order=self.shuffle_order,
+            self.shuffle_order,
+            epochs=self._epochs(kind),
+            read_limit=read_limit,
             end_data=lambda batches: self._step.end_data(
                 batches, self.model, places.ranks
             ),
-            read_limit=read_limit,
-            within=self.within_data,
-            **kwargs,
+            within=self.meeting.within_data,
         )
-        self._iterators.append(iterator)
-        return iterator
 
     def refuse(self, why: str) -> TowerError:
         """Return an error for data to raise, which ends the call."""
         error = TowerError(why)
-        if read_ahead.reads_data():
+        if read_ahead_limit.reads_data():
             self.refused = error
         return error
 
@@ -392,7 +385,7 @@ class TowerCall:
         if ranks.job.size == 1:
             return needs
         # Only ranks that take the same steps prepare in the first one.
-        if self._is_nested or ranks.batch is not self.config.transport:
+        if self._is_nested or not ranks.in_lockstep:
             return False
         where = f"prepares {self.kind}"
         return all(rank_checks.gather(ranks.job, needs, where))
@@ -498,8 +491,8 @@ def _variables_of(
     model: weakref.ref[keras.Model],
 ) -> Collection[keras.Variable]:
     """Return all variables of a model, if it is still there."""
-    found = model()
-    return [] if found is None else model_state.collect(found).everything()
+    alive = model()
+    return [] if alive is None else model_state.collect(alive).everything()
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:

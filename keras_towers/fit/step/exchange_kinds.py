@@ -184,8 +184,8 @@ def _exchange_here(
             with tf.device(group.devices[0]):
                 group.result = _on_one_device(group)
     for (kind, devices, carrier), groups in together.items():
-        found = _exchange_together(kind, groups, devices, carrier)
-        for group, result in zip(groups, found, strict=True):
+        results = _exchange_together(kind, groups, devices, carrier)
+        for group, result in zip(groups, results, strict=True):
             group.result = result if group.have_own else result[0]
 
 
@@ -230,14 +230,14 @@ def _exchange_together(
             own.append(value)
     match kind:
         case "sum":
-            found = collectives.all_reduce(tensors, devices)
+            exchanged = collectives.all_reduce(tensors, devices)
         case "gather":
             rows = list(map(_rows_here, groups))
-            found = collectives.all_gather(tensors, devices, rows)
+            exchanged = collectives.all_gather(tensors, devices, rows)
         case _:
             rows = list(map(_rows_here, groups))
-            found = collectives.reduce_scatter(tensors, devices, rows)
-    results = list(map(list, zip(*found, strict=True)))
+            exchanged = collectives.reduce_scatter(tensors, devices, rows)
+    results = list(map(list, zip(*exchanged, strict=True)))
     if kind == "scatter":
         return list(map(_of_takers, groups, results))
     return results
@@ -464,8 +464,8 @@ def _gather_over_ranks(
             next_key("rows"),
             messages.elements_of_members(shapes, rows),
         )
-        found = messages.wholes_of(whole, shapes, rows)
-        for group, result in zip(sent, found, strict=True):
+        wholes = messages.wholes_of(whole, shapes, rows)
+        for group, result in zip(sent, wholes, strict=True):
             group.result = result
 
 

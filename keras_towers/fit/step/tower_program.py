@@ -34,7 +34,13 @@ from keras_towers.fit.step.tower_functions import (
     Section,
     TowerFunctions,
 )
-from keras_towers.partition.axes import COLUMNS, ONCE, PARTS, TOWERS, Axes
+from keras_towers.partition.axes import (
+    COLUMNS,
+    MICRO_BATCHES,
+    ONCE,
+    TOWERS,
+    Axes,
+)
 from keras_towers.partition.emission import emit, value_of
 from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.memory_estimate import summed_tensors
@@ -118,11 +124,11 @@ class TowerProgram:
                 Stage(s.compiled, [o for o in s.single if not o.at_root])
                 for s in stages
             ]
-        for scope in tensors.scopes(axes):
-            with tf.device(scope.device):
+        for here in tensors.at_places(axes):
+            with tf.device(here.device):
                 self._functions.add_stages(
                     stages,
-                    scope,
+                    here,
                     self._functions.used,
                     after=self._order.gate,
                     checks=checks,
@@ -147,21 +153,26 @@ class TowerProgram:
             What they compute.
         """
 
-        def here(phase: Phase, also: Axes = ONCE) -> Sequence[Operation]:
+        def operations_of(
+            phase: Phase, also: Axes = ONCE
+        ) -> Sequence[Operation]:
             section = Section(level, phase, axes | also)
             return self._functions.operations.get(section, ())
 
-        towers, parts = tensors.scopes(axes), tensors.scopes(axes | PARTS)
-        reads, writes = here(Phase.READ), here(Phase.UPDATE)
-        call = self._functions.call_of(here(Phase.TOWERS))
+        towers = tensors.at_places(axes)
+        micro_batches = tensors.at_places(axes | MICRO_BATCHES)
+        reads, writes = operations_of(Phase.READ), operations_of(Phase.UPDATE)
+        call = self._functions.call_of(operations_of(Phase.TOWERS))
         if call:
             call, reads, writes = self._functions.with_variables(
                 call, reads, writes, towers
             )
         self._use_variables(reads, towers)
         computed = self._call(call, towers, tensors, after)
-        call = self._functions.call_of(here(Phase.TOWERS, PARTS))
-        computed += self._call(call, parts, tensors, after)
+        call = self._functions.call_of(
+            operations_of(Phase.TOWERS, MICRO_BATCHES)
+        )
+        computed += self._call(call, micro_batches, tensors, after)
         self._use_variables(writes, towers)
         return computed
 
@@ -176,15 +187,15 @@ class TowerProgram:
             return
         outputs = self._functions.used(operations)
         graphs, gate = self._program.graphs, self._order.gate
-        for scope in towers:
-            with tf.device(scope.device):
-                values = emit(operations, scope, outputs, graphs, gate)
-            scope.update(zip(outputs, values, strict=True))
+        for here in towers:
+            with tf.device(here.device):
+                values = emit(operations, here, outputs, graphs, gate)
+            here.update(zip(outputs, values, strict=True))
 
     def _call(
         self,
         call: FunctionCall | None,
-        scopes: Sequence[TensorsAt],
+        places: Sequence[TensorsAt],
         tensors: PlacedTensors,
         first_after: Sequence[object],
     ) -> list[Any]:
@@ -192,7 +203,7 @@ class TowerProgram:
 
         Args:
             call: the call; None: nothing is computed.
-            scopes: the places.
+            places: the places.
             tensors: the tensors of all places.
             first_after: what the first micro-batch of each tower waits for.
         """
@@ -200,13 +211,13 @@ class TowerProgram:
         if call is None:
             return computed
         before: list[Any] = []
-        for scope in scopes:
+        for here in places:
             # One micro-batch frees its memory before the next one begins.
-            after = before if scope.part > 0 else first_after
-            with tf.device(scope.device):
-                call.add_to_graph(scope, after)
+            after = before if here.micro_batch > 0 else first_after
+            with tf.device(here.device):
+                call.add_to_graph(here, after)
                 before = [
-                    tensors.add(t, scope) if t in self._summed else scope[t]
+                    tensors.add(t, here) if t in self._summed else here[t]
                     for t in call.body.outputs
                 ]
             computed += before
@@ -228,8 +239,8 @@ class TowerProgram:
         for group, result in zip(groups, results, strict=True):
             exchange = group.exchange
             values = result if exchange.is_own else [result]
-            for scope, value in zip(group.takers, values, strict=True):
-                scope.update(with_shapes([exchange.result], [value]))
+            for here, value in zip(group.takers, values, strict=True):
+                here.update(with_shapes([exchange.result], [value]))
         return results
 
 
@@ -296,8 +307,7 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
         ]
         values = [given[k] for k in _line(given.shape, place, along)]
         takers = [
-            tensors.scope(lengths, taker)
-            for taker in _line(lengths, place, along)
+            tensors.at(lengths, taker) for taker in _line(lengths, place, along)
         ]
         rows: list[Any] = [
             [value_of(t, taker) for t in exchange.rows or ()]
@@ -317,7 +327,7 @@ def _given(exchange: Exchange, tensors: PlacedTensors) -> np.ndarray:
         # Only the first process has it.
         return np.empty((1, 1, 1), object)
     is_sum = exchange.kind in ("sum", "scatter")
-    if is_sum and "parts" in exchange.over:
+    if is_sum and "micro_batches" in exchange.over:
         return tensors.sum(tensor)
     return tensors.array(tensor)
 

@@ -10,8 +10,8 @@ from keras_towers import TowerError, compat
 from keras_towers.fit.data import batches
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.ranks.step_order import StepOrder
-from keras_towers.fit.step.divided_batch import DividedBatch
 from keras_towers.fit.step.exchange_kinds import Members, exchange_tensors
+from keras_towers.fit.step.step_inputs import DividedBatch
 from keras_towers.fit.step.tower_program import Pace, TowerProgram
 from keras_towers.partition import axes, partition_graph
 from keras_towers.partition.layouts import Sharded
