@@ -241,6 +241,11 @@ class Exchange:
         return "ranks" in self.over and self.kind != "first"
 
     @property
+    def is_of_equal_parts(self) -> bool:
+        """Whether it joins tensors of the same shape."""
+        return self.kind == "gather" and self.sizes is None
+
+    @property
     def is_own(self) -> bool:
         """Whether each participant gets a result of its own."""
         return not self.over.isdisjoint(self.result.axes)
@@ -333,7 +338,8 @@ class Schedule:
             exchange.
         rounds: the bytes that ranks exchange at a time, by kind of exchange, at
             several times.
-        is_paced: whether a level waits for the end of the level two before it.
+        is_paced: whether a level also waits for the exchanges of the level two
+            before it.
         recomputed: the number of operations that run again, because their
             results are not kept.
         work: their work, as a fraction of the work of a step without them.

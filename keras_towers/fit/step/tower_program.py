@@ -101,11 +101,11 @@ class TowerProgram:
                 computed = self._compute_on_towers(
                     level, TOWERS | columns, tensors, pace.before_level()
                 )
-                pace.note(computed)
+                pace.note_computed(computed)
             exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
-                    pace.note(self._exchange(exchanges, tensors))
+                    pace.note_exchanged(self._exchange(exchanges, tensors))
             pace.end_level()
             # A step whose assertion fails updates nothing.
             with tf.device(self._devices[0]):
@@ -216,10 +216,13 @@ class TowerProgram:
             after = before if here.micro_batch > 0 else first_after
             with tf.device(here.device):
                 call.add_to_graph(here, after)
-                before = [
+                values = [
                     tensors.add(t, here) if t in self._summed else here[t]
                     for t in call.body.outputs
                 ]
+                # Where TensorFlow inlines the call, who waits for it waits for
+                # none of its results.
+                before = [tf.identity(value) for value in values]
             computed += before
         return computed
 
@@ -245,13 +248,18 @@ class TowerProgram:
 
 
 class Pace:
-    """Orders the gathers of weights in a program, level by level.
+    """Orders the levels of a program.
 
-    TensorFlow runs an operation as soon as its inputs are there, and those of a
-    gather are variables: without an order, all weights would be gathered when a
-    step begins, and gradients would pile up behind a slow link. So what is
-    gathered at the end of a level waits until the level before is done, its
-    exchanges, too. It still goes on while the level itself is computed.
+    TensorFlow runs an operation as soon as its inputs are there. So it would
+    compute early, and keep, what only the backward pass uses. And since the
+    inputs of a gather are variables, it would gather all weights when a step
+    begins. So towers compute a level when the level two before it is done. What
+    is gathered at the end of a level waits until the level before is done. It
+    still goes on while the level itself is computed.
+
+    A level is done when it is computed; with gathers or buckets of gradients,
+    its exchanges have to be done, too. Otherwise gradients would pile up behind
+    a slow link.
 
     Args:
         program: the program.
@@ -259,20 +267,26 @@ class Pace:
 
     def __init__(self, program: Program):
         schedule = program.schedule
-        self._is_paced: bool = schedule is not None and schedule.is_paced
-        self._has_gathers = any(map(gathers_variables, program.exchanges))
+        self._with_exchanges: bool = any(
+            map(gathers_variables, program.exchanges)
+        ) or (schedule is not None and schedule.is_paced)
         self._done: list[Any] = []
-        # Tensors that exist once the last level has ended, and the one before.
+        # Tensors that exist once the last level is done, and the one before.
         self._ends: list[Any] = []
         self._earlier_ends: list[Any] = []
 
     def before_level(self) -> Sequence[object]:
         """Return what the functions of a level wait for."""
-        return self._earlier_ends if self._is_paced else ()
+        return self._earlier_ends
 
-    def note(self, results: Sequence[object]) -> None:
-        """Record what the towers compute in a level, or exchange at its end."""
+    def note_computed(self, results: Sequence[object]) -> None:
+        """Record what the towers compute in a level."""
         self._done += tf.nest.flatten(results)
+
+    def note_exchanged(self, results: Sequence[object]) -> None:
+        """Record what they exchange at its end."""
+        if self._with_exchanges:
+            self._done += tf.nest.flatten(results)
 
     def before_exchanges(
         self, exchanges: Sequence[Exchange]
@@ -284,9 +298,8 @@ class Pace:
     def end_level(self) -> None:
         """End a level."""
         self._earlier_ends = self._ends
-        if self._has_gathers or self._is_paced:
-            with tf.control_dependencies([*self._done, *self._ends]):
-                self._ends = [tf.no_op()]
+        with tf.control_dependencies([*self._done, *self._ends]):
+            self._ends = [tf.no_op()]
         self._done = []
 
 
