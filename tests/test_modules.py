@@ -24,8 +24,8 @@ SHOWN_BY = {
         engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
-        fit/calls/keras_loop fit/calls/lone_call fit/calls/model_building
-        fit/calls/tower_runner
+        fit/calls/keras_loop fit/calls/lone_call fit/calls/meeting
+        fit/calls/model_building fit/calls/tower_runner
         fit/context/patches fit/context/thread_state
     """,
     "fit/step/test_remat_scope.py": """

@@ -88,7 +88,7 @@ class TowerConfig:
         in_rounds = options.sync_every is not None and kind in TRAINING
         step = ALONE if batch is ALONE or in_rounds else self.transport
         shards = ALONE if step is ALONE else self.shards
-        ranks = Ranks(job, batch, step, shards)
+        ranks = Ranks(job, batch, step, shards, batch is self.transport)
         number = options.micro_batches
         return Places(ranks, self.mesh, 1 if number == "auto" else number)
 

@@ -29,12 +29,15 @@ class Ranks:
             order of their ranks.
         step: those that a step exchanges with.
         shards: those over whose towers weights in shards are divided.
+        in_lockstep: whether there are others, and all begin each step of the
+            call together, whether or not it exchanges anything.
     """
 
     job: Peers = ALONE
     batch: Peers = ALONE
     step: Transport = ALONE
     shards: Peers = ALONE
+    in_lockstep: bool = False
 
     @property
     def share_step(self) -> bool:

@@ -4,16 +4,18 @@
   Makes the effects of callbacks the same on all ranks.
 ``callback_roles``
   The roles of callbacks: which ranks run them, and where ``fit`` starts.
+``keras_loop``
+  Connects Keras's own loop to a call: its iterator and its steps.
 ``lone_call``
   Calls of Keras's methods that a rank makes alone, within a call of all ranks.
+``meeting``
+  Meetings of ranks while code of the user runs within a call.
 ``model_building``
   Builds a model before its first step, as on one device.
 ``saving``
   Saves each file once, although every rank runs the whole script.
-``tower_runner``
-  Runs Keras's methods with synchronous steps on all towers.
 ``tower_call``
   A call of a Keras method on towers, and its interface to Keras's own loop.
-``keras_loop``
-  Connects Keras's own loop to a call: its iterator and its steps.
+``tower_runner``
+  Runs Keras's methods with synchronous steps on all towers.
 """

@@ -31,6 +31,7 @@ from keras_towers.fit.calls.callback_roles import (
     with_added,
 )
 from keras_towers.fit.calls.lone_call import why_not_alone
+from keras_towers.fit.calls.meeting import Meeting
 from keras_towers.fit.components import KerasCall, TowerConfig
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
@@ -39,6 +40,7 @@ from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.joint_access import (
     Action,
+    ExchangeIntents,
     Intent,
     JointAccess,
     refusing,
@@ -86,7 +88,7 @@ def callbacks_adapted(
     # Validation inside fit runs the callbacks of that fit.
     if nested and (synced or arguments.get("_use_cached_eval_dataset")):
         if synced:
-            call.meet, call.within_data = synced[0].meet, synced[0].within_data
+            call.meeting = synced[0]
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -109,8 +111,7 @@ def callbacks_adapted(
             # Its data act before Keras gives callbacks the model.
             synced_last.set_model(call.model)
             callbacks = with_added(callbacks, synced_last)
-            call.meet = synced_last.meet
-            call.within_data = synced_last.within_data
+            call.meeting = synced_last
             stack.enter_context(synced_last.watching())
         arguments["callbacks"] = callbacks
         yield
@@ -153,7 +154,7 @@ def _refuse_end(
         ) from error
 
 
-class SyncedCallbacks(keras.callbacks.Callback):
+class SyncedCallbacks(keras.callbacks.Callback, Meeting):
     """Propagates the effects of callbacks and data to all ranks. Collective.
 
     It runs after all other callbacks, since a callback on any rank may
@@ -240,9 +241,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         before = [(v, _value(v)) for v in self._variables(self.model)]
         outer, self._running = self._running, where
         meets = event in self._events
-        access = self._access if meets else refusing(f"in {where}")
+        take = self._take if meets else refusing(f"in {where}")
         try:
-            with self._joint.known.other_access.holding(access):
+            with self._joint.known.take_action.holding(take):
                 yield
         finally:
             self._running = outer
@@ -260,53 +261,30 @@ class SyncedCallbacks(keras.callbacks.Callback):
         if event in self._events:
             self._transport.note_wait(event)
             # Callbacks of other ranks may make calls that this rank does not.
-            while any(self._meet()[0]):
-                pass
+            self._joint.serve(event, self._sharing())
             activity.mark_over()
 
-    def meet(self, what: str, call: KerasCall | None) -> list[str]:
-        """Share effects before an action; return what each rank does.
-
-        Args:
-            what: the action, the same text on all ranks that do the same.
-            call: the call of Keras's method that it is; None: it is none.
-
-        Returns:
-            The action of each rank; empty: its callbacks are done.
-
-        Raises:
-            TowerError: only some ranks make the call, and cannot do so alone.
-        """
+    def meet(self, what: str, call: KerasCall | None = None) -> list[str]:
         why = ""
         if call is not None:
             what += f" in {self._running}" if self._running else ""
             if self._adoption is not None:
                 why = why_not_alone(call, self.model, self._adoption)
         with activity.within(f"the beginning of {what}", waits=True):
-            return self._meet(what, needs_all=why)[0]
+            return self._joint.meet(what, self._sharing(why))
 
-    def _access(self, action: Action, value: object) -> tf.Tensor | None:
+    def _take(self, action: Action, value: object) -> tf.Tensor | None:
         """Read or write a variable in shards over the ranks."""
         with activity.within(f"{action} in {self._running}", waits=True):
-            return self._meet(str(action), action, value)[1]
+            return self._joint.take_together(action, value, self._sharing())
 
-    def _meet(
-        self,
-        does: str = "",
-        action: Action | None = None,
-        value: object = None,
-        needs_all: str = "",
-    ) -> tuple[list[str], tf.Tensor | None]:
-        """Meet the other ranks, and share what callbacks have done until then.
+    def _sharing(self, needs_all: str = "") -> ExchangeIntents:
+        """Exchange intents, and share what callbacks have done until then.
 
         Args:
-            does: what this rank is about to do; empty: the callbacks are done.
-            action: its action on a variable, if it is one.
-            value: the value that it writes.
             needs_all: why not only some ranks can do it; empty: they can.
         """
-        exchange = functools.partial(self._share_effects, needs_all)
-        return self._joint.meet(does, action, value, exchange=exchange)
+        return functools.partial(self._share_effects, needs_all)
 
     def _share_effects(self, needs_all: str, mine: Intent) -> list[Intent]:
         """Share requests to stop, and the values that callbacks have written.

@@ -18,6 +18,7 @@ import keras
 
 from keras_towers import compat
 from keras_towers.fit.calls import model_building
+from keras_towers.fit.calls.meeting import NoMeeting
 from keras_towers.fit.calls.tower_call import TowerCall, tower_function
 from keras_towers.fit.components import KerasCall, TowerFunction
 from keras_towers.fit.data import read_ahead
@@ -36,11 +37,7 @@ class LoneCall(TowerCall):
         super().__init__(*args)
         self.places = self.places.alone()
         # The callbacks of the call act alone, too.
-        transport = self.config.transport
-        self.meet = lambda what, call: [
-            what if rank == transport.rank else ""
-            for rank in range(transport.size)
-        ]
+        self.meeting = NoMeeting(self.config.transport)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

@@ -134,7 +134,7 @@ def _save(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     ranks: _Ranks | None = _job
     joint = access_of(*parts)
     if joint is not None:
-        ranks = _RanksThatMeet(joint.rank, lambda does: joint.meet(does)[0])
+        ranks = _RanksThatMeet(joint.rank, joint.meet)
     # In a nested call of these functions, the outer call decides. Objects that
     # are no paths are local to each rank.
     is_path = isinstance(where, str | os.PathLike)
@@ -143,8 +143,7 @@ def _save(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     path = os.path.normpath(absolute(where))
     call = tower_call.current()
     if call is not None and call.config.transport.size > 1:
-        meet = call.meet
-        ranks = _RanksThatMeet(ranks.rank, lambda does: meet(does, None))
+        ranks = _RanksThatMeet(ranks.rank, call.meeting.meet)
     with save_on_every_rank(), thread_state.keeping_shards.holding(True):
         failure = ranks.turn(path)
         if failure is None:
@@ -265,9 +264,10 @@ class _RanksThatMeet:
             None: this rank writes it; else why the other one could not; empty:
             it could.
         """
-        saved = f"{_SAVED}{path}: "
+        # Quotation marks tell where a path ends and why it failed begins.
+        saved = f"{_SAVED}{path!r}: "
         while True:
-            all_do = self._meet(_SAVES + path)
+            all_do = self._meet(f"{_SAVES}{path!r}")
             done = [does for does in all_do if does.startswith(_SAVED)]
             for does in done:
                 if does.startswith(saved):
@@ -284,7 +284,7 @@ class _RanksThatMeet:
             path: the path.
             failure: why it could not be written; empty: it could.
         """
-        self._meet(f"{_SAVED}{path}: {failure}")
+        self._meet(f"{_SAVED}{path!r}: {failure}")
 
 
 class _RanksOfStore:
@@ -343,9 +343,10 @@ class _RanksOfStore:
             saved, failure = self._listed[index]
             if not saved:
                 break
-            if saved == path and not earlier:
-                return failure
-            earlier -= saved == path
+            if saved == path:
+                if not earlier:
+                    return failure
+                earlier -= 1
         try:
             writer = self._store.setdefault(
                 f"writer-{self._key_of(path)}", self.rank

@@ -20,6 +20,7 @@ from keras_towers._types import Logs, Step, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import keras_loop, model_building
 from keras_towers.fit.calls.keras_loop import UserStep
+from keras_towers.fit.calls.meeting import Meeting
 from keras_towers.fit.components import (
     FitStart,
     KerasCall,
@@ -29,7 +30,7 @@ from keras_towers.fit.components import (
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data import read_ahead
-from keras_towers.fit.data.epoch_iterator import TowerEpochIterator, Within
+from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.data.read_ahead import ReadAheadLimit
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
@@ -126,6 +127,7 @@ class TowerCall:
     Attributes:
         is_alone: whether other ranks do not make this call.
         places: where its steps compute, and with whom.
+        meeting: how ranks meet while code of the user runs.
         examples: the usual number of examples of a batch, by the method of
             Keras; None: unknown.
     """
@@ -152,14 +154,7 @@ class TowerCall:
         self.refused: TowerError | None = None
         # The error of building the model on one device, if that failed.
         self.build_error: Exception | None = None
-        # Shares the effects of code of the user before what it does, and
-        # returns what each rank does.
-        self.meet: Callable[[str, KerasCall | None], list[str]]
-        self.meet = lambda what, call: rank_checks.gather(
-            self.config.transport, what, f"is at {what}", "meets"
-        )
-        # The block in which code of the data runs, given where.
-        self.within_data: Within = lambda where: contextlib.nullcontext()
+        self.meeting: Meeting = Meeting(self.config.transport)
         self._iterators: list[TowerEpochIterator] = []
         self.shuffle_order: ShuffleOrder | None = None
         self._prepared = prepared
@@ -351,7 +346,7 @@ class TowerCall:
                 batches, self.model, places.ranks
             ),
             read_limit=read_limit,
-            within=self.within_data,
+            within=self.meeting.within_data,
             **kwargs,
         )
         self._iterators.append(iterator)
@@ -392,7 +387,7 @@ class TowerCall:
         if ranks.job.size == 1:
             return needs
         # Only ranks that take the same steps prepare in the first one.
-        if self._is_nested or ranks.batch is not self.config.transport:
+        if self._is_nested or not ranks.in_lockstep:
             return False
         where = f"prepares {self.kind}"
         return all(rank_checks.gather(ranks.job, needs, where))

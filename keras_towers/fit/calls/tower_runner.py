@@ -120,37 +120,16 @@ class TowerRunner(Runner):
             if not self._must_compute_again(keras_call):
                 self.adoption.release_model(model)
                 return run_on_one_device(keras_call)
-        if outer is not None:
-            outer.wait_for_steps(keras_call.trains)
-            name = rank_checks.without_numbers(model.name)
-            what = f"{kind} of model {name!r}"
-            if outer is not tower_call.current():
-                refuse_in_thread(keras_call, outer)
-                return self._start_alone(keras_call)
-            if len(set(outer.meet(what, keras_call))) > 1:
-                return self._start_alone(keras_call)
+        if outer is not None and not _starts_on_all(keras_call, outer):
+            return self._start_alone(keras_call)
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.prepared.have(
             model, kind
         )
-        # Keras calls it at the same place on all ranks.
-        validates = bool(keras_call.arguments.get("_use_cached_eval_dataset"))
-        if not validates:
-            begins = kind if prepared else f"the beginning of {kind}"
-            self._config.transport.note_wait(begins)
         try:
-            config, ranks = self._config, self.places(kind).ranks
-            if ranks.job.size > 1 and not validates:
-                again = self.adoption.prepared.had_another(model, kind)
-                where = call_agreement.beginning_of(keras_call, again)
-                access = self.adoption.update.variables.access
-                if outer is None and access.may_need_all:
-                    call_agreement.serve(config, access, kind, where)
-                if not prepared:
-                    observer = callback_roles.only_one(ObservesFit, keras_call)
-                    call_agreement.check_call(
-                        config, keras_call, observer, where
-                    )
+            # Keras validates at the same place on all ranks.
+            if not keras_call.arguments.get("_use_cached_eval_dataset"):
+                self._agree(keras_call, prepared, outer)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
@@ -162,7 +141,7 @@ class TowerRunner(Runner):
                 with contextlib.ExitStack() as stack:
                     if prepared and outer is None:
                         naming = call_agreement.naming_ended_ranks
-                        stack.enter_context(naming(config, kind))
+                        stack.enter_context(naming(self._config, kind))
                     stack.enter_context(noting_causes(call))
                     return self._run(call)
         except tf.errors.OpError as error:
@@ -175,6 +154,31 @@ class TowerRunner(Runner):
         finally:
             if outer is None:
                 self._config.transport.note_wait("")
+
+    def _agree(
+        self, keras_call: KerasCall, prepared: bool, outer: TowerCall | None
+    ) -> None:
+        """Begin a call together with the other ranks.
+
+        Args:
+            keras_call: the call.
+            prepared: whether they have compared such calls of the model.
+            outer: the call around it, if any.
+        """
+        config, kind = self._config, keras_call.kind
+        config.transport.note_wait(
+            kind if prepared else f"the beginning of {kind}"
+        )
+        if self.places(kind).ranks.job.size == 1:
+            return
+        again = self.adoption.prepared.had_another(keras_call.model, kind)
+        where = call_agreement.beginning_of(keras_call, again)
+        access = self.adoption.update.variables.access
+        if outer is None and access.may_need_all:
+            call_agreement.serve(config, access, kind, where)
+        if not prepared:
+            observer = callback_roles.only_one(ObservesFit, keras_call)
+            call_agreement.check_call(config, keras_call, observer, where)
 
     def _start_alone(self, keras_call: KerasCall) -> Structure:
         """Run a call in a callback that only some ranks make."""
@@ -260,6 +264,22 @@ class TowerRunner(Runner):
         if _sums_metrics_within(outer, call):
             self.adoption.leave_metrics_to_rank_0(call.model)
         return result
+
+
+def _starts_on_all(keras_call: KerasCall, outer: TowerCall) -> bool:
+    """Whether all ranks make a call that begins within another one.
+
+    Args:
+        keras_call: the call.
+        outer: the call of all ranks around it, perhaps in another thread.
+    """
+    outer.wait_for_steps(keras_call.trains)
+    if outer is not tower_call.current():
+        refuse_in_thread(keras_call, outer)
+        return False
+    name = rank_checks.without_numbers(keras_call.model.name)
+    what = f"{keras_call.kind} of model {name!r}"
+    return len(set(outer.meeting.meet(what, keras_call))) == 1
 
 
 def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
@@ -375,8 +395,8 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
         yield
         # Steps of a loop over batches, and ranks with data of their own, do not
         # wait for one another here.
-        together = config.places(kind).ranks.batch is transport
-        if together and not kind.endswith("_on_batch"):
+        in_lockstep = config.places(kind).ranks.in_lockstep
+        if in_lockstep and not kind.endswith("_on_batch"):
             rank_checks.gather(transport, None, f"is at the end of {kind}")
     except EndOfJob:
         # All ranks end, and need no connection to begin another call.

@@ -94,7 +94,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._config, self._places, self._kind = config, places, kind
         batch_ranks = places.ranks.batch
         # Processes that exchange nothing may end at different times.
-        self._together: bool = batch_ranks is config.transport
+        self._together: bool = places.ranks.in_lockstep
         self._on_next_step, self._order = on_next_step, order
         self._end_data, self._within = end_data, within
         self.at_last_step: bool = False

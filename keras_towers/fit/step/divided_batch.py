@@ -77,7 +77,7 @@ class DividedBatch:
         if is_whole and shares_batches(config, ranks):
             fingerprint = same_data.rounded_fingerprint(data)
         here = _sum_of(batch.counts(like))
-        if not batch.is_counted and ranks.batch is config.transport:
+        if not batch.is_counted and ranks.in_lockstep:
             batch = order.count(batch, here)
         elif not batch.is_counted:
             batch = batch._replace(total=here, start=0)
@@ -197,8 +197,7 @@ class DividedBatch:
 
 def shares_batches(config: TowerConfig, ranks: Ranks) -> bool:
     """Whether all ranks must read the same batches."""
-    together = ranks.batch is config.transport
-    return together and config.options.batches == "split"
+    return ranks.in_lockstep and config.options.batches == "split"
 
 
 def _sum_of(counts: Sequence[data_lib.Count]) -> data_lib.Count:

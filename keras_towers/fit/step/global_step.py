@@ -205,7 +205,7 @@ class GlobalStep:
         )
         if not shares_step:
             self.update.note_own_step(compared)
-            if ranks.batch is self.config.transport:
+            if ranks.in_lockstep:
                 self.order.compare_in_rounds(compared)
             return
         copies_of = self.update.variables.handles_of_copies
@@ -320,8 +320,7 @@ class GlobalStep:
             )
         # Each rank computes the step on the global batch, also where it would
         # train on its own part only: its updates belong to no round.
-        together = places.ranks.batch is config.transport
-        transport = config.transport if together else ALONE
+        transport = config.transport if places.ranks.in_lockstep else ALONE
         is_whole = data_lib.is_whole(batch)
         if is_whole and shares_batches(config, places.ranks):
             compared = ComparedStep((), fingerprint=rounded_fingerprint(batch))

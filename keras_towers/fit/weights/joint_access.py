@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,9 +57,9 @@ class Action(NamedTuple):
         return f"{self.kind} variable {self.path!r}"
 
 
-# Does together with the other ranks what this one is about to do, given what it
-# writes; returns what it reads.
-Access = Callable[[Action, Any], tf.Tensor | None]
+# Takes an action together with the other ranks, given what this one writes;
+# returns what it reads.
+TakeAction = Callable[[Action, Any], tf.Tensor | None]
 # What a rank is about to do, in words, and its action on a variable, if any.
 Intent = tuple[str, Sequence[str] | None]
 ExchangeIntents = Callable[[Intent], list[Intent]]
@@ -71,13 +72,13 @@ class KnownVariables:
         agreements: how often ranks have agreed on what they divide; places of
             one agreement begin with its number.
         by_place: all of them.
-        other_access: reads and writes them in another way in a block; None: as
-            between two calls.
+        take_action: takes actions on them in a block; None: as between two
+            calls.
     """
 
     def __init__(self) -> None:
         self.agreements = 0
-        self.other_access: ThreadLocal[Access] = ThreadLocal()
+        self.take_action: ThreadLocal[TakeAction] = ThreadLocal()
         self.by_place: weakref.WeakValueDictionary[str, ShardedVariable] = (
             weakref.WeakValueDictionary()
         )
@@ -159,8 +160,8 @@ class JointAccess:
     def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Return the whole of a variable, on the host. Collective."""
         kind = "saves" if thread_state.keeping_shards.get() else "reads"
-        access = Action(kind, variable.place, _name_of(variable))
-        whole = self._access(access, None)
+        action = Action(kind, variable.place, _name_of(variable))
+        whole = self._take(action, None)
         assert whole is not None
         return whole
 
@@ -170,14 +171,12 @@ class JointAccess:
         If ranks write different values, all get that of the first one.
         """
         digest = digest_of_value(whole)
-        access = Action("writes", variable.place, _name_of(variable), digest)
-        self._access(access, whole)
+        action = Action("writes", variable.place, _name_of(variable), digest)
+        self._take(action, whole)
 
-    def _access(self, action: Action, value: object) -> tf.Tensor | None:
-        access = self.known.other_access.get()
-        if access is not None:
-            return access(action, value)
-        return self.meet(str(action), action, value)[1]
+    def _take(self, action: Action, value: object) -> tf.Tensor | None:
+        take = self.known.take_action.get() or self.take_together
+        return take(action, value)
 
     def serve(
         self, where: str, exchange: ExchangeIntents | None = None
@@ -188,44 +187,54 @@ class JointAccess:
             where: where this rank is, equally on all ranks.
             exchange: as for ``meet``.
         """
-        while any(self.meet(where=where, exchange=exchange)[0]):
+        exchange = exchange or functools.partial(self._exchange, doing=where)
+        while any(self.meet("", exchange)):
             pass
 
     def meet(
-        self,
-        does: str = "",
-        action: Action | None = None,
-        value: object = None,
-        where: str = "",
-        exchange: ExchangeIntents | None = None,
-    ) -> tuple[list[str], tf.Tensor | None]:
+        self, does: str, exchange: ExchangeIntents | None = None
+    ) -> list[str]:
         """Meet ranks that may be about to do something else. Collective.
 
-        All ranks take part in what some do with variables. A rank that is about
-        to do something else serves them until none needs that.
+        Until no rank is about to do something with a variable, this one takes
+        part in that.
 
         Args:
             does: what this rank is about to do, the same text on all ranks that
                 do the same; empty: nothing, it serves others.
-            action: what that is, if it is something with a variable.
-            value: what it writes.
-            where: where it serves others.
             exchange: exchanges intents with the other ranks; None: as between
                 two calls.
 
         Returns:
-            What each rank is about to do, and what this one has read.
+            What each rank is about to do.
         """
-        mine = does, action and tuple(action)
+        exchange = exchange or functools.partial(self._exchange, doing=does)
         while True:
-            if exchange is not None:
-                ranks = exchange(mine)
-            else:
-                ranks = self._exchange(mine, does or where)
-            actions = [Action(*acts) if acts else None for _, acts in ranks]
-            read = self.take_part(actions, value) if any(actions) else None
-            if action is not None or not any(actions):
-                return [does for does, _ in ranks], read
+            ranks = exchange((does, None))
+            actions = _actions(ranks)
+            if not any(actions):
+                return [does for does, _ in ranks]
+            self.take_part(actions)
+
+    def take_together(
+        self,
+        action: Action,
+        value: object,
+        exchange: ExchangeIntents | None = None,
+    ) -> tf.Tensor | None:
+        """Take an action, in which all ranks take part. Collective.
+
+        Args:
+            action: what this rank is about to do with a variable.
+            value: what it writes.
+            exchange: as for ``meet``.
+
+        Returns:
+            What this rank has read.
+        """
+        does = str(action)
+        exchange = exchange or functools.partial(self._exchange, doing=does)
+        return self.take_part(_actions(exchange((does, tuple(action)))), value)
 
     def _exchange(self, mine: Intent, doing: str) -> list[Intent]:
         """Exchange intents with the other ranks, between two calls.
@@ -292,29 +301,29 @@ class JointAccess:
         return [(does, action) for does, action, _ in ranks]
 
     def take_part(
-        self, accesses: Sequence[Action | None], value: Any = None
+        self, actions: Sequence[Action | None], value: Any = None
     ) -> tf.Tensor | None:
         """Do what ranks are about to do with variables. Collective.
 
         Args:
-            accesses: what each rank does with a variable; None: nothing.
+            actions: what each rank does with a variable; None: nothing.
             value: what this rank writes.
 
         Returns:
             What this rank reads.
         """
-        result, mine = None, accesses[self.rank]
+        result, mine = None, actions[self.rank]
         ranks_of: dict[tuple[str, str], list[int]] = {}
-        for rank, access in enumerate(accesses):
-            if access is not None:
-                ranks_of.setdefault(access[:2], []).append(rank)
+        for rank, action in enumerate(actions):
+            if action is not None:
+                ranks_of.setdefault(action[:2], []).append(rank)
         for (kind, place), ranks in ranks_of.items():
-            access = accesses[ranks[0]]
-            assert access is not None
+            action = actions[ranks[0]]
+            assert action is not None
             variable = self.known.by_place.get(place)
             if variable is None:
                 raise TowerError(
-                    f"rank {ranks[0]} {access}, which rank {self.rank} does "
+                    f"rank {ranks[0]} {action}, which rank {self.rank} does "
                     "not have. Build and compile the same models, in the same "
                     "order, on every rank."
                 )
@@ -326,7 +335,7 @@ class JointAccess:
                     variable.settle(whole)
                 result = whole if is_mine else result
                 continue
-            digests = {accesses[rank].digest for rank in ranks}  # type: ignore[union-attr]
+            digests = {actions[rank].digest for rank in ranks}  # type: ignore[union-attr]
             if len(ranks) == self.size and len(digests) == 1:
                 variable.divide(value)
                 continue
@@ -381,16 +390,20 @@ def access_of(*saved: object) -> JointAccess | None:
     return None
 
 
-def refusing(where: str) -> Access:
-    """Return an access that refuses, for places where ranks cannot meet.
+def _actions(ranks: Sequence[Intent]) -> list[Action | None]:
+    return [None if action is None else Action(*action) for _, action in ranks]
+
+
+def refusing(where: str) -> TakeAction:
+    """Refuse each action, for places where ranks cannot meet.
 
     Args:
         where: where this rank is: "in Mine.on_predict_batch_end".
     """
 
-    def refuse(access: Action, value: object) -> tf.Tensor | None:
+    def refuse(action: Action, value: object) -> tf.Tensor | None:
         raise NoValueError(
-            f"variable {access.path!r} cannot be read or written {where}: "
+            f"variable {action.path!r} cannot be read or written {where}: "
             "each rank has a part of it, and ranks get there at different "
             "times. Read or write it at the end of the call."
         )

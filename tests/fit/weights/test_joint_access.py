@@ -151,7 +151,7 @@ def test_ranks_tell_what_they_save_and_serve_meanwhile():
         if rank.rank == 2:
             rank.access.serve("is at the end")
         else:
-            told = rank.access.meet(f"saves {rank.rank}")[0]
+            told = rank.access.meet(f"saves {rank.rank}")
             rank.access.serve("is at the end")
         return told
 
@@ -183,7 +183,7 @@ def test_lone_reads_where_ranks_do_not_meet_are_refused():
     def work(rank):
         access = joint_access.refusing("in on_batch_end of Mine")
         with (
-            rank.access.known.other_access.holding(access),
+            rank.access.known.take_action.holding(access),
             pytest.raises(TowerError, match="in on_batch_end of Mine"),
         ):
             rank.variables["first"].numpy()
