@@ -26,7 +26,7 @@ import typer
 
 from benchmarks.simulated_ranks import RANKS_PER_HOST, SimulatedRank
 from keras_towers import system
-from keras_towers.rendezvous import meet
+from keras_towers.rendezvous import rank_helper
 from keras_towers.rendezvous.network import LOOPBACK
 from keras_towers.rendezvous.signatures import Endpoint
 
@@ -159,7 +159,7 @@ class Simulation:
             raise SystemExit(too_few)
         self.size = size
         place = Endpoint(LOOPBACK, 0, "")
-        self._helper, endpoint = meet.start_store(place, size)
+        self._helper, endpoint = rank_helper.start_store(place, size)
         self._store = psutil.Process(self._helper.pid)
         # Not forked, as this process may have threads.
         context = multiprocessing.get_context("spawn")
@@ -180,7 +180,7 @@ class Simulation:
     def __exit__(self, *error: object) -> None:
         for pipe in self._pipes:
             pipe.close()
-        meet.stop_helper(self._helper)
+        rank_helper.stop_helper(self._helper)
 
     def run(self, phase: str, *arguments: object) -> Measured:
         """Run a phase, a method of ``Part``, and measure it."""

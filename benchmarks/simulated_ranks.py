@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_towers import settings
-from keras_towers.rendezvous import meet, store
+from keras_towers.rendezvous import rank_helper, store
 from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.network import LOOPBACK
 from keras_towers.rendezvous.signatures import (
@@ -188,8 +188,8 @@ class SimulatedRank:
             "cores": list(range(16)),
             "nonce": f"{self.rank:016x}",
         }
-        await self._give(meet.INTRODUCTIONS, introduction)
-        await self.link.wait(f"{meet.PLACEMENT}-{self.rank}")
+        await self._give(rank_helper.INTRODUCTIONS, introduction)
+        await self.link.wait(f"{rank_helper.PLACEMENT}-{self.rank}")
 
     async def exchange_addresses(self) -> None:
         """Become a task of TensorFlow, of which each knows all addresses."""
@@ -213,7 +213,7 @@ class SimulatedRank:
         if not self.rank:
             return
         numbers = itertools.count()
-        async for _ in self._pauses(meet.heartbeat_pause_s(self.size)):
+        async for _ in self._pauses(rank_helper.heartbeat_pause_s(self.size)):
             begun = time.monotonic()
             await self._sign(next(numbers))
             self.beats.append(time.monotonic() - begun)

@@ -66,10 +66,10 @@ def choose(
     own = slice(peers.rank, None, peers.size) if shares else slice(None)
 
     def damage(name: str) -> str:
-        found = ""
+        problem = ""
         if shares or is_first:
-            found = call.damage(name, operator.itemgetter(own))
-        of_all = rank_checks.gather(peers, found, "checks a backup")
+            problem = call.damage(name, operator.itemgetter(own))
+        of_all = rank_checks.gather(peers, problem, "checks a backup")
         return next(filter(None, of_all), "")
 
     name = call.last_intact(names, damage, is_first)

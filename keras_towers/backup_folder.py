@@ -132,12 +132,12 @@ def find_blind_ranks(
 def calls_in(folder: str) -> list[CallFolder]:
     """Return the calls of ``fit`` with backups in a folder."""
     names = gfile.listdir(folder) if gfile.isdir(folder) else []
-    found = (
+    calls = (
         CallFolder(posixpath.join(folder, name.rstrip("/")))
         for name in sorted(names)
         if re.fullmatch(rf"{_NAME}(-\d+)?/?", name)
     )
-    return [call for call in found if call.exists()]
+    return [call for call in calls if call.exists()]
 
 
 def only_call_in(folder: str) -> CallFolder:
@@ -458,8 +458,8 @@ def number_of(name: str) -> int:
 
     It is 1 or more; 0 for other files.
     """
-    found = re.match(_CHECKPOINT.format(r"(\d+)(\.|$)"), name)
-    return int(found[1]) if found else 0
+    match = re.match(_CHECKPOINT.format(r"(\d+)(\.|$)"), name)
+    return int(match[1]) if match else 0
 
 
 def _sync_file(path: str) -> None:

@@ -190,8 +190,8 @@ def memory_of(devices: Iterable[str]) -> list[int | None]:
     if all_on_host(names):
         # It is shared, and what TensorFlow reports of it is not a limit.
         return [None for _ in names]
-    found = compat.memory_of_devices()
-    return [found.get(short_name(n)) if "GPU" in n else None for n in names]
+    memory = compat.memory_of_devices()
+    return [memory.get(short_name(n)) if "GPU" in n else None for n in names]
 
 
 def all_on_host(devices: Iterable[str]) -> bool:

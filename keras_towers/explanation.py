@@ -29,13 +29,12 @@ from keras_towers.fit.step.step_costs import (
 )
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_binding, model_state
-from keras_towers.partition.kernels import functions_of
+from keras_towers.partition.called_functions import functions_of
 from keras_towers.partition.layouts import (
     Layout,
     ListOf,
     Partial,
     Sharded,
-    Value,
     sizes_of,
 )
 from keras_towers.partition.program import (
@@ -46,6 +45,9 @@ from keras_towers.partition.program import (
     Tensor,
 )
 from keras_towers.partition.sizes import EXAMPLES, symbol_name
+from keras_towers.partition.values import (
+    Value,
+)
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import checked_strategy, restored_values
 
@@ -194,7 +196,7 @@ class _Text:
             "towers": places.towers,
             "ranks": ranks,
         }
-        self._parts = places.towers * places.parts * ranks
+        self._parts = places.towers * places.micro_batches * ranks
         self._values: dict[Tensor, Value] = {}
         for value in program.values.values():
             for tensor in (value.local, value.whole):

@@ -23,7 +23,7 @@ from keras_towers.fit.components import FitStart
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.weights import agreement, checkpoint
 from keras_towers.fit.weights.model_state import collect, trained_by
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.reduction.rank_sum import RankSum, StateLayout
 from keras_towers.rendezvous import rank_checks
 from keras_towers.transport import Transport
@@ -44,7 +44,7 @@ def rank_sum_now() -> RankSum | None:
 def divides_over_ranks() -> bool:
     """Whether each rank has rows of variables, and must write them."""
     strategy = components.active_strategy()
-    return strategy is not None and strategy._update.sharding.are_over_ranks
+    return strategy is not None and strategy._update.sharding.divides_over_ranks
 
 
 @dataclasses.dataclass
@@ -107,13 +107,13 @@ class SavedState:
             )
         prefix = folder.prefix(self.name)
         pairs = [*zip(variables, self.variables, strict=True)]
-        common = [(v._value, name) for v, name in pairs if not is_over_ranks(v)]
+        common = [(v._value, name) for v, name in pairs if not spans_ranks(v)]
         transport = ranks_now()
 
         def read_own_rows() -> None:
             with folder.refusing_damage():
                 for variable, name in pairs:
-                    if is_over_ranks(variable):
+                    if spans_ranks(variable):
                         checkpoint.read_into(prefix, name, variable)
 
         def read(number: int) -> tf.Tensor:

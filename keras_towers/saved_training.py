@@ -33,7 +33,7 @@ from keras_towers.fit.ranks import plain_settings
 from keras_towers.fit.ranks.plain_settings import ModelSettings
 from keras_towers.fit.weights import checkpoint, model_state as state_lib
 from keras_towers.fit.weights.checkpoint import Part
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.reduction.rank_sum import SavedStates
 from keras_towers.rendezvous import commits, rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
@@ -171,9 +171,9 @@ class SavedTraining:
                 # The position of a damaged backup is unknown.
                 if backup_folder.number_of(name) == self._number:
                     commits.check_last(self._call.path, self._place)
-            found = self._found and dataclasses.astuple(self._found)
+            state = self._found and dataclasses.astuple(self._found)
             position = dataclasses.asdict(self.position)
-            return position, found, self.metrics, self._hook_states.layout
+            return position, state, self.metrics, self._hook_states.layout
 
         (position, found, self.metrics, layout), *_ = rank_checks.gather_result(
             peers, opened, "reads the backup"
@@ -315,7 +315,7 @@ class SavedTraining:
         if self._writes:
             parts += self._parts_of_rank_0(hook)
             notes = self._describe(variables, hook)
-        are_divided = any(map(is_over_ranks, variables.values()))
+        are_divided = any(map(spans_ranks, variables.values()))
         ranks = ranks_now() if are_divided else ALONE
         parts = checkpoint.read_now(parts)
         pool = ThreadPoolExecutor(1, "keras-towers-backup")

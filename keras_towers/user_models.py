@@ -65,11 +65,11 @@ def find_named(target: str, *takes: str) -> Callable[..., object]:
     if (here := str(working_folder())) not in sys.path:
         sys.path.insert(0, here)
     with naming(target, "cannot be imported"):
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
         try:
-            function = operator.attrgetter(name)(found)
+            function = operator.attrgetter(name)(imported)
         except AttributeError as error:
-            own = [n for n, value in vars(found).items() if callable(value)]
+            own = [n for n, value in vars(imported).items() if callable(value)]
             raise TowerError(
                 f"{target} cannot be imported: {error}{did_you_mean(name, own)}"
             ) from None

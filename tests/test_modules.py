@@ -13,7 +13,7 @@ SHOWN_BY = {
     "engines/byteps": """
         engines/byteps/bps/callbacks engines/byteps/byteps_recipe
         engines/byteps/byteps_servers engines/byteps/byteps_strategy
-        engines/byteps/byteps_transport
+        engines/byteps/byteps_process engines/byteps/byteps_transport
     """,
     "engines/horovod": """
         engines/dropin/horovod_callbacks
@@ -21,6 +21,7 @@ SHOWN_BY = {
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
         engines/horovod/hvd/distributed_optimizers
+        engines/horovod/hvd/horovod_reducer
         engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
@@ -28,12 +29,14 @@ SHOWN_BY = {
         fit/calls/model_building fit/calls/tower_runner
         fit/context/patches fit/context/thread_state
     """,
+    "fit/step/test_auto_micro_batches.py": "fit/step/memory_retries",
     "fit/step/test_remat_scope.py": """
         fit/context/remat_scopes partition/segments
     """,
     "fit/data/test_inputs.py": """
-        fit/data/batches fit/data/epoch_iterator fit/data/shuffle_order
-        fit/data/tower_datasets fit/step/divided_batch
+        fit/data/batches fit/data/data_use fit/data/epoch_iterator
+        fit/data/shuffle_order
+        fit/data/tower_datasets fit/step/step_inputs
     """,
     "fit/step/test_global_step.py": """
         fit/components fit/step/step_layout fit/step/tower_functions
@@ -46,7 +49,7 @@ SHOWN_BY = {
     "fit/weights/test_tower_variables.py": "fit/weights/copies",
     "bench/test_runner.py": "bench/rows",
     "launching/test_horovod_jobs.py": "launching/rank_job",
-    "launching/test_run.py": "cli/run",
+    "launching/test_run.py": "cli/launch_plan cli/run cli/run_options",
     "launching/test_script.py": "rendezvous/separate_training",
     "launching/test_supervision.py": "launching/outcome",
     "parameter_servers": """
@@ -60,6 +63,8 @@ SHOWN_BY = {
     "partition/rules/test_rules.py": """
         partition/registry partition/rules/elementwise
     """,
+    "partition/test_conversions.py": "partition/list_conversions",
+    "partition/test_layouts.py": "partition/values",
     "partition/test_ranks.py": "partition/undivided",
     "partition/test_schedule.py": """
         partition/gradient_buckets partition/rematerialization
@@ -77,6 +82,7 @@ SHOWN_BY = {
     "reduction/test_collectives.py": """
         reduction/collective_ops reduction/packing
     """,
+    "rendezvous/test_meet.py": "rendezvous/rank_helper",
     "rendezvous/test_store.py": """
         rendezvous/local_store rendezvous/signatures rendezvous/store_link
         rendezvous/store_server
@@ -91,7 +97,8 @@ SHOWN_BY = {
         _strategy strategies/tower strategies/tower_extended
     """,
     "strategies/test_model_parallel.py": """
-        partition/mesh partition/rules/mesh_columns strategies/device_mesh
+        partition/mesh partition/column_exchanges strategies/device_mesh
+        strategies/layout_map
     """,
     "exactness/test_contract.py": """
         conformance/cases conformance/case_models conformance/outcomes

@@ -4,6 +4,8 @@
   ``keras-towers bench``: which rows are compared, and their tables.
 ``doctor``
   ``keras-towers doctor``: what is installed, and what to do next.
+``launch_plan``
+  The processes that ``keras-towers run`` starts, or the one it becomes.
 ``main``
   The ``keras-towers`` command.
 ``plan``
@@ -14,4 +16,6 @@
   Pictures of what ``keras-towers`` measures and plans, by matplotlib.
 ``run``
   ``keras-towers run``: start a script as the ranks of a distributed job.
+``run_options``
+  The arguments and options of ``keras-towers run``.
 """

@@ -107,7 +107,7 @@ COLUMNS = {
 
 
 class Device(StrEnum):
-    """Where to run."""
+    """The kind of device to run on."""
 
     AUTO = "auto"
     CPU = "cpu"

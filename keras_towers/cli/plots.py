@@ -92,7 +92,7 @@ def _draw_model(axis: Axes, results: Sequence[Result]) -> None:
 
 @contextlib.contextmanager
 def axes_in(path: Path) -> Iterator[Axes]:
-    """Draw what has a legend into a file."""
+    """Write what the block draws into a file, with a legend."""
     from matplotlib.figure import Figure
 
     figure = Figure((_INCHES, 4.5), layout="constrained")

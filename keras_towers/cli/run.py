@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import os
 import secrets
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import typer
 
-from keras_towers import known_engines, settings
+from keras_towers import settings
 from keras_towers._bytes import parse_bytes
+from keras_towers.cli.launch_plan import (
+    LaunchPlan,
+    choose_engine,
+    make_plan,
+)
+from keras_towers.cli.run_options import RunOptions
 from keras_towers.errors import TowerError
-from keras_towers.known_engines import Engine
 from keras_towers.launching.elastic_hosts import ElasticOptions
 from keras_towers.launching.job import Job
 from keras_towers.launching.rank_job import run_job
 from keras_towers.launching.script import Setup, check_script
 from keras_towers.rendezvous import launchers, tf_config
-from keras_towers.rendezvous.hosts import (
-    allocation,
-    parse_hostfile,
-    parse_hosts,
-)
-from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.rank_environment import INTERFACE, seconds
 from keras_towers.rendezvous.tf_config import Member
 from keras_towers.strategies import (
@@ -36,138 +33,7 @@ from keras_towers.strategies import (
     check_options,
     find,
     parse,
-    strategy_names,
 )
-
-Count: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
-Seconds: TypeAlias = Annotated[int, typer.Option(min=0, metavar="N")]
-
-
-def _strategies(incomplete: str) -> list[str]:
-    """Return the names that a shell completes."""
-    return [name for name in strategy_names() if name.startswith(incomplete)]
-
-
-_SHORT = {
-    **dict.fromkeys(("-n", "-np", "--num-proc"), "processes"),
-    "-H": "hosts",
-}
-# Each says how many processes to start.
-_NUMBERS = (
-    *("processes", "workers", "hosts", "hostfile", "min_np"),
-    "host_discovery_script",
-)
-# Options that scripts often have, too.
-_OF_MANY_SCRIPTS = ("--module", "--output", "--script", "--seed")
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """The arguments and options of the command, as they are given."""
-
-    script: Annotated[str, typer.Argument(metavar="SCRIPT")]
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENTS")
-    ] = None
-    module: Annotated[bool, typer.Option("-m")] = False
-    strategy: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[:OPTION=VALUE]", autocompletion=_strategies),
-    ] = None
-    no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False
-    towers: Count = None
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**32 - 1, metavar="N")
-    ] = None
-    device_memory: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", envvar=settings.ENV_DEVICE_MEMORY),
-    ] = None
-    output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None
-    processes: Annotated[
-        int | None, typer.Option("-np", "-n", "--num-proc", min=1, metavar="N")
-    ] = None
-    hosts: Annotated[
-        str | None, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...")
-    ] = None
-    hostfile: Annotated[Path | None, typer.Option(metavar="PATH")] = None
-    network_interface: Annotated[str | None, typer.Option(metavar="NAME")] = (
-        None
-    )
-    workers: Count = None
-    ps: Count = None
-    servers: Count = None
-    stall_warning: Annotated[
-        int, typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_WARNING)
-    ] = settings.STALL_WARNING_S
-    stall_shutdown: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", envvar=settings.ENV_STALL_SHUTDOWN),
-    ] = settings.STALL_SHUTDOWN_S
-    grace: Seconds = settings.SCRIPT_GRACE_S
-    restarts: Annotated[int, typer.Option(min=0, metavar="N")] = 0
-    standby: Annotated[bool, typer.Option("--standby")] = False
-    min_np: Count = None
-    max_np: Count = None
-    host_discovery_script: Annotated[
-        Path | None, typer.Option(metavar="PATH")
-    ] = None
-    elastic_timeout: Count = None
-    blacklist_cooldown_range: Annotated[
-        tuple[int, int] | None, typer.Option(metavar="SECONDS SECONDS")
-    ] = None
-    reset_limit: Annotated[int | None, typer.Option(min=0, metavar="N")] = None
-    commits: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None
-
-    @property
-    def ranks(self) -> int | None:
-        """The number of processes that train, if it is given."""
-        return self.workers or self.processes or self.min_np
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether ranks may come and go."""
-        return bool(self.min_np or self.max_np or self.host_discovery_script)
-
-    @property
-    def slots(self) -> dict[str, int] | None:
-        """The slots of the given hosts; None if none are given."""
-        if self.hosts and self.hostfile:
-            raise TowerError("give -H or --hostfile, not both")
-        if self.hostfile:
-            return parse_hostfile(self.hostfile)
-        return parse_hosts(self.hosts) if self.hosts else None
-
-    @property
-    def behind_script(self) -> str:
-        """Say which options of the command the script gets; empty: none."""
-        late = ", ".join(self.late_options)
-        return late and f"which gets {late} behind it"
-
-    @property
-    def late_options(self) -> dict[str, str]:
-        """The fields of those that the script gets, by their words."""
-        words = (w.partition("=")[0] for w in self.arguments or ())
-        found = {word: _field_of(word) for word in words}
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        return {
-            word: name
-            for word, name in found.items()
-            if name in defaults and getattr(self, name) == defaults[name]
-        }
-
-    def named(self, *options: str) -> str:
-        """Name those of some options that are given; empty: none of them."""
-        given = (n for n in options if getattr(self, n) is not None)
-        names = (f"--{name.replace('_', '-')}" for name in given)
-        return " and ".join(names).replace("--hosts", "-H")
-
-
-def _field_of(word: str) -> str:
-    """Return the field of an option of the command; empty: it is none."""
-    if word in _OF_MANY_SCRIPTS or not (word in _SHORT or word[:2] == "--"):
-        return ""
-    return _SHORT.get(word, word[2:].replace("-", "_"))
 
 
 def run(**options: Any) -> None:
@@ -246,7 +112,7 @@ def run(**options: Any) -> None:
             "--strategy takes no option towers: give --towers "
             f"{named['towers']}"
         )
-    plan = _make_plan(given, _choose_engine(given, strategy))
+    plan = make_plan(given, choose_engine(given, strategy))
     check_script(given.script, given.module)
     _check_strategy(given, strategy, named, plan)
     _check_restarts(given, plan)
@@ -336,183 +202,6 @@ def _exec_as_rank(job: Job) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(job.command[0], job.command, environment)
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchPlan:
-    """The processes that a command starts, or the one that it becomes.
-
-    Attributes:
-        engine: what connects them.
-        ranks: their number to begin with, without servers; 0 if none is given.
-        hosts: the slots of the hosts; None for this machine.
-        elastic: whether ranks may come and go.
-        joined: the rank or task that another launcher made of this process.
-        servers: the number of servers.
-    """
-
-    engine: Engine
-    ranks: int
-    hosts: dict[str, int] | None = None
-    elastic: bool = False
-    joined: Member | None = None
-    servers: int | None = None
-
-    @property
-    def has_servers(self) -> bool:
-        """Whether there are parameter servers."""
-        return self.engine is known_engines.SERVED
-
-    @property
-    def has_several_workers(self) -> bool:
-        """Whether there may be several processes that train."""
-        return bool(
-            self.elastic or self.joined or self.has_servers or self.ranks != 1
-        )
-
-    @property
-    def suggested(self) -> str | None:
-        """Return the suitable strategy; None for a single process."""
-        return self.engine.strategy if self.has_several_workers else None
-
-
-def _choose_engine(given: RunOptions, strategy: str | None) -> Engine:
-    """Return what connects the processes, by the strategy or the options."""
-    known = STRATEGIES.get(strategy or "")
-    engine = known.engine if known else None
-    tasks = given.ps or given.workers
-    if strategy and not (known or tasks or given.servers):
-        # The strategy of another package connects its processes by itself.
-        engine = Engine(strategy, strategy, strategy, strategy)
-    if tasks and known and not (engine and engine.roles):
-        raise TowerError(
-            f"--ps and --workers do not work with the strategy {strategy}: "
-            "give -np N"
-        )
-    if engine is None:
-        servers = None if known else given.servers
-        engine = known_engines.choose(given.ps, given.workers, servers)
-    if given.ps and not engine.serves:
-        raise TowerError(
-            f"the strategy {strategy} does not use parameter servers: leave "
-            "out --ps"
-        )
-    if given.processes and tasks:
-        raise TowerError(
-            "give --workers for the processes that train, instead of -np"
-        )
-    if given.servers and engine is not known_engines.BYTEPS:
-        raise TowerError(
-            f"the strategy {strategy or engine.strategy} does not use servers: "
-            f"leave out --servers, or give --strategy "
-            f"{known_engines.BYTEPS.strategy}"
-        )
-    elsewhere = given.named(
-        "hosts",
-        "hostfile",
-        "network_interface",
-        "min_np",
-        "max_np",
-        "host_discovery_script",
-    )
-    if given.ps and elsewhere:
-        raise TowerError(
-            f"{elsewhere} cannot be given with parameter servers: this command "
-            "starts them on this machine only. On several machines, start the "
-            "script on each with TF_CONFIG"
-        )
-    return engine
-
-
-def _make_plan(given: RunOptions, engine: Engine) -> LaunchPlan:
-    """Decide which processes the command starts."""
-    ranks, hosts = given.ranks, given.slots
-    servers = given.ps or given.servers
-    if engine.servers and not engine.serves:
-        servers = servers or 1
-    if given.is_elastic:
-        _refuse_other_launcher("an elastic job")
-        number = ranks or sum((hosts or {}).values())
-        return LaunchPlan(engine, number, hosts, elastic=True, servers=servers)
-    if hosts is None:
-        joined = _plan_to_join(engine, ranks)
-        if joined and servers:
-            raise TowerError(
-                "servers need a job whose processes this command starts: give "
-                "-np, and -H for other machines"
-            )
-        if joined:
-            return joined
-    if engine.serves and not servers:
-        raise TowerError(
-            "this strategy needs parameter servers: --ps 1 "
-            f"--workers {ranks or 'N'}"
-        )
-    if engine.roles and ranks != 1:
-        _refuse_other_launcher("a cluster")
-    if hosts is None and not engine.serves:
-        hosts = _allocated_hosts(ranks)
-    ranks = ranks or sum((hosts or {}).values())
-    if not ranks:
-        late = given.late_options.items()
-        named = ", ".join(word for word, name in late if name in _NUMBERS)
-        text = f"give the number of processes: {named or '-np N'}"
-        if engine.roles:
-            named = named or "--workers N"
-            text = f"give the number of processes that train: {named}"
-        if given.behind_script:
-            text += f", before {given.script}, {given.behind_script}"
-        raise TowerError(text)
-    return LaunchPlan(engine, ranks, hosts, servers=servers)
-
-
-def _plan_to_join(engine: Engine, ranks: int | None) -> LaunchPlan | None:
-    """Return the plan of another launcher's job that this process joins."""
-    task = None if ranks else tf_config.from_environment()
-    if task:
-        connects = known_engines.SERVED if task.ps else known_engines.RUNTIME
-        return LaunchPlan(connects, task.size, joined=task)
-    member = None if engine.roles else _rank_to_join(ranks)
-    if member is None:
-        return None
-    return LaunchPlan(engine, member.size or 0, joined=member)
-
-
-def _rank_to_join(ranks: int | None) -> ClusterEnvironment | None:
-    """The rank of another launcher's job that this process joins, if any.
-
-    If the user gives another number of processes than the launcher has started,
-    each of these starts a separate job instead.
-    """
-    member = launchers.detect_foreign()
-    return member if member and ranks in (None, member.size) else None
-
-
-def _refuse_other_launcher(job: str) -> None:
-    if _rank_to_join(None):
-        raise TowerError(
-            "another launcher started this command in several processes, and "
-            f"each would start {job}: start it once, without that launcher"
-        )
-
-
-def _allocated_hosts(ranks: int | None) -> dict[str, int] | None:
-    """The hosts that a cluster manager has allocated; None if it has not.
-
-    If the user gives a number of processes and the allocation is one host, all
-    run there, however few tasks the manager was asked for.
-    """
-    allocated = allocation()
-    if allocated is None or (ranks and len(allocated[1]) == 1):
-        return None
-    manager, hosts = allocated
-    if ranks is None:
-        typer.echo(
-            f"keras-towers run: {sum(hosts.values())} processes on "
-            f"{', '.join(hosts)}, as {manager} says",
-            err=True,
-        )
-    return hosts
 
 
 def _seed(seed: int | None, member: Member | None) -> int:

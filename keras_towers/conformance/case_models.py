@@ -283,7 +283,7 @@ def apply(
 
 
 def _of_two_views(model: keras.Model, x: tf.Tensor) -> tf.Tensor:
-    """Each of two views finds the other among all, centred over the batch."""
+    """The loss of two views, each of which finds the other among all."""
     z = model.net(x)
     z -= tf.reduce_mean(z, 0)
     views = tf.math.l2_normalize(tf.concat([z, z + 0.2], 0), 1)

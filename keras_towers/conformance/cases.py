@@ -29,7 +29,7 @@ def fit(
     count: int = m.EXAMPLES,
     **options: object,
 ) -> Fit:
-    """``fit`` on the first ``count`` examples, in order, for two epochs."""
+    """Fit a model to the first ``count`` examples, in order, for two epochs."""
     weights = options.pop("sample_weight", None)
     x, y, weights = tf.nest.map_structure(
         lambda array: None if array is None else array[:count], (x, y, weights)

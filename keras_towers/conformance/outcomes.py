@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers._types import Structure
 from keras_towers.fit.weights.model_binding import strategy_that_runs
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.strategies.base import BaseStrategy
 
 TOLERANCE = 2e-6
@@ -27,7 +27,7 @@ def assert_close(
     tolerance: float = TOLERANCE,
     message: str = "",
 ) -> None:
-    """Two arrays or numbers differ by no more than the tolerance."""
+    """Assert that arrays or numbers differ by no more than the tolerance."""
     np.testing.assert_allclose(
         found, wanted, rtol=tolerance, atol=tolerance, err_msg=message
     )
@@ -36,7 +36,7 @@ def assert_close(
 def assert_towers_equal(
     model: keras.Model, variables: Iterable[keras.Variable] | None = None
 ) -> None:
-    """Every tower holds the same trainable weights, to the last bit.
+    """Assert that all towers hold the same weights, to the last bit.
 
     Args:
         model: the model.
@@ -104,7 +104,7 @@ def use_model(
 def assert_same(
     found: Outcome, wanted: Outcome, tolerance: float = TOLERANCE
 ) -> None:
-    """Two uses of a model returned the same and left the same variables."""
+    """Assert that two uses of a model returned and left the same."""
     tf.nest.assert_same_structure(found.returned, wanted.returned)
     if isinstance(wanted.returned, Mapping):
         for name, values in wanted.returned.items():
@@ -128,7 +128,7 @@ def assert_same_values(
     wanted: Sequence[tuple[str, np.ndarray]],
     tolerance: float,
 ) -> None:
-    """Variables are the same, one by one: models may name them differently."""
+    """Assert that variables are the same in order; names may differ."""
     for (path, value), (other, reference) in zip(found, wanted, strict=True):
         assert_close(value, reference, tolerance, f"{path} {other}")
 
@@ -136,9 +136,9 @@ def assert_same_values(
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """The optimizers among the attributes of a model, wrapped ones too."""
     kind = keras.optimizers.Optimizer
-    found = [value for value in vars(model).values() if isinstance(value, kind)]
-    inner = [getattr(item, "inner_optimizer", None) for item in found]
-    return found + [item for item in inner if item is not None]
+    own = [value for value in vars(model).values() if isinstance(value, kind)]
+    inner = [getattr(item, "inner_optimizer", None) for item in own]
+    return own + [item for item in inner if item is not None]
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
@@ -163,14 +163,14 @@ class Originals:
         ]
 
     def assert_back(self) -> None:
-        """The model is an ordinary one, with the same variables."""
+        """Assert that the model is an ordinary one, with the same variables."""
         assert_ordinary(self.model)
         for variable, value in self.held:
             require(variable._value is value, variable.path)
 
 
 def assert_ordinary(model: keras.Model, trains_on_towers: bool = False) -> None:
-    """Nothing of a strategy is left in the model.
+    """Assert that nothing of a strategy is left in the model.
 
     Args:
         model: the model.
@@ -179,7 +179,7 @@ def assert_ordinary(model: keras.Model, trains_on_towers: bool = False) -> None:
     default = tf.distribute.get_strategy()
     require(not tf.distribute.has_strategy(), "a strategy is still entered")
     for variable in all_variables(model):
-        if is_over_ranks(variable):
+        if spans_ranks(variable):
             # Until all ranks read it, each has its part.
             variable.numpy()
         value, path = variable._value, variable.path

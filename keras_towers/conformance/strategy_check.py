@@ -92,19 +92,19 @@ def compare(
     job = strategy._config.job
     point = "compares a training with one device"
     try:
-        found = use_model(case.build, case.fit, strategy)
+        result = use_model(case.build, case.fit, strategy)
     except BaseException:
         if job.size > 1:
             # The others would wait, or take the next value for this one's.
             gather(job, None, point)
         raise
     if comparable is not None:
-        found = comparable(found)
+        result = comparable(result)
     if job.size > 1:
         # By order: names count the models that a rank has made.
-        mine = [value.tobytes().hex() for _, value in found.values]
+        mine = [value.tobytes().hex() for _, value in result.values]
         if comparable is None:
-            mine.append(repr(found.returned))
+            mine.append(repr(result.returned))
         everyone = gather(job, mine, point)
         for rank, theirs in enumerate(everyone):
             if theirs is None:
@@ -116,8 +116,8 @@ def compare(
         if comparable is not None:
             wanted = comparable(wanted)
         limit = case.tolerance if tolerance is None else tolerance
-        assert_same(found, wanted, limit)
-    return found
+        assert_same(result, wanted, limit)
+    return result
 
 
 @functools.cache

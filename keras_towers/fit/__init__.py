@@ -8,7 +8,7 @@ which it is given.
 ``components``
   The components that a strategy is composed of.
 ``keras_patches``
-  Every Keras name that strategies patch, and for how long.
+  Patches Keras and TensorFlow while a strategy is in scope; lists all patches.
 ``options``
   Options that several strategies share: declared, documented and checked.
 ``places``

@@ -1,18 +1,9 @@
-"""Every Keras name that strategies patch, and for how long.
+"""Patches Keras and TensorFlow while a strategy is in scope; lists all patches.
 
-``context/patches.py`` replaces the names, and puts them back, after errors too.
-The names in ``_PATCHES`` are patched while the scope of at least one of our
+``context/patches.py`` replaces names, and puts them back, after errors too. The
+names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
-current one. ``patch_until_closed`` wraps what stays wrapped from the import on:
-the six methods of a model, the one that resolves its ``jit_compile="auto"``,
-the two that give a variable its first value, the function by which Keras
-stores a distribution and those that its backend has for one, the functions that
-write models and checkpoints, also those of TensorFlow (``calls/saving.py``),
-``export``, and the filter of tracebacks.
-``compat.py`` exempts this package from AutoGraph for good.
-``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
-are patched while ``fit`` creates its data on several ranks with different seeds
-(``fit/data/shuffle_order.py``).
+current one.
 
 Two of ``_PATCHES`` see all that Python makes meanwhile, as they cannot be bound
 to what a strategy has taken over. ``from_func_graph``: an attribute of a
@@ -23,32 +14,44 @@ holds, which nothing sees before its first use, and whose class may override the
 methods without calling those of Keras. Where no strategy of ours is in force,
 the methods of an optimizer do what the originals do.
 
-While asynchronous towers train, ``replicas/replica_calls.py`` patches
-``assign``, ``assign_add`` and ``assign_sub`` of Keras variables, and ``next``
-of seed generators (``replicas/hogwild.py``); a worker of parameter servers
-patches the same names (``parameter_servers/worker_fit.py``). ``kt.verify``
-patches how variables are initialized while it measures (``verification.py``),
-and ``keras-towers plan`` while it builds models and traces their steps
-(``fit/weights/without_memory.py``); so does an optimizer while it makes a slot
-in shards. Until a script first needs it, the strategy of ``keras-towers run``
-waits for TensorFlow's start, and for who asks for the current strategy
-(``launching/late_entry.py``). The drop-ins of Horovod and BytePS patch
-``compile`` and ``fit`` of models, and ``LossScaleOptimizer``, until the engine
-shuts down (``engines/dropin/distributed_models.py``).
+Wrapped for good, when this package is imported:
 
-All other patches are attributes of a single object, not of a class: of a model
-during a call (``calls/tower_call.py``, ``calls/lone_call.py``,
-``strategies/noop.py``, ``parameter_servers/worker_fit.py``), while Keras makes
-functions (``fit/step/adaptive_function.py``) and while a step is planned
-(``fit/step/dry_run.py``); methods of an optimizer during an update
-(``fit/update/optimizers.py``), while it makes slots
-(``fit/update/weight_update.py``) and while a worker trains
-(``parameter_servers/worker_fit.py``); methods of callbacks
-(``calls/callback_effects.py``, ``calls/callback_roles.py``); what Keras asks a
-distribution during a call (``strategies/keras_distribution.py``); how Keras
-reads data of Python (``data/read_ahead.py``), and what they do at the ends of
-an epoch (``data/epoch_iterator.py``); and what a strategy announces while it
-explains a step (``explanation.py``).
+* here: six methods of a model, the one that resolves its
+  ``jit_compile="auto"``, the two that give a variable its first value, the
+  functions by which Keras stores and uses a distribution, ``export``, and the
+  filter of tracebacks
+* ``calls/saving.py``: functions that write models and checkpoints
+* ``compat.py``: AutoGraph leaves this package alone
+
+Patched classes and modules:
+
+* ``fit/data/shuffle_order.py``: random numbers of shuffles, while ``fit``
+  creates its data on several ranks
+* ``replicas/replica_calls.py``, ``replicas/hogwild.py``: ``assign`` of Keras
+  variables and ``next`` of seed generators, while asynchronous towers train
+* ``parameter_servers/worker_fit.py``: the same, while a worker trains
+* ``verification.py``: how variables are initialized, while ``kt.verify``
+  measures
+* ``fit/weights/without_memory.py``: the same, while ``keras-towers plan``
+  builds models and traces their steps, or an optimizer makes a slot in shards
+* ``launching/late_entry.py``: TensorFlow's start and the current strategy,
+  until a script of ``keras-towers run`` needs them
+* ``engines/dropin/distributed_models.py``: ``compile`` and ``fit`` of models,
+  and ``LossScaleOptimizer``, until Horovod or BytePS shuts down
+
+Patched attributes of a single object:
+
+* ``calls/tower_call.py``, ``calls/lone_call.py``, ``strategies/noop.py``,
+  ``parameter_servers/worker_fit.py``: a model, during a call
+* ``fit/step/adaptive_function.py``: a model, while Keras makes its functions
+* ``fit/step/dry_run.py``: a model, while a step is planned
+* ``fit/update/optimizers.py``: an optimizer, during an update
+* ``fit/update/weight_update.py``: an optimizer, while it makes slots
+* ``calls/callback_effects.py``, ``calls/callback_roles.py``: callbacks
+* ``strategies/keras_distribution.py``: a distribution, during a call
+* ``data/read_ahead_limit.py``, ``data/epoch_iterator.py``: Keras's reader of
+  data
+* ``explanation.py``: a strategy, while it explains a step
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, thread_state
-from keras_towers.fit.data import read_ahead
+from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import model_binding
@@ -282,8 +285,8 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
     # Data that use a model's variables are read in turn with its steps.
-    (compat.KerasVariable, "value", read_ahead.use_variable),
-    (compat.KerasVariable, "assign", read_ahead.use_variable),
+    (compat.KerasVariable, "value", read_ahead_limit.use_variable),
+    (compat.KerasVariable, "assign", read_ahead_limit.use_variable),
     # The schedule of a step computes again what Keras's remat and TensorFlow's
     # recompute_grad say.
     (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
@@ -384,7 +387,7 @@ def _run(
         runner = strategy._runner
         with runner.failing_together(kind):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
-            with read_ahead.asking(model.variables), strategy.scope():
+            with read_ahead_limit.asking(model.variables), strategy.scope():
                 return runner.run_call(call)
     trains = kind in components.TRAINING
     block = thread_state.block_of_other_thread()

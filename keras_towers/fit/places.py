@@ -1,10 +1,10 @@
 """Places: where the steps of a call compute, and with whom.
 
 A step is divided over *ranks* (processes), *towers* (the rows of the mesh of a
-process), *parts* (a tower's micro-batches) and *columns* (of the mesh). Ranks,
-towers and parts have examples of their own. Columns divide weights, and so do
-towers and ranks if weights are in shards. Which ranks take part depends on the
-purpose, and on the call.
+process), *micro-batches* (of each tower) and *columns* (of the mesh). Ranks,
+towers and micro-batches have examples of their own. Columns divide weights, and
+so do towers and ranks if weights are in shards. Which ranks take part depends
+on the purpose, and on the call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from keras_towers.partition.axes import AT_ROOT, ONCE, PARTS, TOWERS, Axes
+from keras_towers.partition.axes import (
+    AT_ROOT,
+    MICRO_BATCHES,
+    ONCE,
+    TOWERS,
+    Axes,
+)
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import SingleProcess, Transport
 
@@ -62,12 +68,12 @@ class Places:
     Attributes:
         ranks: the processes.
         mesh: for each of K towers of this process, the devices of its columns.
-        parts: the number of micro-batches of each tower.
+        micro_batches: the number of micro-batches of each tower.
     """
 
     ranks: Ranks
     mesh: Sequence[Sequence[str]]
-    parts: int = 1
+    micro_batches: int = 1
 
     @property
     def towers(self) -> int:
@@ -82,8 +88,9 @@ class Places:
     @property
     def axes(self) -> Axes:
         """The axes along which there are several places, and towers."""
-        parts = PARTS if self.parts > 1 else ONCE
-        return TOWERS | parts | (AT_ROOT if self.ranks.step.size > 1 else ONCE)
+        micro_batches = MICRO_BATCHES if self.micro_batches > 1 else ONCE
+        ranks = AT_ROOT if self.ranks.step.size > 1 else ONCE
+        return TOWERS | micro_batches | ranks
 
     @property
     def replicas(self) -> int:

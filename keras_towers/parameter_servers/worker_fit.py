@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.components import TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
@@ -136,10 +138,11 @@ class WorkerFit(ReplicaCall):
         run = functools.partial(super().run_step, step, batch)
         return self.session.trace_step(run)
 
-    def _make_iterator(self, kind: str, **kwargs: object) -> TowerEpochIterator:
-        if kind == "fit":
-            kwargs["on_next_step"] = self._workers.beat
-        return super()._make_iterator(kind, **kwargs)
+    def _data_use(self, kind: str) -> DataUse:
+        use = super()._data_use(kind)
+        if kind != "fit":
+            return use
+        return dataclasses.replace(use, on_next_step=self._workers.beat)
 
     def build(
         self,

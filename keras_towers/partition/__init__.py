@@ -88,6 +88,8 @@ follows what is done with a program.
   Builds a program: adds operations, exchanges and computations of sizes.
 ``layouts``
   Layouts: how towers hold a value of the one-device step.
+``values``
+  Values of the one-device step: their layouts, and what is known of them.
 ``registry``
   The registry of operations: one row of facts for each type.
 ``units``
@@ -98,6 +100,8 @@ follows what is done with a program.
   When a step gathers weights in shards, within ``gather_bytes``.
 ``conversions``
   Converts values to the layouts that operations need.
+``list_conversions``
+  Converts lists of tensors to the layouts that operations need.
 ``resources``
   The order of reads and writes of resources, and the values of variables.
 ``nodes``
@@ -112,6 +116,8 @@ follows what is done with a program.
   The side effects of operations, such as writes, prints and draws.
 ``undivided``
   Computes an operation once, as one device does, and shares the result.
+``column_exchanges``
+  Exchanges between columns of a mesh, as operations in a column's graph.
 ``layout_pass``
   Lays out the trace of the one-device step over towers, in one pass.
 ``estimated_work``
@@ -120,6 +126,8 @@ follows what is done with a program.
   Choice between two layouts of a step by their estimated cost.
 ``traced_graph``
   Reads a traced graph, with the layouts of its inputs, into a program.
+``called_functions``
+  The functions that operations call: a program's own, or traced ones by name.
 ``kernels``
   The operations that XLA compiles, by the kernels registered in TensorFlow.
 ``compiled_draws``

@@ -169,12 +169,12 @@ class Builder:
         tensor: Tensor,
         axis: int = 0,
         sizes: Sequence[Dimension | None] | None = None,
-        rows: tuple[Tensor, Tensor] | None = None,
+        *,
         to: Axes = ONCE,
         over: Axes | None = None,
         shape: tf.TensorShape | None = None,
-        units: int | None = None,
         least: int = 0,
+        **options: Any,
     ) -> Tensor:
         """Add an exchange; return its result.
 
@@ -183,14 +183,13 @@ class Builder:
             tensor: the tensor that everyone contributes.
             axis: the axis of a concatenation, or of the rows.
             sizes: the global shape, in symbols, if it is known.
-            rows: the rows of each tower, as in ``Exchange``.
             to: the axes along which everyone gets a result of its own.
             over: the axes that it crosses; None: those along which the tensor
                 varies, but not from column to column.
             shape: the shape of the result; None: that of the tensor, of a
                 ``gather`` as far as it is known.
-            units: as in ``Exchange``.
             least: as in ``Exchange``.
+            **options: further attributes of ``Exchange``.
 
         Raises:
             NotDivided: no exchange is possible inside of a function.
@@ -217,20 +216,18 @@ class Builder:
         )
         adds = kind in ("sum", "scatter") and over != COLUMNS
         gradient = self.gradient if adds else ""
-        self.exchanges.append(
-            Exchange(
-                kind,
-                tensor,
-                result,
-                axis,
-                sizes,
-                rows,
-                units,
-                over,
-                gradient,
-                least,
-            )
+        exchange = Exchange(
+            kind,
+            tensor,
+            result,
+            axis,
+            sizes,
+            over=over,
+            gradient=gradient,
+            least=least,
+            **options,
         )
+        self.exchanges.append(exchange)
         return result
 
     def phase_of(self, type_: str, inputs: Sequence[Tensor]) -> Phase:

@@ -59,7 +59,8 @@ class CompiledDraws:
         for node in list(definition.node_def):
             if COMPILED in node.attr and node.attr[COMPILED].b:
                 continue
-            if is_draw(node.op) and self._kernels.has_node(node.op, node.attr):
+            has_kernel = self._kernels.has_kernel(node.op, node.attr)
+            if is_draw(node.op) and has_kernel:
                 outputs |= self._compile(definition, node)
                 has_changed = True
                 continue

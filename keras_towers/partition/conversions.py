@@ -1,9 +1,7 @@
 """Converts values to the layouts that operations need.
 
-A conversion is an exchange, a slice, or a partial sum. A list of tensors is
-converted as the stack of its elements. A tower without rows has lists of one
-row: XLA also compiles the rounds of a loop that never run, and these take an
-element.
+A conversion is an exchange, a slice, or a partial sum. ``list_conversions.py``
+converts lists.
 """
 
 from __future__ import annotations
@@ -11,10 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
-from typing import Any, cast
-
-import numpy as np
-import tensorflow as tf
+from typing import Any
 
 from keras_towers.partition.axes import (
     AT_ROOT,
@@ -27,38 +22,28 @@ from keras_towers.partition.axes import (
 from keras_towers.partition.builder import SIZE_DTYPE
 from keras_towers.partition.gathers import Gathers, whole_bytes
 from keras_towers.partition.layouts import (
-    PARTIAL,
     REPLICATED,
-    Elements,
     Layout,
-    ListOf,
     Partial,
     Sharded,
-    Value,
-    is_row_per_element,
     local_shape,
-    may_hold_rows,
-    stacked_layout,
 )
 from keras_towers.partition.program import Tensor, axes_of
 from keras_towers.partition.reasons import (
-    EXCHANGE,
     SHAPE,
     NotDivided,
     asserted,
     require,
-    unless_none,
 )
-from keras_towers.partition.sizes import Dimension
+from keras_towers.partition.sizes import ASSUMED_LENGTH, Dimension
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+)
 
 # The most operations in sequence whose rows are computed, not sliced.
 # Each takes a few frames of Python.
 _DEEPEST = 64
-
-
-class CannotGather(Exception):
-    """Raised if an operation without a rule needs a list of rows whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +62,9 @@ class LayoutOptions:
             has a mistake.
         gather_bytes: the budget for gathers of variables in shards, as in
             ``Gathers``.
-        by_number: whether what is drawn, or computed once from rows, has rows
-            if it is as long as the batch by its static shape, or a multiple.
+        may_coincide: whether what is drawn, or computed once from rows, has
+            rows if it is as long as the batch by its static shape, or a
+            multiple.
         examples: the number of examples to assume where it matters for the
             cost, but not for the result.
         over_columns: whether it is over the columns of a tower, of which each
@@ -94,18 +80,19 @@ class LayoutOptions:
     lists: bool = True
     undivided: frozenset[str] = frozenset()
     gather_bytes: int = 2**29
-    by_number: bool = False
-    examples: int = 64
+    may_coincide: bool = False
+    examples: int = ASSUMED_LENGTH
     over_columns: bool = False
 
 
 class Converter:
-    """Converts values to other layouts; keeps the result of each conversion.
+    """Converts tensors to other layouts; keeps the result of each conversion.
 
     Args:
         units: the units of the rows.
         is_first: a tensor: whether a tower is the first.
-        is_first_part: a tensor: whether a micro-batch is its tower's first.
+        is_first_micro_batch: a tensor: whether a micro-batch is its tower's
+            first.
         options: the options of the layout.
 
     Attributes:
@@ -119,13 +106,13 @@ class Converter:
         self,
         units: Units,
         is_first: Tensor,
-        is_first_part: Tensor,
+        is_first_micro_batch: Tensor,
         options: LayoutOptions,
     ):
         self.builder = units.builder
         self.units = units
         self.is_first = is_first
-        self.is_first_part = is_first_part
+        self.is_first_micro_batch = is_first_micro_batch
         self.options = options
         self.near = 0
         self.replaced_sums = 0
@@ -156,12 +143,6 @@ class Converter:
         return whole
 
     def _assemble(self, value: Value) -> Tensor:
-        if isinstance(value.layout, ListOf):
-            require(self.builder.can_exchange, EXCHANGE)
-            try:
-                return self._gather_list(value)
-            except NotDivided:
-                raise CannotGather from None
         if value.whole_from is not None:
             wholes = [self.assemble(part) for part in value.whole_from.inputs]
             outputs = self.builder.copy(value.whole_from.operation, wholes)
@@ -344,11 +325,11 @@ class Converter:
             local,
             layout.axis,
             value.shape,
-            (first, count),
-            to,
-            local.axes - COLUMNS - apart,
-            local_shape(local.shape, layout),
-            _units_of(layout),
+            rows=(first, count),
+            to=to,
+            over=local.axes - COLUMNS - apart,
+            shape=local_shape(local.shape, layout),
+            units=_units_of(layout),
         )
         if not apart:
             return rows
@@ -362,7 +343,7 @@ class Converter:
         """
         if self.options.axes <= part.axes:
             return part
-        return self.builder.only_if(self.is_first_part, part)
+        return self.builder.only_if(self.is_first_micro_batch, part)
 
     def _slice_own_rows(self, value: Value, layout: Sharded) -> Tensor:
         tensor, unit, axis = self.replicate(value), layout.unit, layout.axis
@@ -391,8 +372,6 @@ class Converter:
         Raises:
             NotDivided: this would need an exchange.
         """
-        if isinstance(layout, ListOf):
-            return self._local_list(value, layout)
         require(value.is_replicated or value.layout == layout)
         if isinstance(layout, Sharded):
             return self.shard(value, layout)
@@ -463,132 +442,7 @@ class Converter:
             return value
         return Value(REPLICATED, self.replicate(value), shape=value.shape)
 
-    # ---- lists of tensors ----------------------------------------------------
-
-    def _local_list(self, value: Value, layout: ListOf) -> Tensor:
-        """Return the local list of a list on every tower.
-
-        Raises:
-            NotDivided: the list cannot have this layout.
-        """
-        if value.layout == layout:
-            return value.own
-        require(value.is_replicated)
-        elements, element = unless_none(value.elements), layout.element
-        handle = self.replicate(value)
-        if _is_empty_optional(elements):
-            return handle
-        declared = self._declared_shape(elements, element)
-        if elements.item is None:
-            made_by = handle.operation
-            if made_by is not None and made_by.type == "EmptyTensorList":
-                # XLA needs to know how many elements it may get.
-                _, most = made_by.inputs
-                return self.builder.op(
-                    "EmptyTensorList",
-                    [declared, most],
-                    (),
-                    element_dtype=elements.dtype,
-                )
-            if is_row_per_element(element):
-                length = self.builder.cast(
-                    self.units.least_one(element.unit.count), tf.int32
-                )
-            else:
-                length = self.builder.op("TensorListLength", [handle], ())
-            return self.builder.op(
-                "TensorListReserve",
-                [declared, length],
-                (),
-                element_dtype=elements.dtype,
-            )
-        require(elements.is_full and not isinstance(element, ListOf))
-        whole = self._stacked(handle, elements)
-        if isinstance(element, Partial):
-            rows = self.to_partial(whole)
-        else:
-            rows = self.shard(whole, stacked_layout(element))
-        if is_row_per_element(element):
-            rows = self.units.pad_empty(rows, stacked_layout(element))
-        return self.builder.op("TensorListFromTensor", [rows, declared], ())
-
-    def _gather_list(self, value: Value) -> Tensor:
-        """Return the whole list, gathered from all towers.
-
-        Raises:
-            NotDivided: the facts do not suffice to gather it.
-        """
-        elements = unless_none(value.elements)
-        element = cast("ListOf", value.layout).element
-        # Lists of lists stay where they are.
-        require(not isinstance(element, ListOf))
-        require(elements.dtype != tf.variant)
-        declared = self._declared_shape(elements, PARTIAL)
-        rows = self._stacked(value.local, elements, element)
-        whole = self.assemble(rows)
-        return self.builder.op("TensorListFromTensor", [whole, declared], ())
-
-    def _stacked(
-        self,
-        handle: Tensor | None,
-        elements: Elements,
-        layout: Layout = REPLICATED,
-    ) -> Value:
-        """Return the stack of the elements of a list with a layout."""
-        # TensorFlow needs the full shape if a tower has no elements.
-        sizes = self.element_shape(elements.shape, layout)
-        stacked = self.builder.op(
-            "TensorListStack",
-            [asserted(handle), sizes],
-            element_dtype=elements.dtype,
-        )
-        shape = (elements.length, *(elements.shape or ()))
-        rows = stacked_layout(layout)
-        if is_row_per_element(layout):
-            stacked = self.units.drop_padding(stacked, shape, rows)
-        return Value(rows, stacked, shape=shape)
-
-    def element_shape(
-        self, shape: Sequence[Dimension] | None, layout: Layout | None = None
-    ) -> Tensor:
-        """Return the local shape of the elements of a list.
-
-        Args:
-            shape: the global shape.
-            layout: the layout of the elements.
-
-        Raises:
-            NotDivided: the shape is not known completely.
-        """
-        sizes = [
-            self.units.global_size(size) for size in unless_none(shape, SHAPE)
-        ]
-        if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
-            sizes[layout.axis] = self.units.local_rows(layout)
-        return self.builder.size_vector(
-            [unless_none(size, SHAPE) for size in sizes], tf.int32
-        )
-
-    def _declared_shape(
-        self, elements: Elements, layout: Layout | None
-    ) -> Tensor:
-        """Return the element shape that the local list declares."""
-        declared = elements.declared
-        if declared is not None and not np.ndim(declared):
-            return self.builder.constant(-1, tf.int32)
-        if declared and isinstance(layout, Sharded) and layout.axis >= 0:
-            require(may_hold_rows(declared[layout.axis], layout))
-        return self.element_shape(declared, layout)
-
 
 def _units_of(layout: Sharded) -> int | None:
     """Return the size of the sharded variable that rows belong to, or None."""
     return layout.unit.size if layout.of_variables else None
-
-
-def _is_empty_optional(elements: Elements) -> bool:
-    """Whether a value is an optional without an element, or nests one."""
-    if elements.item is None:
-        return elements.is_optional
-    inner = elements.item.elements
-    return inner is not None and _is_empty_optional(inner)

@@ -19,9 +19,6 @@ from keras_towers.partition.layouts import (
     Layout,
     ListOf,
     Sharded,
-    Value,
-    Values,
-    WholeFrom,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -34,6 +31,11 @@ from keras_towers.partition.sizes import (
     is_data_dependent,
 )
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    WholeFrom,
+)
 
 
 def divide(node: Node, inputs: Values, factors: Factors) -> Values:
@@ -231,7 +233,7 @@ def _has_size_of(node: Node, index: int, part: int) -> bool:
 
 
 def _drop_padding(units: Units, output: Value, divided_by: Sharded) -> Tensor:
-    """Drop the output rows that come from ``Converter.pad_empty``."""
+    """Drop the output rows that come from ``Units.pad_empty``."""
     builder = units.builder
     layout, tensor = output.sharded, output.own
     if layout is not None:

@@ -15,9 +15,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.registry import facts_of
+from keras_towers.partition.sizes import ASSUMED_LENGTH
 
-# For an axis, or a loop, whose length the trace does not know.
-ASSUMED_LENGTH = 64
 # The multiplications in the time of which memory moves a byte.
 _PER_BYTE = 4
 _NO_NUMBERS = (tf.resource, tf.string, tf.variant)
@@ -38,9 +37,9 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
     work, inputs = facts.work, operation.inputs
     if facts.memory in ("input", "variable"):
         return 0
-    moved = [*operation.outputs, *operation.outputs]
-    if work != "picked":
-        moved = [*operation.outputs, *inputs]
+    # Of a table, only what is picked is read.
+    read = operation.outputs if work == "picked" else inputs
+    moved = [*operation.outputs, *read]
     waits = _PER_BYTE * sum(
         entries(tensor) * tensor.dtype.size
         for tensor in moved

@@ -13,8 +13,10 @@ import dataclasses
 import math
 
 from keras_towers.partition.axes import Axes
-from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Exchange, Program, Tensor
+from keras_towers.partition.values import (
+    Value,
+)
 
 
 @dataclasses.dataclass
@@ -124,7 +126,9 @@ def gathers_variables(exchange: Exchange) -> bool:
     """Whether an exchange gathers a variable in shards."""
     given = exchange.given.axes
     return (
-        exchange.kind == "gather" and "towers" in given and "parts" not in given
+        exchange.kind == "gather"
+        and "towers" in given
+        and "micro_batches" not in given
     )
 
 

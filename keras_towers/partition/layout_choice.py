@@ -16,8 +16,9 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from keras_towers.partition.effects import is_draw
-from keras_towers.partition.estimated_work import ASSUMED_LENGTH, work_of
+from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.program import Exchange, Program
+from keras_towers.partition.sizes import ASSUMED_LENGTH
 from keras_towers.partition.units import Units
 
 # The exchange of a byte takes about as long as so many multiplications.
@@ -33,7 +34,7 @@ def has_other_layout(program: Program, units: Units) -> bool:
     if not isinstance(size, int) or size < 2:
         return False
     return any(
-        units.find_rows(0, length or 0, by_number=True)
+        units.find_rows(0, length or 0, may_coincide=True)
         for source in _undivided(program)
         if is_draw(source.type) or source in program.computed_once
         for output in source.outputs
@@ -58,12 +59,13 @@ def _cost_of(program: Program) -> float:
 
 def _undivided(program: Program) -> Iterable[tf.Operation]:
     """Return the traced operations that are computed once, as on one device."""
-    found = {
+    undivided = {
         id(operation.source): operation.source
         for operation in program.operations
-        if operation.source is not None and "parts" not in operation.axes
+        if operation.source is not None
+        and "micro_batches" not in operation.axes
     }
-    return found.values()
+    return undivided.values()
 
 
 def _bytes(exchange: Exchange) -> int:

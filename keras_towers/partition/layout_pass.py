@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.axes import ONCE, TOWERS, Axes
-from keras_towers.partition.conversions import CannotGather
+from keras_towers.partition.column_exchanges import exchange_over_columns
 from keras_towers.partition.division import divide, rows_along
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.folding import constant, folded
@@ -30,11 +30,9 @@ from keras_towers.partition.layouts import (
     Mirrored,
     Shape,
     Sharded,
-    Value,
-    Values,
-    replicated,
     sizes_of,
 )
+from keras_towers.partition.list_conversions import CannotGather
 from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.paired_variances import PairedVariances
 from keras_towers.partition.program import Tensor
@@ -52,6 +50,11 @@ from keras_towers.partition.undivided import (
     compute_once,
     uses_handles,
     wholes_of,
+)
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    replicated,
 )
 
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -253,7 +256,7 @@ def _rows_among(node: Node, sizes: Shape, rows: Sequence[Sharded]) -> Sharded:
     """
     for layout in rows:
         # A number may be a coincidence.
-        is_certain = isinstance(layout.size, Size) or node.options.by_number
+        is_certain = isinstance(layout.size, Size) or node.options.may_coincide
         size = sizes[layout.axis : layout.axis + 1]
         if is_certain and size == (layout.size,):
             return layout
@@ -305,6 +308,8 @@ def apply_rules(node: Node, inputs: Values) -> Values:
     if any(v.shape is None for v in inputs if v.sharded is not None):
         raise NotDivided(SHAPE)
     facts, reason = node.facts, NO_RULE
+    if node.operation.name in node.scope.marks.exchanges:
+        return exchange_over_columns(node, *inputs)
     for rule in facts.rules:
         try:
             return rule(node, *inputs)

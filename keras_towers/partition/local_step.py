@@ -59,7 +59,9 @@ def write_only_rows(program: Program) -> Program:
     """
     inputs = program.inputs
     has_rows = Tensor(tf.bool, tf.TensorShape(()))
-    rows = [tensor for tensor in inputs.of_graph if "parts" in tensor.axes]
+    rows = [
+        tensor for tensor in inputs.of_graph if "micro_batches" in tensor.axes
+    ]
     rows += [inputs.start, inputs.total, inputs.is_first]
     of_rows = _following(program, rows)
     builder = Builder()
@@ -151,11 +153,11 @@ def _of_both_batches(
 
 def _following(program: Program, tensors: Iterable[Tensor]) -> set[Tensor]:
     """Return tensors, and everything that is computed from them."""
-    found = set(tensors)
+    following = set(tensors)
     for event in _in_order(program):
-        if not found.isdisjoint(used_by(event)):
-            found.update(made_by(event))
-    return found
+        if not following.isdisjoint(used_by(event)):
+            following.update(made_by(event))
+    return following
 
 
 def _in_order(program: Program) -> Iterator[Operation | Exchange]:

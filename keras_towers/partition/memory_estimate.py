@@ -174,7 +174,7 @@ class MemoryEstimate:
         """
         number = (
             self._parts
-            if tensor in self._held and "parts" in tensor.axes
+            if tensor in self._held and "micro_batches" in tensor.axes
             else 1
         )
         if "towers" in tensor.axes and tensor not in self._alike:
@@ -203,7 +203,7 @@ class MemoryEstimate:
                 if peak:
                     beside = max(0, peak - live + self.made[index])
                 most, peak = max(most, live + beside), 0
-            elif peak or (isinstance(event, Exchange) and event.is_over_ranks):
+            elif peak or (isinstance(event, Exchange) and event.crosses_ranks):
                 peak = max(peak, live)
         return most
 
@@ -238,7 +238,7 @@ def rounds_over_ranks(
     """
     levels: dict[int, collections.Counter[str]] = {}
     for exchange in program.exchanges:
-        if exchange.is_over_ranks:
+        if exchange.crosses_ranks:
             is_gradient = exchange.kind == "sum" and exchange.gradient
             kind = "gradient" if is_gradient else exchange.kind
             of_level = levels.setdefault(exchange.level, collections.Counter())
@@ -264,13 +264,15 @@ def held_tensors(program: Program) -> set[Tensor]:
         tensor
         for operation in program.operations
         for tensor in operation.inputs
-        if "parts" in tensor.axes
+        if "micro_batches" in tensor.axes
         and tensor.operation is not None
         and not tensor.operation.is_repeated
         and tensor.level < operation.level
     }
     gathered = {e.given for e in program.exchanges if e.kind == "gather"}
-    return later | {tensor for tensor in gathered if "parts" in tensor.axes}
+    return later | {
+        tensor for tensor in gathered if "micro_batches" in tensor.axes
+    }
 
 
 def summed_tensors(program: Program) -> set[Tensor]:

@@ -15,17 +15,15 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Builder, static
-from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
     InputLayout,
     Layout,
     Shape,
     Sharded,
-    Value,
-    Values,
     local_shape,
     sizes_of,
 )
+from keras_towers.partition.list_conversions import ListConverter
 from keras_towers.partition.paired_variances import PairedVariances
 from keras_towers.partition.program import Attributes, Exchange, Tensor
 from keras_towers.partition.reasons import SHAPE, require
@@ -33,6 +31,10 @@ from keras_towers.partition.registry import OperationFacts, facts_of
 from keras_towers.partition.resources import VariableContents
 from keras_towers.partition.sizes import UNKNOWN, Dimension, symbol
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,7 +89,7 @@ class Scope:
 
     def __init__(
         self,
-        converter: Converter,
+        converter: ListConverter,
         marks: Marks = _NO_MARKS,
         around: Scope | None = None,
     ):
@@ -143,8 +145,8 @@ class Scope:
 
     def _inside(self, units: Units, **options: Any) -> Scope:
         changed = dataclasses.replace(self.options, **options)
-        firsts = self.converter.is_first, self.converter.is_first_part
-        return Scope(Converter(units, *firsts, changed), around=self)
+        firsts = self.converter.is_first, self.converter.is_first_micro_batch
+        return Scope(ListConverter(units, *firsts, changed), around=self)
 
 
 class Node:

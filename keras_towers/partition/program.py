@@ -84,7 +84,7 @@ def axes_of(tensors: Iterable[Tensor]) -> Axes:
 
 def depends_on_batch(tensors: Iterable[Tensor]) -> bool:
     """Whether tensors are computed from rows of the batch."""
-    return "parts" in axes_of(tensors)
+    return "micro_batches" in axes_of(tensors)
 
 
 def is_pure(operation: Operation) -> bool:
@@ -128,11 +128,12 @@ def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
     """
     levels = [least]
     for tensor in inputs:
-        levels.append(tensor.level + (1 if is_over(tensor, phase) else 0))
+        is_after = computed_after(tensor, phase)
+        levels.append(tensor.level + 1 if is_after else tensor.level)
     return max(levels)
 
 
-def is_over(tensor: Tensor, phase: Phase) -> bool:
+def computed_after(tensor: Tensor, phase: Phase) -> bool:
     """Whether a tensor of the same level is computed after a phase."""
     return tensor.operation is not None and tensor.operation.phase > phase
 
@@ -235,9 +236,14 @@ class Exchange:
         return max(self.given.level, self.least)
 
     @property
-    def is_over_ranks(self) -> bool:
+    def crosses_ranks(self) -> bool:
         """Whether ranks send anything to one another."""
         return "ranks" in self.over and self.kind != "first"
+
+    @property
+    def is_of_equal_parts(self) -> bool:
+        """Whether it joins tensors of the same shape."""
+        return self.kind == "gather" and self.sizes is None
 
     @property
     def is_own(self) -> bool:
@@ -294,7 +300,8 @@ class Inputs:
         total: the global number of examples.
         is_first: for each tower, whether it is the first; of its micro-batches
             it is true for the first one.
-        is_first_part: for each micro-batch, whether it is its tower's first.
+        is_first_micro_batch: for each micro-batch, whether it is its tower's
+            first.
         sizes: further sizes, equal on all towers: the size of axis a of input k
             is named ``k.a``.
         copies: the towers' copies of mirrored inputs, or their shards, by the
@@ -311,7 +318,7 @@ class Inputs:
     start: Tensor
     total: Tensor
     is_first: Tensor
-    is_first_part: Tensor
+    is_first_micro_batch: Tensor
     sizes: Mapping[str, Tensor]
     copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
     shares: Mapping[int, tuple[Tensor, Tensor]] = dataclasses.field(
@@ -331,7 +338,8 @@ class Schedule:
             exchange.
         rounds: the bytes that ranks exchange at a time, by kind of exchange, at
             several times.
-        is_paced: whether a level waits for the end of the level two before it.
+        is_paced: whether a level also waits for the exchanges of the level two
+            before it.
         recomputed: the number of operations that run again, because their
             results are not kept.
         work: their work, as a fraction of the work of a step without them.

@@ -224,7 +224,10 @@ class _Peak:
         # By what they gather: the gathers of weights in shards.
         self._gathers: dict[Tensor, list[Exchange]] = {}
         for exchange in program.exchanges:
-            if exchange.kind == "gather" and "parts" not in exchange.given.axes:
+            if (
+                exchange.kind == "gather"
+                and "micro_batches" not in exchange.given.axes
+            ):
                 same = self._gathers.setdefault(exchange.given, [])
                 same.append(exchange)
         self._exchanged = {e.result: e for e in program.exchanges}

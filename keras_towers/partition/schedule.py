@@ -29,11 +29,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_towers.partition.axes import COLUMNS
+from keras_towers.partition.called_functions import functions_of
 from keras_towers.partition.gradient_buckets import (
     bucket_gradients,
     divide_levels,
 )
-from keras_towers.partition.kernels import functions_of
 from keras_towers.partition.memory_estimate import (
     MemoryEstimate,
     rounds_over_ranks,
@@ -43,7 +43,7 @@ from keras_towers.partition.program import (
     Phase,
     Program,
     Tensor,
-    is_over,
+    computed_after,
     is_pure,
 )
 from keras_towers.partition.rematerialization import rematerialize
@@ -185,7 +185,7 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
         for tensor in operation.outputs:
             tensor.level = place.level
         for tensor in dict.fromkeys(operation.inputs):
-            is_ready = not is_over(tensor, phase)
+            is_ready = not computed_after(tensor, phase)
             at_end = _Place.at_end_of(place.level - 1)
             use([tensor], place if is_ready else at_end)
         places.append((place, operation))

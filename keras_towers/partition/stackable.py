@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.partition.effects import LOOPS, called_names
-from keras_towers.partition.kernels import functions_of
+from keras_towers.partition.called_functions import (
+    CalledFunctions,
+    functions_of,
+)
+from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.program import Function, Operation, Program, Tensor
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework.function_pb2 import FunctionDef
 
 _NOTHING: Mapping[Tensor, Tensor] = MappingProxyType({})
 _PUSH, _SET = "TensorListPushBack", "TensorListSetItem"
@@ -38,13 +36,14 @@ class Stackable:
 
     Args:
         program: the program.
+        called: finds the functions that its operations call.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, called: CalledFunctions):
         self._given = {e.result: e.given for e in program.exchanges}
-        self._graphs = program.graphs
+        self._called = called
         self._users = _users_of_lists(program.operations)
-        self._inside: dict[int, Mapping[Tensor, Sequence[Operation]]] = {}
+        self._inside: dict[Function, Mapping[Tensor, Sequence[Operation]]] = {}
         self._known: dict[Tensor, tf.DType | None] = {}
 
     def dtype_of(self, tensor: Tensor) -> tf.DType | None:
@@ -122,8 +121,7 @@ class Stackable:
         is_element = tensor in operation.inputs[1:]
         if operation.type == _PUSH or (operation.type == _SET and is_element):
             return None
-        functions: list[Function | str] = [*functions_of(operation)]
-        functions += called_names(operation.attributes)
+        functions = self._called.of(operation)
         if not functions:
             return [t for t in operation.outputs if t.dtype == tf.variant]
         is_loop = operation.type in LOOPS
@@ -142,34 +140,27 @@ class Stackable:
         return [operation.outputs[k] for k in outputs]
 
     def _outputs_from(
-        self, function: Function | str, index: int
+        self, function: Function | None, index: int
     ) -> set[int] | None:
         """Return the outputs of a function that an input becomes.
 
         None: the list may grow.
         """
-        lists: Any
-        if isinstance(function, Function):
-            users = self._users_in(function)
-            lists = self._becomes(function.inputs[index], users)
-            outputs: Sequence[object] = function.outputs
-        else:
-            body = compat.definition_of_function(self._graphs, function)
-            if body is None:
-                return None
-            lists = _becomes_in(body, body.signature.input_arg[index].name)
-            outputs = [body.ret[a.name] for a in body.signature.output_arg]
+        if function is None:
+            return None
+        users = self._users_in(function)
+        lists = self._becomes(function.inputs[index], users)
         if lists is None:
             return None
-        return {k for k, output in enumerate(outputs) if output in lists}
+        return {k for k, t in enumerate(function.outputs) if t in lists}
 
     def _users_in(
         self, function: Function
     ) -> Mapping[Tensor, Sequence[Operation]]:
-        if id(function) not in self._inside:
+        if function not in self._inside:
             users = _users_of_lists(function.operations)
-            self._inside[id(function)] = users
-        return self._inside[id(function)]
+            self._inside[function] = users
+        return self._inside[function]
 
 
 def _passed(
@@ -178,33 +169,6 @@ def _passed(
     """Yield each input of a function with the tensor that its caller passes."""
     first = len(operation.inputs) - len(function.inputs)
     return function.inputs, operation.inputs[first:]
-
-
-def _becomes_in(definition: FunctionDef, name: str) -> set[str] | None:
-    """Return the outputs of a function that a list becomes; None: it may grow.
-
-    Args:
-        definition: the function.
-        name: the name of the list there.
-    """
-    names, before = {name}, 0
-    # In the bodies of some loops nodes are in another order.
-    while before < len(names):
-        before = len(names)
-        for node in definition.node_def:
-            uses = [k for k, source in enumerate(node.input) if source in names]
-            if not uses:
-                continue
-            is_element = node.op == _SET and max(uses) > 0
-            if node.op == _PUSH or is_element or called_names(node.attr):
-                return None
-            for arg in compat.op_definition(node.op).output_arg:
-                if arg.type_list_attr:
-                    return None
-                dtype = arg.type or node.attr[arg.type_attr].type
-                if dtype == tf.variant.as_datatype_enum:
-                    names.add(f"{node.name}:{arg.name}:0")
-    return names
 
 
 def _users_of_lists(

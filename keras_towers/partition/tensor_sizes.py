@@ -18,7 +18,6 @@ from keras_towers.partition.layouts import (
     ListOf,
     Sharded,
     Unit,
-    Value,
     stacked_layout,
 )
 from keras_towers.partition.program import (
@@ -36,6 +35,9 @@ from keras_towers.partition.sizes import (
     Size,
     Unknown,
     symbol_name,
+)
+from keras_towers.partition.values import (
+    Value,
 )
 
 # Where facts say that an output is in the memory of an input.

@@ -22,8 +22,6 @@ from keras_towers.errors import TowerError
 from keras_towers.partition.axes import BATCH, COLUMNS, ONCE, TOWERS, Axes
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.conversions import (
-    CannotGather,
-    Converter,
     LayoutOptions,
 )
 from keras_towers.partition.effects import is_variable
@@ -42,9 +40,12 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
     Unit,
-    Value,
     local_shape,
     sizes_of,
+)
+from keras_towers.partition.list_conversions import (
+    CannotGather,
+    ListConverter,
 )
 from keras_towers.partition.nodes import Marks, Scope
 from keras_towers.partition.program import (
@@ -66,6 +67,9 @@ from keras_towers.partition.sizes import (
     symbol_name,
 )
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+)
 
 _DEFAULTS = LayoutOptions()
 _NOTHING = symbol("nothing")
@@ -108,8 +112,8 @@ def partition_graph(
     inputs = given.inputs
     terms = _terms_of(graph, gradients, exchanges)
     marks = Marks(gradients, terms, updates, exchanges)
-    converter = Converter(
-        given.units, inputs.is_first, inputs.is_first_part, options
+    converter = ListConverter(
+        given.units, inputs.is_first, inputs.is_first_micro_batch, options
     )
     scope = Scope(converter, marks)
     values = given.values()
@@ -127,9 +131,9 @@ def partition_graph(
         return lay_out_again(replace(undivided=undivided))
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     program = _program(scope, inputs, results, by_name)
-    if options.by_number or not has_other_layout(program, given.units):
+    if options.may_coincide or not has_other_layout(program, given.units):
         return program
-    return cheaper(program, lay_out_again(replace(by_number=True)))
+    return cheaper(program, lay_out_again(replace(may_coincide=True)))
 
 
 class _GraphInputs:
@@ -165,7 +169,7 @@ class _GraphInputs:
             start=_scalar(BATCH),
             total=_scalar(ONCE),
             is_first=_scalar(options.axes, tf.bool),
-            is_first_part=_scalar(BATCH, tf.bool),
+            is_first_micro_batch=_scalar(BATCH, tf.bool),
             sizes=self._sizes,
             copies=self._copies,
             shares=self._shares,
@@ -268,7 +272,8 @@ class _GraphInputs:
                 elif isinstance(layout, AllExamples) and not axis:
                     shape[axis] = EXAMPLES if size is UNKNOWN else size
                 elif size is UNKNOWN and (
-                    "parts" in tensor.axes or isinstance(layout, AllExamples)
+                    "micro_batches" in tensor.axes
+                    or isinstance(layout, AllExamples)
                 ):
                     shape[axis] = symbol(name)
                     self._sizes[name] = _scalar(ONCE)
@@ -354,7 +359,7 @@ def _terms_of(
         gradients: the operations that return gradients, by name.
         exchanges: those that stand for exchanges.
     """
-    found: dict[str, str] = {}
+    terms: dict[str, str] = {}
 
     def type_of(name: str) -> str:
         return str(graph.get_operation_by_name(name).type)
@@ -369,12 +374,12 @@ def _terms_of(
                 is_linear = term.type in _ADDS | _SCALES
                 is_linear = is_linear or term.name in exchanges
                 users = {user.name for user in tensor.consumers()} - {name}
-                if is_linear and all(found.get(u) == of for u in users):
-                    found[term.name] = of
+                if is_linear and all(terms.get(u) == of for u in users):
+                    terms[term.name] = of
                     waiting += term.inputs
     # A factor may be a sum of its own.
-    scales = [n for n in found if type_of(n) in _SCALES]
-    return {n: found[n] for n in found.keys() - scales}
+    scales = [n for n in terms if type_of(n) in _SCALES]
+    return {n: terms[n] for n in terms.keys() - scales}
 
 
 def _handle_of_shards(whole: Any, layout: InShards) -> Any:

@@ -206,17 +206,17 @@ class Units:
         return self._fractions[key]
 
     def find_rows(
-        self, axis: int, size: Dimension, by_number: bool = False
+        self, axis: int, size: Dimension, may_coincide: bool = False
     ) -> Sharded | None:
         """Return the layout of an axis whose size is a multiple of a unit's.
 
         Args:
             axis: the axis.
             size: its size.
-            by_number: whether that may be a coincidence: a number, such as of
-                the units of a layer, may equal a static number of examples.
+            may_coincide: whether that may be a coincidence: a number, such as
+                of the units of a layer, may equal a static number of examples.
         """
-        if isinstance(size, int) and not by_number:
+        if isinstance(size, int) and not may_coincide:
             return None
         units = self.of_batch, *self.found.values(), *self._parts.values()
         for unit in units:
@@ -227,19 +227,19 @@ class Units:
         return None
 
     def find_row_axis(
-        self, sizes: Sequence[Dimension], by_number: bool = False
+        self, sizes: Sequence[Dimension], may_coincide: bool = False
     ) -> Sharded:
         """Return the layout of a tensor with these sizes.
 
         Args:
             sizes: the sizes.
-            by_number: as for ``find_rows``.
+            may_coincide: as for ``find_rows``.
 
         Raises:
             NotDivided: no axis has rows of a unit, or several may have.
         """
         layouts = [
-            self.find_rows(a, size, by_number) for a, size in enumerate(sizes)
+            self.find_rows(a, n, may_coincide) for a, n in enumerate(sizes)
         ]
         first = layouts[0] if layouts else None
         if (

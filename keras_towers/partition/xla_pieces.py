@@ -14,6 +14,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.devices import same_device
+from keras_towers.partition.called_functions import (
+    CalledFunctions,
+    functions_of,
+)
 from keras_towers.partition.effects import (
     Effect,
     called_names,
@@ -21,9 +25,8 @@ from keras_towers.partition.effects import (
     is_draw,
 )
 from keras_towers.partition.folding import LARGEST
-from keras_towers.partition.kernels import Kernels, functions_of
+from keras_towers.partition.kernels import Kernels
 from keras_towers.partition.program import (
-    Attributes,
     Operation,
     Program,
     Tensor,
@@ -77,9 +80,10 @@ class Stages:
     """
 
     def __init__(self, program: Program, device: str):
-        self.kernels = Kernels(device, program.graphs)
-        self.stackable = Stackable(program)
-        self._graphs, self._device = program.graphs, device
+        self._called = CalledFunctions(program.graphs)
+        self.kernels = Kernels(device, self._called)
+        self.stackable = Stackable(program, self._called)
+        self._device = device
         # XLA returns wrong sizes of what a function returns twice.
         self._sized_by_values = _sized_by_values(program)
         # By tensor: whether it may be a placeholder of a branch.
@@ -104,31 +108,31 @@ class Stages:
         single = {id(o) for o in operations if self._is_single(o)}
         inside = {id(o) for o in operations}
         groups = self._groups_of(operations)
-        for found in groups:
+        for group in groups:
             ends = {
                 id(end)
-                for o in found
+                for o in group
                 for t in self._kept_in((*o.inputs, *o.outputs))
                 for end in (t.operation, *self._users.get(t, ()))
             }
             if not ends <= inside:
-                self._leave_out(found, single)
+                self._leave_out(group, single)
         least: dict[int, int] = {}
         while True:
             stages, numbers = _in_stages(operations, single, least)
             is_done = True
-            for found in groups:
-                of_list = {numbers[id(o)] for o in found}
-                takes = [o for o in found if self._reason_to_leave_out(o)]
+            for group in groups:
+                of_list = {numbers[id(o)] for o in group}
+                takes = [o for o in group if self._reason_to_leave_out(o)]
                 is_alone = all(id(o) in single for o in takes)
                 if len(of_list) == 1 or is_alone:
                     continue
                 is_done = False
                 if max(of_list) > len(operations):
                     # An operation without XLA is between two of its users.
-                    self._leave_out(found, single)
+                    self._leave_out(group, single)
                 # No function takes it from another one.
-                least |= {id(o): max(of_list) for o in found}
+                least |= {id(o): max(of_list) for o in group}
             if is_done:
                 return stages
 
@@ -154,9 +158,32 @@ class Stages:
         return is_list and self.stackable.dtype_of(tensor) is None
 
     def _is_left_out(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a placeholder, or may be one of a branch.
+
+        The gradient of a conditional takes what its branches keep for it. For
+        what only another branch keeps, a branch returns a placeholder, without
+        rows where their number is not known before the step. XLA makes all
+        branches' results equally large in a function. But one that gets a
+        placeholder from outside compiles the gradients of all branches for its
+        size.
+        """
         if tensor not in self._left_out:
-            self._left_out[tensor] = is_left_out(tensor, self._graphs)
+            self._left_out[tensor] = self._may_be_left_out(tensor)
         return self._left_out[tensor]
+
+    def _may_be_left_out(self, tensor: Tensor) -> bool:
+        operation = tensor.operation
+        if operation is None:
+            return False
+        if operation.type == "FakeParam":
+            # It has no entries, or nobody knows how many.
+            shape = operation.attributes["shape"].shape
+            return shape.unknown_rank or any(d.size < 1 for d in shape.dim)
+        return operation.type.endswith(("If", "Case")) and any(
+            branch is not None
+            and self._is_left_out(branch.outputs[tensor.index])
+            for branch in self._called.of(operation)
+        )
 
     def _groups_of(
         self, operations: Sequence[Operation]
@@ -251,15 +278,15 @@ def _draws_statefully(type_: str) -> bool:
 
 def _sized_by_values(program: Program) -> set[Tensor]:
     """Return the tensors whose size in XLA depends on values."""
-    found: set[Tensor] = set()
+    sized: set[Tensor] = set()
     for operation in program.operations:
-        if operation.type in _OF_VALUES or not found.isdisjoint(
+        if operation.type in _OF_VALUES or not sized.isdisjoint(
             operation.inputs
         ):
-            found.update(
+            sized.update(
                 t for t in operation.outputs if not _is_sized(t, program)
             )
-    return found
+    return sized
 
 
 def _is_sized(tensor: Tensor, program: Program) -> bool:
@@ -335,65 +362,3 @@ def _sources(operation: Operation) -> Iterator[Operation]:
             waiting += source.inputs
         else:
             yield source
-
-
-_PLACEHOLDER = "FakeParam"
-
-
-def is_left_out(tensor: Tensor, graphs: Sequence[tf.Graph]) -> bool:
-    """Whether a tensor is a placeholder, or may be one of a branch.
-
-    The gradient of a conditional takes what its branches keep for it. For what
-    only another branch keeps, a branch returns a placeholder, without rows
-    where their number is not known before the step. XLA makes all branches'
-    results equally large in a function. But one that gets a placeholder from
-    outside compiles the gradients of all branches for its size.
-
-    Args:
-        tensor: the tensor.
-        graphs: the graphs whose functions operations call by their names.
-    """
-    operation = tensor.operation
-    if operation is None:
-        return False
-    if operation.type == _PLACEHOLDER:
-        return _is_empty(operation.attributes)
-    if not operation.type.endswith(("If", "Case")):
-        return False
-    results = [f.outputs[tensor.index] for f in functions_of(operation)]
-    return any(is_left_out(result, graphs) for result in results) or any(
-        _is_left_out_by(name, tensor.index, graphs)
-        for name in called_names(operation.attributes)
-    )
-
-
-def _is_left_out_by(name: str, index: int, graphs: Sequence[tf.Graph]) -> bool:
-    """Whether a branch, or one in it, leaves out a result.
-
-    Args:
-        name: the name of the branch's function.
-        index: the number of the result.
-        graphs: the graphs whose functions operations call by their names.
-    """
-    definition = compat.definition_of_function(graphs, name)
-    if definition is None:
-        return False
-    nodes = {node.name: node for node in definition.node_def}
-    result = definition.signature.output_arg[index].name
-    # That of an operation, or the name of an input.
-    source, _, output = definition.ret[result].partition(":")
-    node = nodes.get(source)
-    if node is None:
-        return False
-    if node.op == _PLACEHOLDER:
-        return _is_empty(node.attr)
-    return node.op.endswith(("If", "Case")) and any(
-        _is_left_out_by(inside, int(output.rpartition(":")[2]), graphs)
-        for inside in called_names(node.attr)
-    )
-
-
-def _is_empty(attributes: Attributes) -> bool:
-    """Whether a placeholder has no entries, or nobody knows how many."""
-    shape = attributes["shape"].shape
-    return shape.unknown_rank or any(dim.size < 1 for dim in shape.dim)

@@ -155,8 +155,8 @@ class CollectiveOps(OnTowers):
         def whole(vector: tf.Tensor) -> tf.Tensor:
             parts = zip(tf.split(vector, len(sizes)), sizes, strict=True)
             own = tf.concat([part[:size] for part, size in parts], 0)
-            (found,) = messages.wholes_of(own, [shape], [rows])
-            return tf.bitcast(found, dtype) if is_bfloat16 else found
+            (result,) = messages.wholes_of(own, [shape], [rows])
+            return tf.bitcast(result, dtype) if is_bfloat16 else result
 
         vectors = column.with_tensors(column.on_each(padded))
         operation = tf.raw_ops.CollectiveGatherV2

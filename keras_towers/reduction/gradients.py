@@ -129,11 +129,11 @@ def check_sums(
         "shape and dtype."
     )
     if not isinstance(sums, (list, tuple)) or len(sums) != len(gradients):
-        found = type(sums).__name__
+        given = type(sums).__name__
         if isinstance(sums, (list, tuple)):
-            found = f"{len(sums)} sums"
+            given = f"{len(sums)} sums"
         raise TowerError(
-            f"{source} returned {found} for {len(gradients)} gradients. "
+            f"{source} returned {given} for {len(gradients)} gradients. "
             f"{advice}"
         )
     for index, (total, gradient) in enumerate(

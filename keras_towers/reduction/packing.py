@@ -258,12 +258,12 @@ def _rows_of_buffers(
     rows: Sequence[Rows],
 ) -> list[Rows]:
     """Return the devices' rows of buffers, or of a single tensor."""
-    found = []
+    all_rows = []
     for group in groups:
         own_shapes, own_rows = _all_of(group, shapes, rows)
         if len(group) == 1:
-            found += own_rows
+            all_rows += own_rows
         else:
             sizes = messages.elements_of_members(own_shapes, own_rows)
-            found.append(Rows(0, sizes))
-    return found
+            all_rows.append(Rows(0, sizes))
+    return all_rows

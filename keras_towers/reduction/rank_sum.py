@@ -137,7 +137,7 @@ class RankSum:
         hook: CommunicationHook | StatefulHook = all_reduce,
     ):
         self._transport = transport
-        self._given, self._hook = hook, as_stateful(hook)
+        self._hook: StatefulHook = as_stateful(hook)
         self._name: str = f"the communication hook {name_of(hook)}"
         self._states: weakref.WeakKeyDictionary[
             keras.Optimizer, dict[tuple[int | tf.TensorSpec, ...], _KeptState]
@@ -241,7 +241,7 @@ class RankSum:
     @property
     def kept_bytes(self) -> int:
         """The bytes of the memory in which ranks of a machine sum, if any."""
-        return getattr(self._given, "kept_bytes", 0)
+        return self._hook.kept_bytes
 
     def states(self, optimizer: keras.Optimizer) -> list[HookState]:
         """Return this rank's states for an optimizer's variables."""

@@ -23,6 +23,7 @@ from keras_towers.reduction.compression_hooks import (
     sum_separately,
 )
 from keras_towers.reduction.gradients import check_floats
+from keras_towers.reduction.shared_memory import SharedMemoryAllReduce
 from keras_towers.transport import Transport
 
 
@@ -69,6 +70,11 @@ class StatefulHook(Extensible):
         >>> keras_towers.HorovodStrategy(compression=Signs())
     """
 
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes that it keeps from step to step, besides its state."""
+        return 0
+
     @abstractmethod
     def init(self, specs: Sequence[tf.TensorSpec]) -> HookState:
         """Return this rank's state before the first step.
@@ -108,6 +114,12 @@ class WithoutState(StatefulHook):
 
     hook: CommunicationHook
 
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the memory in which ranks of a machine sum, if any."""
+        hook = self.hook
+        return hook.kept_bytes if isinstance(hook, SharedMemoryAllReduce) else 0
+
     def init(self, specs: Sequence[tf.TensorSpec]) -> HookState:
         """Return an empty state."""
         return HookState()
@@ -142,6 +154,11 @@ class NesterovMomentum(StatefulHook):
 
     hook: StatefulHook
     momentum: float
+
+    @property
+    def kept_bytes(self) -> int:
+        """Those of the other hook."""
+        return self.hook.kept_bytes
 
     def init(self, specs: Sequence[tf.TensorSpec]) -> HookState:
         """Return velocities of zero, besides the state of the other hook."""

@@ -1,5 +1,7 @@
 """How the ranks of a job find, watch and check one another.
 
+``activity``
+  What this rank does, and in which exchanges it waits.
 ``commits``
   The backups of a job that starts again, as its launcher knows them.
 ``failed_calls``
@@ -8,6 +10,8 @@
   A key-value store in a private folder, through which a job's ranks meet.
 ``hosts``
   The hosts of a job, named or allocated, and the placement of its ranks.
+``joined_job``
+  ``kt.extending.join_job``: the job of this process, for other transports.
 ``launchers``
   Launchers of several processes, recognized by the variables they set.
 ``listening``
@@ -24,8 +28,12 @@
   Gathers and compares plain values of the ranks, such as versions and steps.
 ``rank_environment``
   The environment variables by which a launcher tells ranks of their job.
+``rank_helper``
+  The helper process of a rank that another launcher has started.
 ``reports``
   The ranks' reports on their progress: who is late, and who waits in vain.
+``separate_training``
+  Refuses processes of a job that would each train a model of their own.
 ``signatures``
   Authenticates requests to a job's store: the token, and the signatures.
 ``store``
@@ -38,10 +46,4 @@
   The cluster that ``TF_CONFIG`` describes, and this process's task in it.
 ``watch``
   Threads that watch for ranks that are late or gone.
-``separate_training``
-  Refuses processes of a job that would each train a model of their own.
-``activity``
-  What this rank does, and in which exchanges it waits.
-``joined_job``
-  ``kt.extending.join_job``: the job of this process, for other transports.
 """

@@ -76,9 +76,9 @@ class LocalStore(Store):
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         with self._lock:
-            found = self.values[scope].get(key)
-        if found is not None or not hold_s:
-            return found
+            value = self.values[scope].get(key)
+        if value is not None or not hold_s:
+            return value
         written = threading.Event()
         self.await_key(scope, key, written.set)
         written.wait(hold_s)

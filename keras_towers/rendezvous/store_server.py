@@ -333,9 +333,9 @@ class _Connection(asyncio.Protocol):
         else before.
         """
         self._stop_waiting()
-        found = read()
-        if found is not None:
-            return answer(found)
+        value = read()
+        if value is not None:
+            return answer(value)
 
         def end() -> None:
             # Another may have been begun since this one was to end.

@@ -113,10 +113,10 @@ class Queue:
                 return tf.maximum(number_removed, latest())
 
         with tf.device(self._device):
-            (found,) = tf.while_loop(
+            (is_there,) = tf.while_loop(
                 lambda last: last < number, remove_one, [latest()]
             )
-            return tf.identity(found)
+            return tf.identity(is_there)
 
     def clear(self) -> None:
         """Remove all elements; only one process may do so at a time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from keras_towers.fit.components import (
     TowerFunction,
 )
 from keras_towers.fit.context import patches
-from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.step.step_clock import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
@@ -294,8 +295,8 @@ class _ThreadedCall(ReplicaCall):
             recorder_of(model),
         )
 
-    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        return super()._make_iterator(kind, whole=kind == "fit", **kwargs)
+    def _data_use(self, kind: str) -> DataUse:
+        return dataclasses.replace(super()._data_use(kind), whole=kind == "fit")
 
     def train(self, steps: TowerSteps, iterator: Any) -> Logs:
         if self._threads is None:

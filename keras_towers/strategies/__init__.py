@@ -5,10 +5,14 @@ Other packages can add strategies by entry points in the group
 
 ``base``
   The base of all strategies: a TensorFlow strategy of three components.
+``composed``
+  A strategy composed of parts that other packages write.
 ``device_mesh``
-  A mesh of devices in each process, whose columns divide weights.
+  A mesh of devices in each process, whose rows are towers.
 ``keras_distribution``
   ``keras.distribution`` on the TensorFlow backend.
+``layout_map``
+  Divides weights over a mesh as Keras's ``LayoutMap`` says.
 ``model_parallel``
   Towers of several devices, which divide each layer: tensor parallelism.
 ``modes``
@@ -23,8 +27,6 @@ Other packages can add strategies by entry points in the group
   ``TowerStrategy``: the towers of one process divide each step.
 ``tower_extended``
   ``strategy.extended``: what TensorFlow uses outside of ``fit``.
-``composed``
-  A strategy composed of parts that other packages write.
 """
 
 from __future__ import annotations

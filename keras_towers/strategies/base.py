@@ -35,11 +35,11 @@ from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import NoValueError
-from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous import separate_training, tf_config
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
-from keras_towers.strategies.device_mesh import Mesh, ShardedOverMesh
+from keras_towers.strategies.device_mesh import Mesh
+from keras_towers.strategies.layout_map import ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts, resident_bytes
 from keras_towers.transport import SingleProcess, Transport
@@ -134,7 +134,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
         # An elastic job may have a single rank for the time being.
         connects = transport is not None or (job is not None and job.size > 1)
         if connects:
-            permit_training()
+            separate_training.permit_training()
         transport = transport or SingleProcess()
         self._collective_key_base = next(_collective_key_bases)
         tf.distribute.Strategy.__init__(
@@ -442,7 +442,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 if access.may_need_all:
                     # This block does without what an earlier one has left in
                     # shards, once a rank has ended.
-                    needs_all = self._update.sharding.are_over_ranks
+                    needs_all = self._update.sharding.divides_over_ranks
                     unneeded = () if needs_all else (NoValueError,)
                     with contextlib.suppress(*unneeded):
                         access.serve("is at the end of the block")
@@ -497,8 +497,6 @@ def strategy_for_dry_run(
 @functools.cache
 def _warn_if_in_job(name: str) -> None:
     """Warn if each process of a job would train its own model."""
-    from keras_towers.rendezvous import separate_training
-
     member = separate_training.member_of_job(certainly=True)
     if member is not None:
         cause = f"{name} trains within one process"

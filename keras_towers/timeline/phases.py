@@ -56,7 +56,7 @@ class StepTimes(NamedTuple):
 
     @property
     def returns(self) -> np.ndarray:
-        """When the train function returned; if unknown, when ``ended``."""
+        """The times at which the train function returned, or else ended."""
         return np.where(np.isnan(self.returned), self.ended, self.returned)
 
 

@@ -16,13 +16,11 @@ import tensorflow as tf
 from keras_towers._incomplete import Extensible
 from keras_towers._notices import logger
 from keras_towers._types import Plain
-from keras_towers.errors import TowerError, shorten
+from keras_towers.errors import TowerError
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
 from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.rank_checks import Ranked
-from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
-from keras_towers.system import call_within
 from keras_towers.transport import (
     Transport,
     exchange_counts,
@@ -337,7 +335,7 @@ class EngineTransport(Extensible, Transport):
         """
         self.sum_on(None)
         if EngineTransport._nccl_failure is None:
-            why = self._failure_of_nccl(gpu)
+            why = nccl_trial.failure_over_ranks(self, gpu, self.sum_on)
             EngineTransport._nccl_failure = why
             if why and gpu is not None and self.rank == 0:
                 logger.warning(
@@ -345,53 +343,6 @@ class EngineTransport(Extensible, Transport):
                 )
         if gpu is not None and not EngineTransport._nccl_failure:
             self.sum_on(gpu)
-
-    def _failure_of_nccl(self, gpu: str | None) -> str:
-        """Add up a part of each rank; return why that fails, or nothing.
-
-        All ranks get an answer of the same meaning. Collective.
-        """
-        own = "it has no GPU" if gpu is None else nccl_trial.obstacle()
-        for rank, obstacle in enumerate(self.gather_objects(own)):
-            if obstacle:
-                return f"rank {rank}: {obstacle}"
-
-        def totals() -> list[tf.Tensor]:
-            with tf.device(gpu):
-                part = tf.identity(nccl_trial.part_of(self.rank))
-                return self.all_reduce([part], "kt.nccl")
-
-        calls = failed_calls.calls
-        calls.begin(self)
-        self.note_wait("a first sum over NCCL")
-        self.sum_on(gpu)
-        why = nccl_trial.failure_of(totals, self.size)
-        self.sum_on(None)
-        try:
-            if not why:
-                self.gather_objects(True)
-                return ""
-        except tf.errors.OpError as error:
-            why = shorten(error)
-        finally:
-            self.note_wait("")
-            calls.end()
-
-        def leave() -> str:
-            first = calls.fail(self, why)
-            calls.begin(self)
-            calls.end()
-            return f"rank {first.rank}: {first.why}" if first else why
-
-        try:
-            return call_within(NCCL_TIMEOUT_S, leave)
-        except TimeoutError:
-            raise TowerError(
-                f"NCCL does not work between the ranks ({why}), and "
-                f"{self.name} cannot cancel the sum that it has begun. To sum "
-                "in CPU memory, start the job again with "
-                f"{ENV_NCCL_TIMEOUT}=0."
-            ) from None
 
     def describe_nccl(self) -> str:
         """Describe whether ranks sum over NCCL; empty if it was not tried."""
@@ -477,12 +428,12 @@ class EngineTransport(Extensible, Transport):
                 f"{what} of {type(self).__name__} returned {results!r}: it has "
                 f"to return a list of {len(wanted)} tensors."
             )
-        for found, spec in zip(results, wanted, strict=True):
-            fits = found.shape.is_compatible_with(spec.shape)
-            if found.dtype != spec.dtype or not fits:
+        for result, spec in zip(results, wanted, strict=True):
+            fits = result.shape.is_compatible_with(spec.shape)
+            if result.dtype != spec.dtype or not fits:
                 raise TowerError(
                     f"{what} of {type(self).__name__} returned a tensor of "
-                    f"{found.dtype.name} and shape {found.shape}: it must "
+                    f"{result.dtype.name} and shape {result.shape}: it must "
                     f"return {spec.dtype.name} and shape {spec.shape}."
                 )
 

@@ -23,12 +23,14 @@ from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    BelowLimit,
     Partial,
     RowSplits,
     Sharded,
 )
 from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.partition.values import (
+    BelowLimit,
+)
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 
@@ -262,9 +264,9 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
             inputs = PlacedTensors(places)
             for tensor, value in processes[transport.rank].items():
                 inputs.shared[tensor] = value
-            for scope in inputs.scopes(axes.TOWERS):
-                for tensor, value in own[scope.tower].items():
-                    scope[tensor] = value
+            for here in inputs.at_places(axes.TOWERS):
+                for tensor, value in own[here.tower].items():
+                    here[tensor] = value
             return runner.add_to_graph(inputs)
 
     one_at_a_time = threading.Lock()

@@ -3,8 +3,11 @@
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.called_functions import CalledFunctions
 from keras_towers.partition.compiled_draws import CompiledDraws
 from keras_towers.partition.kernels import Kernels
+
+_KERNELS = Kernels("/device:CPU:0", CalledFunctions())
 
 
 def draw(k):
@@ -37,7 +40,7 @@ def test_draws_in_loops_and_branches_are_those_of_xla():
     def run():
         graph = compat.get_default_graph()
         compat.add_functions(graph, [function])
-        draws = CompiledDraws(graph, Kernels("/device:CPU:0"))
+        draws = CompiledDraws(graph, _KERNELS)
         definition = tf.compat.v1.GraphDef()
         node = definition.node.add(name="call", op="PartitionedCall")
         node.attr["f"].func.name = draws.rename(name)
@@ -56,5 +59,5 @@ def test_draws_in_loops_and_branches_are_those_of_xla():
 def test_a_function_without_draws_stays():
     function = tf.function(lambda: tf.ones([2])).get_concrete_function()
     name = tf.compat.as_str(function.inference_fn.name)
-    draws = CompiledDraws(function.graph, Kernels("/device:CPU:0"))
+    draws = CompiledDraws(function.graph, _KERNELS)
     assert draws.rename(name) == name

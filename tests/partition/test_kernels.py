@@ -3,8 +3,10 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers.partition.axes import ONCE
+from keras_towers.partition.called_functions import CalledFunctions
 from keras_towers.partition.kernels import Kernels
+from keras_towers.partition.program import Operation
 
 
 def looped(body):
@@ -31,10 +33,12 @@ def test_an_operation_compiles_with_all_functions_that_it_calls(
 ):
     spec = tf.TensorSpec([2, 2])
     graph = tf.function(function).get_concrete_function(spec).graph
-    kernels = Kernels("/device:CPU:0", [graph])
-    operations = graph.get_operations()[1:]
-    found = [kernels.has_node(o.type, o.node_def.attr) for o in operations]
-    assert all(found) == compiles
+    kernels = Kernels("/device:CPU:0", CalledFunctions([graph]))
+    operations = [
+        Operation(o.type, (), o.node_def.attr, [], 0, ONCE)
+        for o in graph.get_operations()[1:]
+    ]
+    assert all(map(kernels.has, operations)) == compiles
 
 
 def _text(y):
@@ -42,15 +46,15 @@ def _text(y):
 
 
 def test_a_kernel_has_only_some_dtypes():
-    kernels = Kernels("/device:CPU:0")
+    kernels = Kernels("/device:CPU:0", CalledFunctions())
     attributes = {
         dtype: {"T": tf.compat.v1.AttrValue(type=dtype.as_datatype_enum)}
         for dtype in (tf.float32, tf.string)
     }
-    assert kernels.has_node("Identity", attributes[tf.float32])
-    assert not kernels.has_node("MatMul", attributes[tf.string])
+    assert kernels.has_kernel("Identity", attributes[tf.float32])
+    assert not kernels.has_kernel("MatMul", attributes[tf.string])
 
 
 def test_an_unknown_function_does_not_compile():
-    assert not Kernels("/device:CPU:0").has_node("no_such_function", {})
-    assert compat.definition_of_function([], "no_such_function") is None
+    call = Operation("no_such_function", (), {}, [], 0, ONCE)
+    assert not Kernels("/device:CPU:0", CalledFunctions()).has(call)

@@ -9,20 +9,13 @@ import tensorflow as tf
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Elements,
     InShards,
     ListOf,
     MeshLayout,
     Mirrored,
     Sharded,
     Unit,
-    Value,
-    common_elements,
-    common_facts,
-    have_same_facts,
     is_row_per_element,
-    known_axes,
-    known_ints,
     local_shape,
     may_hold_rows,
     sizes_of,
@@ -30,6 +23,15 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.reasons import NotDivided
 from keras_towers.partition.sizes import EXAMPLES, UNKNOWN
+from keras_towers.partition.values import (
+    Elements,
+    Value,
+    common_elements,
+    common_facts,
+    have_same_facts,
+    known_axes,
+    known_ints,
+)
 
 pytestmark = pytest.mark.core
 

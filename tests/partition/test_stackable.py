@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_towers.partition.axes import BATCH
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.called_functions import CalledFunctions
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.stackable import Stackable
 
@@ -15,9 +16,9 @@ _LIST = {"element_dtype": tf.float32}
 
 def _dtype_of(builder, tensor, graphs=()):
     program = python_types.SimpleNamespace(
-        operations=builder.operations, exchanges=[], graphs=graphs
+        operations=builder.operations, exchanges=[]
     )
-    return Stackable(program).dtype_of(tensor)
+    return Stackable(program, CalledFunctions(graphs)).dtype_of(tensor)
 
 
 def _rows(builder):

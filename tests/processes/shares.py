@@ -536,7 +536,7 @@ def a_model_made_in_the_block_is_whole_on_no_rank():
         look = s.Does(on_epoch_begin=lambda it: seen.append(find_deferred(it)))
         train(mine, callbacks=[kt.EveryRank(look)])
         for weight in mine.weights:
-            assert shards.is_over_ranks(weight), weight.path
+            assert shards.spans_ranks(weight), weight.path
     # A callback before the first step takes nothing for written.
     assert seen[0] == [True, True, False, False]
     if s.RANK == 0:

@@ -5,15 +5,21 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.reduction import shared_memory
+from keras_towers.reduction.rank_sum import RankSum
 from keras_towers.reduction.shared_memory import (
     MIN_BYTES,
     SharedMemoryAllReduce,
 )
+from keras_towers.reduction.stateful_hooks import NesterovMomentum, as_stateful
 from tests.reduction.cases import assert_sums
-from tests.reduction.ranks import on_ranks, random_rows, summed
+from tests.reduction.ranks import Owner, on_ranks, random_rows, summed
 
 LARGE = MIN_BYTES // 4
 SHAPES = [(3, 5), (), (LARGE // 7, 7), (0, 2), (11,), (LARGE + 1,)]
+
+
+def with_momentum(hook):
+    return NesterovMomentum(as_stateful(hook), 0.9)
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +156,18 @@ def test_infinities_arrive_and_results_survive_the_next_step():
         np.testing.assert_array_equal(first[:4], [np.inf, np.nan, np.inf, 2])
         assert np.unique(first[3:]) == [2]
         assert np.unique(second) == [6]
+
+
+@pytest.mark.parametrize("wrap", [lambda hook: hook, with_momentum])
+def test_a_sum_says_what_memory_its_hook_keeps(wrap):
+    """Also that of a hook within another one."""
+
+    def kept(transport):
+        hook = SharedMemoryAllReduce()
+        rank_sum, gradients = RankSum(transport, wrap(hook)), [tf.ones([LARGE])]
+        before = rank_sum.kept_bytes
+        rank_sum.sum(Owner(), [Owner()], gradients)
+        assert hook.kept_bytes >= 4 * LARGE
+        return before, rank_sum.kept_bytes == hook.kept_bytes
+
+    assert on_ranks(2, kept)[0] == [(0, True)] * 2

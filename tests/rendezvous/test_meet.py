@@ -19,8 +19,8 @@ import pytest
 from keras_towers import TowerError, settings
 from keras_towers.rendezvous import launchers, meet
 from keras_towers.rendezvous.liveness import TaskState
-from keras_towers.rendezvous.meet import (
-    RendezvousFile,
+from keras_towers.rendezvous.meet import RendezvousFile
+from keras_towers.rendezvous.rank_helper import (
     start_heartbeat,
     start_store,
     stop_helper,
@@ -220,15 +220,15 @@ def test_only_ranks_that_end_or_hang_are_gone(helpers):
 FROZEN = """
 import sys, time
 from keras_towers import settings
-from keras_towers.rendezvous import meet
+from keras_towers.rendezvous import rank_helper
 from keras_towers.rendezvous.store import Endpoint
 settings.BEAT_S = settings.HEARTBEAT_S = 0.2
 settings.LOST_S = 4.0
 rank, place = eval(sys.argv[1])
 if rank:
-    meet.start_heartbeat(Endpoint(*place), rank, 2)
+    rank_helper.start_heartbeat(Endpoint(*place), rank, 2)
 else:
-    _, endpoint = meet.start_store(Endpoint(*place), 2)
+    _, endpoint = rank_helper.start_store(Endpoint(*place), 2)
     print(repr((endpoint.address, endpoint.port, endpoint.secret)), flush=True)
 time.sleep(60)
 """
@@ -284,7 +284,7 @@ def test_a_port_that_is_taken_is_an_error(helpers):
 # It starts a heartbeat and a process that keeps the heartbeat's pipe open.
 KILLED = """
 import os, sys, time
-from keras_towers.rendezvous.meet import start_heartbeat
+from keras_towers.rendezvous.rank_helper import start_heartbeat
 from keras_towers.rendezvous.store import Endpoint
 helper = start_heartbeat(Endpoint(*eval(sys.argv[1])), 1, 2)
 child = os.fork() or time.sleep(60) or os._exit(0)

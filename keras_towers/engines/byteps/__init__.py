@@ -1,5 +1,7 @@
 """BytePS: its build, its transport, servers, strategy and drop-in.
 
+``byteps_process``
+  Starts BytePS in this process, and leaves its job when Python ends.
 ``byteps_recipe``
   The recipe that compiles an unpatched BytePS for a recent TensorFlow.
 ``byteps_servers``

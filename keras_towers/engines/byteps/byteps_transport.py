@@ -27,7 +27,6 @@ before: so other names are used from then on.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import dataclasses
@@ -35,119 +34,25 @@ import functools
 import math
 import os
 import re
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers.engines.byteps import byteps_recipe, dmlc
+from keras_towers import compat
+from keras_towers.engines.byteps import byteps_process, byteps_recipe, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.known_engines import BYTEPS
 from keras_towers.rendezvous import (
     failed_calls,
     launchers,
     rank_checks,
-    separate_training,
     store,
     watch,
 )
-from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
 from keras_towers.transport import messages, plain_values
 from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.memory_turns import Turns
-
-_PR_SET_TIMERSLACK = 29
-_SLACK_NS = 500_000
-
-# Describes the worker that this process is; None: it is in no job.
-_worker: str | None = None
-_connected = False
-
-
-def connect(bps: ModuleType) -> None:
-    """Start BytePS in this process, and wait for the other processes."""
-    global _connected, _worker
-    if _connected:
-        return
-    _worker = dmlc.check_worker()
-    if _worker is None:
-        separate_training.refuse(
-            "BytePS",
-            "nothing has started BytePS's scheduler and servers",
-            "Use `keras-towers run -np 2 --strategy byteps script.py`, or, if "
-            "the script enters the strategy itself, `keras-towers run -np 2 "
-            "--servers 1`.",
-        )
-    rank_checks.compare_with_first_rank("BytePS")
-    dmlc.set_defaults(_worker)
-    with _limit_start(_worker), _coarse_timers():
-        bps.init(lazy=False)
-    # BytePS's own shutdown waits for all workers, also after an error.
-    atexit.unregister(bps.shutdown)
-    atexit.register(_leave_job, bps)
-    _connected = True
-
-
-@contextlib.contextmanager
-def _coarse_timers() -> Iterator[None]:
-    """Give threads started inside the block a coarser timer.
-
-    Each thread of BytePS polls for work every microsecond, which on a machine
-    with few cores leaves little time for the model. A thread inherits the slack
-    of its timers from the thread that starts it.
-    """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
-    try:
-        yield
-    finally:
-        libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(0), 0, 0, 0)
-
-
-@contextlib.contextmanager
-def _limit_start(worker: str | None) -> Iterator[None]:
-    """End the process if the start takes too long.
-
-    An exception could not interrupt BytePS's C++ code.
-    """
-    limit_s = seconds(ENV_START_TIMEOUT, settings.START_TIMEOUT_S)
-    text = (
-        f"{worker} has waited {limit_s:.0f} s for the scheduler and all "
-        "servers and workers. Check that they run and reach this address, "
-        f"that all have the same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and "
-        f"that each worker has a different {dmlc.WORKER_ID}. To wait longer, "
-        f"set {ENV_START_TIMEOUT}."
-    )
-    timer = threading.Timer(limit_s, watch.end_process, [text])
-    timer.daemon = True
-    if worker is not None:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _leave_job(bps: ModuleType) -> None:
-    """Leave the job at the end of Python.
-
-    BytePS's ``shutdown`` also ends the servers, once all workers have called
-    it. If our launcher ends the servers, there is nothing to wait for; and
-    after an error in this process, the wait might never end.
-    """
-    failed = getattr(sys, "last_value", None) is not None
-    if _worker is not None and (ENV_BYTEPS_LAUNCHED in os.environ or failed):
-        # BytePS's destructors would crash while its threads run. So end the
-        # process, with its exit code, before they are called.
-        libc = ctypes.CDLL(None)
-        libc.on_exit(libc._exit, None)
-        return
-    bps.shutdown()
-
 
 # Vectors of unknown length are padded to sizes from _MIN_BYTES on, each _GROWTH
 # times the one before. More sizes mean more branches to trace, fewer mean more
@@ -192,7 +97,7 @@ class BytePSTransport(EngineTransport):
     def __init__(self):
         super().__init__()
         self.engine = BYTEPS.import_module()
-        connect(self.engine)
+        byteps_process.connect(self.engine)
         self._library: ctypes.CDLL = self.engine.ops.TF_LIB_CTYPES
         self._operation: Callable[..., tf.Tensor] = (
             self.engine.ops.C_LIB.byteps_push_pull
@@ -239,7 +144,8 @@ class BytePSTransport(EngineTransport):
     @property
     def is_launched(self) -> bool:
         """Whether something has started this process as a worker."""
-        return _worker is not None or launchers.detect() is not None
+        is_worker = byteps_process.worker is not None
+        return is_worker or launchers.detect() is not None
 
     @property
     def rank(self) -> int:

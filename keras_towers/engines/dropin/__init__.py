@@ -23,7 +23,7 @@ from keras_towers.transport import Transport
 
 
 class Compression(Protocol):
-    """How a gradient is sent, such as ``hvd.Compression.fp16``."""
+    """A way to send gradients, such as ``hvd.Compression.fp16``."""
 
     def compress(self, tensor: tf.Tensor, /) -> tuple[tf.Tensor, object]:
         """Return the compressed tensor, and a context for ``decompress``."""

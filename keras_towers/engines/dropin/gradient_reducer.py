@@ -171,7 +171,7 @@ class Reducer(ABC):
 
     @functools.cached_property
     def _counts(self) -> GraphCounts:
-        """How many reductions have begun, and how many have ended."""
+        """The numbers of reductions that have begun, and that have ended."""
         counts = GraphCounts()
         # Counts are compared between ranks, so all ranks have to count.
         if self.all_ranks:

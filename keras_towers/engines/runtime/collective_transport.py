@@ -80,7 +80,7 @@ def instance_key(*parts: object) -> int:
 def _on_host(
     method: Callable[Concatenate[CollectiveTransport, _P], tf.Tensor],
 ) -> Callable[Concatenate[CollectiveTransport, _P], tf.Tensor]:
-    """Compute all of what a method sends where it leaves from: on the host.
+    """Make a method compute on the host what it sends from there.
 
     TensorFlow rewrites operations that it has placed on a GPU to others, which
     a GPU may not have.

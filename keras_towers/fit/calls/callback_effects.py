@@ -45,7 +45,10 @@ from keras_towers.fit.weights.joint_access import (
     JointAccess,
     refusing,
 )
-from keras_towers.fit.weights.shards import ShardedVariable, is_over_ranks
+from keras_towers.fit.weights.shards import (
+    ShardedVariable,
+    spans_ranks,
+)
 from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, rank_checks
@@ -406,7 +409,7 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
 
 def _value(variable: keras.Variable) -> _Value:
     # Ranks write variables in shards together.
-    if is_over_ranks(variable):
+    if spans_ranks(variable):
         return None
     value = variable._value
     if is_deferred(variable):

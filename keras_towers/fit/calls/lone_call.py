@@ -21,11 +21,11 @@ from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.meeting import NoMeeting
 from keras_towers.fit.calls.tower_call import TowerCall, tower_function
 from keras_towers.fit.components import KerasCall, TowerFunction
-from keras_towers.fit.data import read_ahead
+from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.joint_access import holding_weights
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 
 
 class LoneCall(TowerCall):
@@ -67,12 +67,14 @@ def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
     """
     why = why_not_alone(call, outer.model, outer.adoption)
     weights = state_lib.collect(call.model).weights
-    if not why and any(map(is_over_ranks, weights)):
+    if not why and any(map(spans_ranks, weights)):
         why = (
             "each rank has a part of its weights. Call it in a callback, or in "
             "on_epoch_end of a PyDataset, where ranks meet"
         )
-    ahead = read_ahead.reads_data() and not read_ahead.waits_for_steps()
+    ahead = (
+        read_ahead_limit.reads_data() and not read_ahead_limit.waits_for_steps()
+    )
     if not why and ahead and outer.why_not_asking():
         why = (
             "the data are read ahead, so ranks would get different batches. "

@@ -29,9 +29,10 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import read_ahead
+from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.data.read_ahead import ReadAheadLimit
+from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
@@ -306,9 +307,8 @@ class TowerCall:
         # The second iterator of a fit is for validation.
         first = self.epoch_iterator is None
         kind = self.kind if first else "evaluate"
-        iterator = self._make_iterator(
-            kind, epochs=self._epochs(kind), **kwargs
-        )
+        iterator = TowerEpochIterator(self._data_use(kind), **kwargs)
+        self._iterators.append(iterator)
         if kind == "fit" and self.start is not None:
             iterator.skip_to(self.start)
         if first:
@@ -325,7 +325,7 @@ class TowerCall:
         arguments = self.keras_call.arguments
         return arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
 
-    def _make_iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+    def _data_use(self, kind: str) -> DataUse:
         # The validation of a fit has its own.
         is_own = kind == self.kind
         places = self.places if is_own else self._places_of(kind)
@@ -337,25 +337,23 @@ class TowerCall:
             self.model.steps_per_execution,
             None if self.is_alone else counted,
         )
-        iterator = TowerEpochIterator(
+        return DataUse(
             self.config,
             places,
             kind,
-            order=self.shuffle_order,
+            self.shuffle_order,
+            epochs=self._epochs(kind),
+            read_limit=read_limit,
             end_data=lambda batches: self._step.end_data(
                 batches, self.model, places.ranks
             ),
-            read_limit=read_limit,
             within=self.meeting.within_data,
-            **kwargs,
         )
-        self._iterators.append(iterator)
-        return iterator
 
     def refuse(self, why: str) -> TowerError:
         """Return an error for data to raise, which ends the call."""
         error = TowerError(why)
-        if read_ahead.reads_data():
+        if read_ahead_limit.reads_data():
             self.refused = error
         return error
 
@@ -493,8 +491,8 @@ def _variables_of(
     model: weakref.ref[keras.Model],
 ) -> Collection[keras.Variable]:
     """Return all variables of a model, if it is still there."""
-    found = model()
-    return [] if found is None else model_state.collect(found).everything()
+    alive = model()
+    return [] if alive is None else model_state.collect(alive).everything()
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:

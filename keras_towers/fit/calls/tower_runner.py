@@ -33,7 +33,7 @@ from keras_towers.fit.components import (
     TowerConfig,
 )
 from keras_towers.fit.context import step_errors, thread_state
-from keras_towers.fit.data import read_ahead
+from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.ranks import call_agreement
@@ -80,7 +80,7 @@ class TowerRunner(Runner):
         joint = self._config.transport.size > 1
         if (
             joint
-            and read_ahead.reads_data()
+            and read_ahead_limit.reads_data()
             and failed_calls.calls.are_elsewhere
         ):
             raise TowerError(
@@ -98,7 +98,7 @@ class TowerRunner(Runner):
         """Whether a step of plain Keras fits only if it recomputes."""
         model, kind = keras_call.model, keras_call.kind
         may_again = kind == "fit" and self._config.options.remat is None
-        if not may_again or not self.step.memory.is_limited:
+        if not may_again or self.step.memory.own_limit is None:
             return False
         batch, examples = _batch_of(keras_call)
         if batch is None or model_state.runs_eagerly(model):

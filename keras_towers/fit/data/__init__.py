@@ -2,13 +2,15 @@
 
 ``batches``
   Batches of towers: a global batch split, or one batch for each tower.
+``data_use``
+  The use of data by a call of Keras, and who has divided the data.
 ``epoch_iterator``
   Keras's epoch iterator over the batches of towers.
 ``same_data``
   Checks that all ranks read the same data, by fingerprints of it.
 ``shuffle_order``
   Shuffles data in the same order on all ranks.
-``read_ahead``
+``read_ahead_limit``
   How far data in Python that use the model may be read ahead of its steps.
 ``tower_datasets``
   Datasets of batches that are divided over towers before a step.

@@ -1,6 +1,6 @@
 """Batches of towers: a global batch split, or one batch for each tower.
 
-``epoch_iterator.py`` and ``fit/step/divided_batch.py`` use them.
+``epoch_iterator.py`` and ``fit/step/step_inputs.py`` use them.
 """
 
 from __future__ import annotations

@@ -7,12 +7,11 @@ batches.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,17 +19,16 @@ from keras_towers import compat
 from keras_towers._notices import first_time, logger
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit.components import FitStart, TowerConfig, words_for_another
+from keras_towers.fit.components import FitStart
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import (
     batches as data_lib,
-    read_ahead,
+    read_ahead_limit,
     same_data,
     tower_datasets,
 )
-from keras_towers.fit.data.read_ahead import ReadAheadLimit
-from keras_towers.fit.data.shuffle_order import ShuffleOrder
-from keras_towers.fit.places import Places
+from keras_towers.fit.data.data_use import DataUse, Owner
+from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 
 # The name of the thread that waits for pending reads, then frees the data.
 RELEASES = "keras-towers-releases"
@@ -39,35 +37,11 @@ _PREFETCHED_BATCHES = 2
 _UNTIL_ALL_END = -1
 
 
-Within: TypeAlias = "Callable[[str], contextlib.AbstractContextManager[None]]"
-
-
-class _Owner(enum.Enum):
-    """The owner of a dataset: who has made or distributed it."""
-
-    ALL = "of all ranks: every tower takes its rows of each batch"
-    RANK = "of this rank: every tower takes batches of its own"
-    TOWER = "of one tower, which takes the next batch when it needs one"
-    USER = "of the user, who has divided it over the towers"
-
-
 class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches.
 
     Args:
-        config: the towers.
-        places: those of its steps.
-        kind: the method of Keras that reads the data.
-        on_next_step: called before each step.
-        order: makes all ranks shuffle identically.
-        whole: whether each batch is for one tower.
-        epochs: how often it is iterated over with the same data iterator; None:
-            unknown.
-        end_data: called with the number of batches if data that all ranks share
-            ends at a batch that Keras expects.
-        read_limit: lets threads that read data wait for steps.
-        within: returns the block in which code of the data runs in this thread,
-            given where: "Mine.on_epoch_end".
+        use: the use of its data.
         **kwargs: the arguments of Keras's own iterator.
     """
 
@@ -77,51 +51,35 @@ class TowerEpochIterator(compat.TFEpochIterator):
     data_adapter: Any
     steps_per_epoch: int | None
 
-    def __init__(
-        self,
-        config: TowerConfig,
-        places: Places,
-        kind: str,
-        on_next_step: Callable[[], None] = lambda: None,
-        order: ShuffleOrder | None = None,
-        whole: bool = False,
-        epochs: int | None = None,
-        end_data: Callable[[int], None] = lambda batches: None,
-        read_limit: ReadAheadLimit | None = None,
-        within: Within = lambda where: contextlib.nullcontext(),
-        **kwargs: object,
-    ):
-        self._config, self._places, self._kind = config, places, kind
-        batch_ranks = places.ranks.batch
-        # Processes that exchange nothing may end at different times.
-        self._together: bool = places.ranks.in_lockstep
-        self._on_next_step, self._order = on_next_step, order
-        self._end_data, self._within = end_data, within
+    def __init__(self, use: DataUse, **kwargs: object):
+        self._use, self._kind = use, use.kind
+        self._config, self._places = use.config, use.places
+        batch_ranks, order = use.places.ranks.batch, use.order
         self.at_last_step: bool = False
-        self.read_limit: ReadAheadLimit = read_limit or ReadAheadLimit(list)
+        self.read_limit: ReadAheadLimit = use.read_limit
         self._is_skipping = False
         name = type(kwargs.get("x")).__name__
         with order.of_arrays() if order else contextlib.nullcontext():
             with (
-                within(f"{name}'s first batches"),
+                use.within(f"{name}'s first batches"),
                 self.read_limit.first_batches(),
             ):
                 super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
             self._has_arrays = isinstance(adapter, compat.ArrayDataAdapter)
             self.source: tf.data.Dataset = self._distributed_dataset
-            self._owner: _Owner = self._find_owner(whole)
-            is_global = self._owner is _Owner.ALL
+            self._owner: Owner = use.owner_of(self.source)
+            is_global = self._owner is Owner.ALL
             self._run_events_within(name)
             # Asynchronous towers take batches whenever they need them.
-            if self._owner is not _Owner.TOWER:
+            if self._owner is not Owner.TOWER:
                 self.read_limit.order_reads(adapter)
             # Why what reads the data must not ask the model.
             self.why_not_asking: str = ""
             if is_global and batch_ranks.size > 1:
-                self.why_not_asking = read_ahead.why_not_asking(adapter)
+                self.why_not_asking = read_ahead_limit.why_not_asking(adapter)
             if self._has_arrays and is_global and batch_ranks.size > 1:
-                local_rows = tower_datasets.read_local_rows(adapter, places)
+                local_rows = tower_datasets.read_local_rows(adapter, use.places)
         self._common_steps: int | None = None
         # Keras creates an iterator at the end of an epoch and another at the
         # start of the next, and creating one is expensive.
@@ -131,8 +89,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._resumed_steps: Iterator[Structure] | None = None
         # The batch that Keras's next step reads.
         self._read: Any = None
-        if self._owner is not _Owner.USER:
-            if kind == "fit":
+        if self._owner is not Owner.USER:
+            if use.kind == "fit":
                 self._check_enough()
             if is_global:
                 self._warn_if_idle()
@@ -140,29 +98,18 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 self._agree_on_steps()
             dataset = local_rows or self.source
             self._distributed_dataset = self._prefetch(dataset)
-        if self._owner is _Owner.RANK:
-            self.read_limit.per_step = config.num_towers
+        if self._owner is Owner.RANK:
+            self.read_limit.per_step = use.config.num_towers
         self._set_steps()
-        if epochs is not None and is_global:
-            self._limit_reads(epochs)
-
-    def _find_owner(self, whole: bool) -> _Owner:
-        if isinstance(self.source, tf.distribute.DistributedDataset):
-            self._check_distributed(whole)
-            return _Owner.USER
-        if whole:
-            return _Owner.TOWER
-        # Ranks with their own training data have their own validation data.
-        each = self._config.options.batches == "each"
-        own = each and (self._kind == "fit" or self._together)
-        return _Owner.RANK if own else _Owner.ALL
+        if use.epochs is not None and is_global:
+            self._limit_reads(use.epochs)
 
     def _run_events_within(self, name: str) -> None:
         """Run the events of the data within the block for their code."""
         adapter = self.data_adapter
 
         def run(event: str, original: patches.Original) -> None:
-            with self._within(f"{name}.{event}"):
+            with self._use.within(f"{name}.{event}"):
                 original()
 
         for event in ("on_epoch_begin", "on_epoch_end"):
@@ -190,9 +137,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._places.ranks.batch,
             self._kind,
             self.data_adapter,
-            None if self._owner is _Owner.RANK else self.source,
+            None if self._owner is Owner.RANK else self.source,
         )
-        if self._owner is _Owner.RANK:
+        if self._owner is Owner.RANK:
             known = [n for n in numbers if n is not None]
             if len(known) < len(numbers) or self.steps_per_epoch:
                 self._common_steps = _UNTIL_ALL_END
@@ -224,24 +171,24 @@ class TowerEpochIterator(compat.TFEpochIterator):
         adapters = compat.GeneratorDataAdapter, compat.PyDatasetAdapter
         is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
-        is_global = self._owner is _Owner.ALL
-        if is_global and read_ahead.is_countable(self.data_adapter):
+        is_global = self._owner is Owner.ALL
+        if is_global and read_ahead_limit.is_countable(self.data_adapter):
             dataset = self.read_limit.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have
         # only parts with a row for each example.
         is_divided_ahead = (
             self._config.prefetches_to_towers
-            and self._owner is not _Owner.TOWER
+            and self._owner is not Owner.TOWER
             and not is_python
             and (not is_global or batch.has_rows_only)
         )
         if not is_divided_ahead:
-            if self._owner is _Owner.RANK:
+            if self._owner is Owner.RANK:
                 dataset = self._group(dataset)
             if is_python:
                 return dataset
-            takers = towers if self._owner is _Owner.TOWER else 1
+            takers = towers if self._owner is Owner.TOWER else 1
             return dataset.prefetch(max(_PREFETCHED_BATCHES, takers))
         if is_global:
             return strategy.experimental_distribute_dataset(
@@ -276,30 +223,13 @@ class TowerEpochIterator(compat.TFEpochIterator):
             lambda: iter([batch]), output_signature=self.source.element_spec
         )
 
-    def _check_distributed(self, whole: bool) -> None:
-        """Reject a distributed dataset of another strategy, or of pieces."""
-        own, other = self._config.strategy, self.source._strategy
-        if whole:
-            raise TowerError(
-                f"{self._config.name} gives each tower whole batches, but "
-                "fit() got a distributed dataset: pass the original dataset "
-                "instead."
-            )
-        if other is not own:
-            raise TowerError(
-                f"{self._kind}() runs on a {self._config.name}, but its "
-                "dataset was distributed by another "
-                f"{words_for_another(other, own)}: pass the original dataset "
-                "instead."
-            )
-
     def _check_enough(self) -> None:
         """Reject data without examples or without a batch for every tower."""
         have, need = self.data_adapter.num_batches, self._config.num_towers
         size = data_lib.Batch.of(self.source.element_spec).static_size
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give at least one example.")
-        if self._owner is _Owner.RANK and have is not None and have < need:
+        if self._owner is Owner.RANK and have is not None and have < need:
             raise TowerError(
                 f"the dataset has fewer batches ({have}) than there are "
                 f"towers ({need}): give more, or use fewer towers."
@@ -313,15 +243,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._batches_to_skip += start.done * self.steps_per_epoch
         else:
             compat.begin_with_epoch(self.data_adapter, start.done)
-            if self._order is not None:
-                self._order.begin_with(start.done)
+            if self._use.order is not None:
+                self._use.order.begin_with(start.done)
         if isinstance(self.data_adapter, compat.TFDatasetAdapter):
             self._redraw(start.done)
         self._steps_and_batches = self.steps_per_epoch, self._num_batches
 
     def _redraw(self, epochs: int) -> None:
         """Make a dataset draw the orders of earlier epochs, without reading."""
-        if self.steps_per_epoch or self._owner is _Owner.USER:
+        if self.steps_per_epoch or self._owner is Owner.USER:
             return
         # Keras creates another one behind an epoch whose length it knows.
         iterators = 2 if self._num_batches else 1
@@ -377,15 +307,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
             return self._distributed_dataset
         if not skip and self._fresh_iterator is not None:
             return self._fresh_iterator
-        if self._order is not None:
-            self._order.next_epoch()
+        if self._use.order is not None:
+            self._use.order.next_epoch()
         if skip:
             return self._distributed_dataset.skip(skip)
         self._fresh_iterator = iter(self._distributed_dataset)
         return self._fresh_iterator
 
     def __next__(self) -> Structure:
-        self._on_next_step()
+        self._use.on_next_step()
         step = super().__next__()
         self._fresh_iterator = None
         size = self.steps_per_execution
@@ -409,7 +339,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             try:
                 yield
             except (StopIteration, tf.errors.OutOfRangeError) as error:
-                if self._owner is _Owner.ALL and self._together:
+                if self._owner is Owner.ALL and self._places.ranks.in_lockstep:
                     if self._places.ranks.batch.size > 1 and self._goes_on():
                         raise TowerError(
                             f"a step of {self._kind} has raised "
@@ -419,7 +349,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
                             "for it. Catch the error in the step."
                         ) from error
                     # Keras counts a step before it draws the step's data.
-                    self._end_data(self._steps_seen - self.steps_per_execution)
+                    seen = self._steps_seen - self.steps_per_execution
+                    self._use.end_data(seen)
                 raise
 
     def _goes_on(self) -> bool:
@@ -443,8 +374,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         Keras's generator and its iterator reference each other. Data that never
         arrives delays only the exit of the process, and keeps no model.
         """
-        self._on_next_step, self._end_data = lambda: None, lambda batches: None
-        self._within = lambda where: contextlib.nullcontext()
+        self._use = DataUse(self._config, self._places, self._kind)
         iterators = [
             self._epoch_iterator,
             self._current_iterator,
@@ -462,7 +392,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         A rank that reads its own data, or a dataset that the user distributed,
         does not know the batch sizes of the other ranks.
         """
-        if self._owner in (_Owner.RANK, _Owner.USER):
+        if self._owner in (Owner.RANK, Owner.USER):
             return None
         if self._has_arrays:
             return self.data_adapter._batch_size
@@ -491,7 +421,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._num_batches = (
                 self._common_steps if self._common_steps > 0 else None
             )
-        elif self._owner is _Owner.RANK and self._num_batches:
+        elif self._owner is Owner.RANK and self._num_batches:
             self._num_batches = -(-self._num_batches // self._config.num_towers)
 
 

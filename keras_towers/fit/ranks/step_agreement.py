@@ -415,11 +415,11 @@ def _by_place(
         described: the constants.
         end: the index of the last operation whose constants count.
     """
-    found: dict[int, list[ConstantText]] = {}
+    texts: dict[int, list[ConstantText]] = {}
     for constant in itertools.starmap(ConstantText, described):
         if constant.used_at <= end:
-            found.setdefault(constant.place, []).append(constant)
-    return found
+            texts.setdefault(constant.place, []).append(constant)
+    return texts
 
 
 def _differing(

@@ -79,8 +79,8 @@ def _common_line(
         for o in forward
         if any(id(t) in used for t in (*o.inputs, *o.outputs))
     ]
-    for found in (near, forward):
-        lines = {line_of(o) for o in found}
+    for candidate in (near, forward):
+        lines = {line_of(o) for o in candidate}
         if len(lines) == 1:
             return lines.pop()
     return ""

@@ -1,7 +1,7 @@
-"""Checks whether a model fits into the memory of its devices.
+"""Makes models fit into the memory of their devices, or refuses them.
 
 Variables are checked before they are placed; a step is checked when it is
-traced, before it runs. ``MemoryCheck.plan`` finds a schedule that fits.
+traced, before it runs. ``DeviceMemory.plan`` finds a schedule that fits.
 ``partition/memory_estimate.py`` estimates the memory.
 """
 
@@ -96,8 +96,8 @@ class Limit:
         return cls(size, device, rank if peers.size > 1 else None)
 
 
-class MemoryCheck:
-    """Compares what a model needs with the memory of devices.
+class DeviceMemory:
+    """The memory of devices, and how models are made to fit into it.
 
     Args:
         config: the towers.
@@ -132,7 +132,8 @@ class MemoryCheck:
         Raises:
             DoesNotFit: they do not fit, on all ranks.
         """
-        config, limit = self._config, self._find_limit(peers)
+        config = self._config
+        self._limit = limit = self._find_limit(peers)
         if limit is None or is_placed:
             return
         if _ROOM * sum(map(byte_size, model.variables)) <= limit.size:
@@ -146,18 +147,15 @@ class MemoryCheck:
         self._compare(model, kind, needs)
 
     def _find_limit(self, peers: Peers) -> Limit | None:
-        own, limit = self._config.strategy, None
+        own = self._config.strategy
         assert isinstance(own, KerasStrategy), own
         # Where weights are elsewhere, or towers train alone, plans do not hold.
-        if own._follows_options:
-            limit = Limit.of(self._config, peers)
-        self._limit = limit
-        return limit
+        return Limit.of(self._config, peers) if own._follows_options else None
 
     @functools.cached_property
-    def is_limited(self) -> bool:
-        """Whether the memory of the only tower's device is known."""
-        return self._find_limit(ALONE) is not None
+    def own_limit(self) -> Limit | None:
+        """The memory of this process's devices; None: unknown."""
+        return self._find_limit(ALONE)
 
     def exceeds(
         self,
@@ -174,7 +172,7 @@ class MemoryCheck:
             batch: the specs of a batch.
             examples: the number of examples of a batch; None: unknown.
         """
-        config, limit = self._config, self._limit
+        config, limit = self._config, self.own_limit
         examples = _known_examples(batch, examples)
         if limit is None or examples is None:
             return False
@@ -223,26 +221,26 @@ class MemoryCheck:
         config, limit, failed = self._config, self._limit, settings.failed
         while True:
             layout = lay_out(settings)
-            held = self._held_beside(layout)
+            needs = self._needs_beside(layout)
             room = math.inf
-            if limit is not None and held is not None:
-                room = max(limit.size * (1 - _MARGIN) - held.held, 0)
+            if limit is not None and needs is not None:
+                room = max(limit.size * (1 - _MARGIN) - needs.held, 0)
             remat = _limits(config.options.remat, room, failed)
             layout = scheduled(layout, config, remat)
-            more = settings.in_more_parts()
+            more = settings.in_more_micro_batches()
             if more is None or not _exceeds(layout, room):
                 break
             settings = more
         self._say_how(layout, remat)
         # A step that runs out of memory is tried again in smaller parts.
-        if held is not None and more is None:
-            needs = dataclasses.replace(held, step=layout.plan.bytes)
+        if needs is not None and more is None:
+            needs = dataclasses.replace(needs, step=layout.plan.bytes)
             # XLA keeps less than the estimate.
             self._compare(settings.model, settings.kind, needs, settings.xla)
         return layout
 
-    def _held_beside(self, layout: StepLayout) -> Needs | None:
-        """Return the bytes that devices hold besides a step, if compared."""
+    def _needs_beside(self, layout: StepLayout) -> Needs | None:
+        """Return what devices need besides a step, if it is compared."""
         settings = layout.settings
         spec, model = layout.divided.spec, settings.model
         examples = _known_examples(spec, settings.examples)
@@ -269,8 +267,10 @@ class MemoryCheck:
                 f"({schedule.work:.0%} of the step's work) instead of keeping "
                 f"{format_bytes(schedule.saved)} on each device"
             )
-        if plan.parts > 1 and settings.rows is not None:
-            how.append(f"processes a tower's rows in {plan.parts} parts")
+        if plan.micro_batches > 1 and settings.rows is not None:
+            how.append(
+                f"processes a tower's rows in {plan.micro_batches} parts"
+            )
         is_first = settings.places.ranks.job.rank == 0
         if how and is_first and first_time(model, (settings.kind, plan)):
             why = "memory has run out" if settings.failed else self._limit
@@ -354,7 +354,7 @@ def _limits(
 def _exceeds(layout: StepLayout, room: float) -> bool:
     """Whether a step needs more than its limit, as far as both are known."""
     plan, failed = layout.plan, layout.settings.failed
-    if failed is not None and not plan < failed:
+    if failed is not None and not plan.needs_less_than(failed):
         return True
     # XLA keeps less than the estimate.
     return not layout.settings.xla and plan.bytes > room

@@ -124,10 +124,10 @@ class PlacedModel:
                     size = byte_size(shard)
                     total[short_name(device)] += size * count // planned - size
         names = [short_name(device) for device in itertools.chain(*mesh)]
-        found = [total[name] for name in names]
+        sizes = [total[name] for name in names]
         # Variables that towers have once were made on this process's host.
-        others = sum(total.values()) - sum(found)
-        return [others + found[0], *found[1:]]
+        others = sum(total.values()) - sum(sizes)
+        return [others + sizes[0], *sizes[1:]]
 
     def axes_of_shards(self, ranks: int) -> list[tuple[int, bool] | None]:
         """Return how several ranks divide its variables."""
@@ -258,5 +258,5 @@ def lay_out_dry(
 def _gradients_in(traced: Trace, program: Program) -> list[Tensor]:
     """Return the gradients of towers as optimizers get them."""
     values = [program.values[name] for name in traced.gradients]
-    found = [value.local or value.whole for value in values]
-    return [tensor for tensor in found if tensor is not None]
+    gradients = [value.local or value.whole for value in values]
+    return [tensor for tensor in gradients if tensor is not None]

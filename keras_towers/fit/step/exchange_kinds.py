@@ -184,8 +184,8 @@ def _exchange_here(
             with tf.device(group.devices[0]):
                 group.result = _on_one_device(group)
     for (kind, devices, carrier), groups in together.items():
-        found = _exchange_together(kind, groups, devices, carrier)
-        for group, result in zip(groups, found, strict=True):
+        results = _exchange_together(kind, groups, devices, carrier)
+        for group, result in zip(groups, results, strict=True):
             group.result = result if group.have_own else result[0]
 
 
@@ -197,8 +197,7 @@ def _broadcast(members: Sequence[Members], collectives: Collectives) -> None:
         if is_whole and group.exchange.is_own:
             together.setdefault(tuple(group.devices), []).append(group)
     for devices, groups in together.items():
-        wholes = [group.result for group in groups]
-        copies = collectives.broadcast(wholes, devices)
+        copies = collectives.broadcast([g.result for g in groups], devices)
         for group, *of_devices in zip(groups, *copies, strict=True):
             group.result = of_devices
 
@@ -230,14 +229,14 @@ def _exchange_together(
             own.append(value)
     match kind:
         case "sum":
-            found = collectives.all_reduce(tensors, devices)
+            exchanged = collectives.all_reduce(tensors, devices)
         case "gather":
             rows = list(map(_rows_here, groups))
-            found = collectives.all_gather(tensors, devices, rows)
+            exchanged = collectives.all_gather(tensors, devices, rows)
         case _:
             rows = list(map(_rows_here, groups))
-            found = collectives.reduce_scatter(tensors, devices, rows)
-    results = list(map(list, zip(*found, strict=True)))
+            exchanged = collectives.reduce_scatter(tensors, devices, rows)
+    results = list(map(list, zip(*exchanged, strict=True)))
     if kind == "scatter":
         return list(map(_of_takers, groups, results))
     return results
@@ -398,12 +397,17 @@ class _RowsOfRanks:
     def of(cls, members: Members, ranks: int) -> _RowsOfRanks | None:
         """Return the rows of an exchange; None if not all ranks know them."""
         exchange, towers = members.exchange, len(members.devices)
-        axis, units, sizes = exchange.axis, exchange.units, exchange.sizes or ()
-        shape = [size for size in sizes if isinstance(size, int)]
-        if units is None or not shape or len(shape) < len(sizes):
+        axis, units, own = exchange.axis, exchange.units, exchange.given.shape
+        shape: list[Any] = list(exchange.sizes or ())
+        if exchange.is_of_equal_parts and own.is_fully_defined():
+            shape, parts = own.as_list(), len(members.values) // towers
+            counts = [shape[axis] * parts] * (towers * ranks)
+            shape[axis] = sum(counts)
+        elif units is None or not all(isinstance(n, int) for n in shape):
             return None
-        rows = shape[axis] // units
-        counts = [rows * n for n in share_counts(units, towers * ranks)]
+        else:
+            rows = shape[axis] // units
+            counts = [rows * n for n in share_counts(units, towers * ranks)]
         of_ranks = [counts[k * towers :][:towers] for k in range(ranks)]
         return cls(exchange.given.dtype, shape, axis, of_ranks)
 
@@ -433,12 +437,11 @@ def _scatter_over_ranks(
 ) -> None:
     """Replace sums over this rank's towers by this rank's rows of all sums."""
     for sent in _messages("scatter", known):
-        key = next_key("scatter")
         message, sizes = messages.joined_rows(
             [tf.ensure_shape(g.result, r.shape) for g, r in sent.items()],
             [rows.of_ranks for rows in sent.values()],
         )
-        own = transport.reduce_scatter(message, sizes, key)
+        own = transport.reduce_scatter(message, sizes, next_key("scatter"))
         shapes = [
             rows.of_ranks.shapes(rows.shape)[transport.rank]
             for rows in sent.values()
@@ -464,8 +467,8 @@ def _gather_over_ranks(
             next_key("rows"),
             messages.elements_of_members(shapes, rows),
         )
-        found = messages.wholes_of(whole, shapes, rows)
-        for group, result in zip(sent, found, strict=True):
+        wholes = messages.wholes_of(whole, shapes, rows)
+        for group, result in zip(sent, wholes, strict=True):
             group.result = result
 
 

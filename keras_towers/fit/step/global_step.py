@@ -35,13 +35,13 @@ from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.fit.ranks.step_agreement import STEP_KEY, ComparedStep
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step import step_clock
-from keras_towers.fit.step.device_memory import MemoryCheck
-from keras_towers.fit.step.divided_batch import (
+from keras_towers.fit.step.device_memory import DeviceMemory
+from keras_towers.fit.step.exchange_kinds import GradientExchange
+from keras_towers.fit.step.step_inputs import (
     DividedBatch,
     capture,
     shares_batches,
 )
-from keras_towers.fit.step.exchange_kinds import GradientExchange
 from keras_towers.fit.step.step_layout import (
     StepLayout,
     StepSettings,
@@ -58,7 +58,7 @@ from keras_towers.fit.step.traced_operations import TracedOperations
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
@@ -80,7 +80,7 @@ class GlobalStep:
         self.order: StepOrder = update.order
         self.config: TowerConfig = update.config
         self.update = update
-        self.memory: MemoryCheck = MemoryCheck(update.config)
+        self.memory: DeviceMemory = DeviceMemory(update.config)
         self._eager_steps = itertools.count()
 
     def run_step(
@@ -172,11 +172,11 @@ class GlobalStep:
     ) -> StepLayout:
         """Lay out a step over towers, and schedule it."""
 
-        def in_parts(settings: StepSettings) -> StepLayout:
-            cut = divided.in_parts(settings.places.parts)
+        def in_micro_batches(settings: StepSettings) -> StepLayout:
+            cut = divided.in_micro_batches(settings.places.micro_batches)
             return lay_out(self.update, traced, cut, settings)
 
-        return self.memory.plan(in_parts, settings)
+        return self.memory.plan(in_micro_batches, settings)
 
     def _compare_with_ranks(self, layout: StepLayout) -> None:
         """Compare the step over ranks; share rank 0's outer variables."""
@@ -432,7 +432,7 @@ def run_for_own_batch(
 
 def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
     """Return the results and the weights that an eager step has computed."""
-    weights = [v for v in collect(model).weights if not is_over_ranks(v)]
+    weights = [v for v in collect(model).weights if not spans_ranks(v)]
     values = [copy_on_tower(native(weight)).read_value() for weight in weights]
     return data_lib.tensors_in(result) + values
 

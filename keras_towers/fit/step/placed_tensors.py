@@ -19,7 +19,7 @@ from keras_towers.partition.program import Tensor
 
 Place: TypeAlias = tuple[int, ...]
 """A tower, a column and a micro-batch."""
-PLACE_AXES: Sequence[Axis] = "towers", "columns", "parts"
+PLACE_AXES: Sequence[Axis] = "towers", "columns", "micro_batches"
 
 
 class TensorsAt(MutableMapping[Tensor, Any]):
@@ -44,12 +44,12 @@ class TensorsAt(MutableMapping[Tensor, Any]):
         device: str,
     ):
         self._arrays, self.lengths, self.place = arrays, lengths, place
-        self.tower, self.column, self.part = place
+        self.tower, self.column, self.micro_batch = place
         self.device = device
 
     def __getitem__(self, tensor: Tensor) -> Any:
         array = self._arrays[tensor]
-        towers, columns, parts = array.shape
+        towers, columns, micro_batches = array.shape
         all_towers, all_columns, _ = self.lengths
         value = None
         # A tensor that is computed once cannot use one that differs.
@@ -57,7 +57,7 @@ class TensorsAt(MutableMapping[Tensor, Any]):
             value = array[
                 self.tower if towers > 1 else 0,
                 self.column if columns > 1 else 0,
-                self.part if parts > 1 else 0,
+                self.micro_batch if micro_batches > 1 else 0,
             ]
         if value is None:
             raise KeyError(tensor)
@@ -97,47 +97,47 @@ class PlacedTensors:
         self._arrays: dict[Tensor, np.ndarray] = {}
         # Over the micro-batches of each tower.
         self._sums: dict[Tensor, np.ndarray] = {}
-        self.shared: TensorsAt = self.scope((1, 1, 1), (0, 0, 0))
+        self.shared: TensorsAt = self.at((1, 1, 1), (0, 0, 0))
 
     def lengths(self, axes: Axes) -> Sequence[int]:
         """Return the lengths of an array for a value that varies along axes."""
         places = self.places
-        of_all = places.towers, places.columns, places.parts
+        of_all = places.towers, places.columns, places.micro_batches
         return [
             length if axis in axes else 1
             for axis, length in zip(PLACE_AXES, of_all, strict=True)
         ]
 
-    def scope(self, lengths: Sequence[int], place: Place) -> TensorsAt:
-        """Return the tensors at a place, a ``TensorsAt``."""
+    def at(self, lengths: Sequence[int], place: Place) -> TensorsAt:
+        """Return the tensors at a place."""
         tower, column, _ = place
         device = self.places.mesh[tower][column]
         return TensorsAt(self._arrays, lengths, place, device)
 
-    def scopes(self, axes: Axes) -> list[TensorsAt]:
+    def at_places(self, axes: Axes) -> list[TensorsAt]:
         """Return the tensors at each of the places that differ along axes."""
         lengths = self.lengths(axes)
-        return [self.scope(lengths, place) for place in np.ndindex(*lengths)]
+        return [self.at(lengths, place) for place in np.ndindex(*lengths)]
 
     def array(self, tensor: Tensor) -> np.ndarray:
         """Return the values of a tensor."""
         if tensor in self._arrays:
             return self._arrays[tensor]
         # It is repeated wherever it is used.
-        scopes = self.scopes(tensor.axes)
-        array = np.empty(scopes[0].lengths, object)
-        for scope in scopes:
-            array[scope.place] = value_of(tensor, scope)
+        places = self.at_places(tensor.axes)
+        array = np.empty(places[0].lengths, object)
+        for here in places:
+            array[here.place] = value_of(tensor, here)
         return array
 
-    def add(self, tensor: Tensor, scope: TensorsAt) -> Any:
+    def add(self, tensor: Tensor, here: TensorsAt) -> Any:
         """Add a micro-batch's value to its tower's sum; return the sum."""
-        place = scope.tower, scope.column, 0
-        value = scope[tensor]
+        place = here.tower, here.column, 0
+        value = here[tensor]
         if tensor not in self._sums:
             towers, columns, _ = self._arrays[tensor].shape
             self._sums[tensor] = np.empty((towers, columns, 1), object)
-        elif scope.part > 0:
+        elif here.micro_batch > 0:
             value = self._sums[tensor][place] + value
         self._sums[tensor][place] = value
         return value

@@ -169,10 +169,10 @@ class StepCosts:
     def announcement(self) -> str:
         """Describe the first computation worth a notice; empty if none is."""
         for line in self._lines:
-            found = self.once[line]
-            if found.share >= _ANNOUNCED or found.grows:
+            cost = self.once[line]
+            if cost.share >= _ANNOUNCED or cost.grows:
                 more = ", ..." if len(self.once) > 1 else ""
-                return f"{found.describe(line)}{more}"
+                return f"{cost.describe(line)}{more}"
         return ""
 
     @property
@@ -391,21 +391,21 @@ def _once(program: Program) -> dict[str, ComputedOnce]:
         causes.update(dict.fromkeys(operation.outputs, cause))
         if source is None:
             continue
-        found, line = once[cause], line_of(source)
+        cost, line = once[cause], line_of(source)
         is_forward = line == cause_of(source)
-        is_other = not cause.endswith(line) and line not in found.following
+        is_other = not cause.endswith(line) and line not in cost.following
         if is_forward and is_other:
-            found.following.append(line)
+            cost.following.append(line)
         if source not in counted:
-            found.share += work[source]
+            cost.share += work[source]
             counted.add(source)
         tensors = (*source.inputs, *source.outputs)
         if not all(t.shape.is_fully_defined() for t in tensors):
-            found.grows = True
+            cost.grows = True
     total = sum(work.values())
-    for found in once.values():
-        found.share /= total
-    return {line: found for line, found in once.items() if found.share}
+    for cost in once.values():
+        cost.share /= total
+    return {line: cost for line, cost in once.items() if cost.share}
 
 
 def _count(number: int, noun: str) -> str:

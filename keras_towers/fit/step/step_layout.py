@@ -19,8 +19,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step import step_reports
-from keras_towers.fit.step.divided_batch import DividedBatch, capture
 from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_inputs import DividedBatch, capture
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import byte_size
@@ -37,9 +37,8 @@ from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
 from keras_towers.partition.segments import ALIKE
+from keras_towers.partition.sizes import ASSUMED_LENGTH
 
-# The batch size to assume if it is unknown.
-_ASSUMED_BATCH = 64
 # Fewer rows per tower are not worth a separate exchange.
 _MIN_GATHERED_ROWS = 32
 # Ranks gather rows instead of a gradient if the rows are at least this many
@@ -58,16 +57,19 @@ class MemoryPlan:
     """A way to make a step fit into memory.
 
     Attributes:
-        parts: the number of micro-batches of each tower.
+        micro_batches: the number of micro-batches of each tower.
         bytes: what a tower is planned to have at a time, for a usual batch.
     """
 
-    parts: int
+    micro_batches: int
     bytes: int
 
-    def __lt__(self, other: MemoryPlan) -> bool:
-        """Whether this plan needs less memory than another one."""
-        return self.parts > other.parts or self.bytes * ALIKE < other.bytes
+    def needs_less_than(self, other: MemoryPlan) -> bool:
+        """Whether this plan needs clearly less memory than another one."""
+        return (
+            self.micro_batches > other.micro_batches
+            or self.bytes * ALIKE < other.bytes
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,13 +109,13 @@ class StepSettings:
         """Whether XLA compiles the step, where it can."""
         return bool(self.model.jit_compile)
 
-    def in_more_parts(self) -> StepSettings | None:
+    def in_more_micro_batches(self) -> StepSettings | None:
         """Return settings with more micro-batches; None if there are none."""
-        parts = self.places.parts
-        if self.rows is None or parts >= self.rows:
+        number = self.places.micro_batches
+        if self.rows is None or number >= self.rows:
             return None
-        parts = min(2 * parts, self.rows)
-        places = dataclasses.replace(self.places, parts=parts)
+        number = min(2 * number, self.rows)
+        places = dataclasses.replace(self.places, micro_batches=number)
         return dataclasses.replace(self, places=places)
 
 
@@ -143,8 +145,8 @@ class StepLayout:
     def plan(self) -> MemoryPlan:
         """The memory plan, once the step is scheduled."""
         assert self.program.schedule is not None, "a step without a schedule"
-        parts = self.settings.places.parts
-        return MemoryPlan(parts, self.program.schedule.bytes)
+        number = self.settings.places.micro_batches
+        return MemoryPlan(number, self.program.schedule.bytes)
 
 
 def lay_out(
@@ -191,14 +193,14 @@ def scheduled(
         remat: what may be computed again, if the step trains.
     """
     settings = layout.settings
-    places, examples = settings.places, settings.examples or _ASSUMED_BATCH
-    towers = places.ranks.batch.size * config.num_towers * places.parts
+    places, examples = settings.places, settings.examples or ASSUMED_LENGTH
+    towers = places.ranks.batch.size * config.num_towers * places.micro_batches
     has_segments = settings.trains and config.options.remat is not False
     program = schedule(
         layout.program,
         towers,
         -(-examples // towers),
-        places.parts,
+        places.micro_batches,
         remat if settings.trains else KEEP_ALL,
         settings.xla,
         layout.traced.segments if has_segments else None,
@@ -249,7 +251,7 @@ def _divide_trace(
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
             gather_bytes=_gather_bytes(config, settings),
-            examples=settings.examples or _ASSUMED_BATCH,
+            examples=settings.examples or ASSUMED_LENGTH,
         ),
     )
 
@@ -292,14 +294,14 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
     places, ranks = settings.places, settings.places.ranks
     on_host = devices.all_on_host(config.devices)
     is_local = not ranks.share_step and update.local_sgd is None
-    if is_local or places.parts > 1 or update.sharding.divide_any:
+    if is_local or places.micro_batches > 1 or update.sharding.divide_any:
         return None
     if callable(config.options.mode):
         # A function of the user's gets each gradient.
         return None
     if ranks.step.size == 1:
         # On one host, gathering does not change the computing time.
-        rows = -(-(examples or _ASSUMED_BATCH) // places.towers)
+        rows = -(-(examples or ASSUMED_LENGTH) // places.towers)
         return max(rows, _MIN_GATHERED_ROWS) if on_host else None
     # Every rank computes the gradient.
     few = examples is not None and examples <= _MAX_GATHERED_BATCH

@@ -51,7 +51,7 @@ def record_costs(
     other = "prediction" if "predict" in kind else "evaluation"
     name = f"{'training' if kind in TRAINING else other} of {model.name!r}"
     ranks = places.ranks
-    parts = places.towers * places.parts * ranks.step.size
+    parts = places.towers * places.micro_batches * ranks.step.size
     costs = costs_of(program, parts, ranks.step.size, places.columns)
     _costs.setdefault(config.strategy, {})[name] = costs
     said = costs.announcement

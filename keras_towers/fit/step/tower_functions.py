@@ -27,7 +27,7 @@ from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step.graph_function import CallMode, GraphFunction
 from keras_towers.fit.step.placed_tensors import TensorsAt, with_shapes
 from keras_towers.fit.step.stacked_lists import StackedLists
-from keras_towers.partition.axes import AT_ROOT, PARTS, Axes
+from keras_towers.partition.axes import AT_ROOT, MICRO_BATCHES, Axes
 from keras_towers.partition.emission import (
     emit,
     graph_of,
@@ -133,7 +133,7 @@ class TowerFunctions:
         self, program: Program, mode: CallMode, places: Places, order: StepOrder
     ):
         self._program = program
-        self._micro_batches = places.parts
+        self._micro_batches = places.micro_batches
         self._order = order
         self.xla = Stages(program, places.mesh[0][0])
         self.operations: dict[Section, list[Operation]] = (
@@ -141,7 +141,7 @@ class TowerFunctions:
         )
         for operation in program.operations:
             if not operation.is_repeated:
-                section = section_of(operation, places.parts)
+                section = section_of(operation, places.micro_batches)
                 self.operations[section].append(operation)
         self.once: dict[Section, list[Stage]] = {
             section: self.xla.of(here) if mode == "xla" else [Stage([], here)]
@@ -381,10 +381,10 @@ class TowerFunctions:
                 return False
             # XLA uses no variables of other devices. An accelerator has none of
             # int32, which TensorFlow keeps on the host.
-            for scope in towers:
-                handle = value_of(tensor, scope)
+            for here in towers:
+                handle = value_of(tensor, here)
                 device = self._devices_of_handles.get(id(handle), "")
-                if not same_device(device, scope.device):
+                if not same_device(device, here.device):
                     return False
         return True
 
@@ -407,5 +407,5 @@ def section_of(operation: Operation, micro_batches: int = 1) -> Section:
     phase, axes = operation.phase, operation.axes - AT_ROOT
     if micro_batches == 1 or phase != Phase.TOWERS:
         # Whatever is written is the same for all micro-batches.
-        axes -= PARTS
+        axes -= MICRO_BATCHES
     return Section(operation.level, phase, axes)

@@ -34,7 +34,13 @@ from keras_towers.fit.step.tower_functions import (
     Section,
     TowerFunctions,
 )
-from keras_towers.partition.axes import COLUMNS, ONCE, PARTS, TOWERS, Axes
+from keras_towers.partition.axes import (
+    COLUMNS,
+    MICRO_BATCHES,
+    ONCE,
+    TOWERS,
+    Axes,
+)
 from keras_towers.partition.emission import emit, value_of
 from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.memory_estimate import summed_tensors
@@ -95,11 +101,11 @@ class TowerProgram:
                 computed = self._compute_on_towers(
                     level, TOWERS | columns, tensors, pace.before_level()
                 )
-                pace.note(computed)
+                pace.note_computed(computed)
             exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
-                    pace.note(self._exchange(exchanges, tensors))
+                    pace.note_exchanged(self._exchange(exchanges, tensors))
             pace.end_level()
             # A step whose assertion fails updates nothing.
             with tf.device(self._devices[0]):
@@ -118,11 +124,11 @@ class TowerProgram:
                 Stage(s.compiled, [o for o in s.single if not o.at_root])
                 for s in stages
             ]
-        for scope in tensors.scopes(axes):
-            with tf.device(scope.device):
+        for here in tensors.at_places(axes):
+            with tf.device(here.device):
                 self._functions.add_stages(
                     stages,
-                    scope,
+                    here,
                     self._functions.used,
                     after=self._order.gate,
                     checks=checks,
@@ -147,21 +153,26 @@ class TowerProgram:
             What they compute.
         """
 
-        def here(phase: Phase, also: Axes = ONCE) -> Sequence[Operation]:
+        def operations_of(
+            phase: Phase, also: Axes = ONCE
+        ) -> Sequence[Operation]:
             section = Section(level, phase, axes | also)
             return self._functions.operations.get(section, ())
 
-        towers, parts = tensors.scopes(axes), tensors.scopes(axes | PARTS)
-        reads, writes = here(Phase.READ), here(Phase.UPDATE)
-        call = self._functions.call_of(here(Phase.TOWERS))
+        towers = tensors.at_places(axes)
+        micro_batches = tensors.at_places(axes | MICRO_BATCHES)
+        reads, writes = operations_of(Phase.READ), operations_of(Phase.UPDATE)
+        call = self._functions.call_of(operations_of(Phase.TOWERS))
         if call:
             call, reads, writes = self._functions.with_variables(
                 call, reads, writes, towers
             )
         self._use_variables(reads, towers)
         computed = self._call(call, towers, tensors, after)
-        call = self._functions.call_of(here(Phase.TOWERS, PARTS))
-        computed += self._call(call, parts, tensors, after)
+        call = self._functions.call_of(
+            operations_of(Phase.TOWERS, MICRO_BATCHES)
+        )
+        computed += self._call(call, micro_batches, tensors, after)
         self._use_variables(writes, towers)
         return computed
 
@@ -176,15 +187,15 @@ class TowerProgram:
             return
         outputs = self._functions.used(operations)
         graphs, gate = self._program.graphs, self._order.gate
-        for scope in towers:
-            with tf.device(scope.device):
-                values = emit(operations, scope, outputs, graphs, gate)
-            scope.update(zip(outputs, values, strict=True))
+        for here in towers:
+            with tf.device(here.device):
+                values = emit(operations, here, outputs, graphs, gate)
+            here.update(zip(outputs, values, strict=True))
 
     def _call(
         self,
         call: FunctionCall | None,
-        scopes: Sequence[TensorsAt],
+        places: Sequence[TensorsAt],
         tensors: PlacedTensors,
         first_after: Sequence[object],
     ) -> list[Any]:
@@ -192,7 +203,7 @@ class TowerProgram:
 
         Args:
             call: the call; None: nothing is computed.
-            scopes: the places.
+            places: the places.
             tensors: the tensors of all places.
             first_after: what the first micro-batch of each tower waits for.
         """
@@ -200,15 +211,18 @@ class TowerProgram:
         if call is None:
             return computed
         before: list[Any] = []
-        for scope in scopes:
+        for here in places:
             # One micro-batch frees its memory before the next one begins.
-            after = before if scope.part > 0 else first_after
-            with tf.device(scope.device):
-                call.add_to_graph(scope, after)
-                before = [
-                    tensors.add(t, scope) if t in self._summed else scope[t]
+            after = before if here.micro_batch > 0 else first_after
+            with tf.device(here.device):
+                call.add_to_graph(here, after)
+                values = [
+                    tensors.add(t, here) if t in self._summed else here[t]
                     for t in call.body.outputs
                 ]
+                # Where TensorFlow inlines the call, who waits for it waits for
+                # none of its results.
+                before = [tf.identity(value) for value in values]
             computed += before
         return computed
 
@@ -228,19 +242,24 @@ class TowerProgram:
         for group, result in zip(groups, results, strict=True):
             exchange = group.exchange
             values = result if exchange.is_own else [result]
-            for scope, value in zip(group.takers, values, strict=True):
-                scope.update(with_shapes([exchange.result], [value]))
+            for here, value in zip(group.takers, values, strict=True):
+                here.update(with_shapes([exchange.result], [value]))
         return results
 
 
 class Pace:
-    """Orders the gathers of weights in a program, level by level.
+    """Orders the levels of a program.
 
-    TensorFlow runs an operation as soon as its inputs are there, and those of a
-    gather are variables: without an order, all weights would be gathered when a
-    step begins, and gradients would pile up behind a slow link. So what is
-    gathered at the end of a level waits until the level before is done, its
-    exchanges, too. It still goes on while the level itself is computed.
+    TensorFlow runs an operation as soon as its inputs are there. So it would
+    compute early, and keep, what only the backward pass uses. And since the
+    inputs of a gather are variables, it would gather all weights when a step
+    begins. So towers compute a level when the level two before it is done. What
+    is gathered at the end of a level waits until the level before is done. It
+    still goes on while the level itself is computed.
+
+    A level is done when it is computed; with gathers or buckets of gradients,
+    its exchanges have to be done, too. Otherwise gradients would pile up behind
+    a slow link.
 
     Args:
         program: the program.
@@ -248,20 +267,26 @@ class Pace:
 
     def __init__(self, program: Program):
         schedule = program.schedule
-        self._is_paced: bool = schedule is not None and schedule.is_paced
-        self._has_gathers = any(map(gathers_variables, program.exchanges))
+        self._with_exchanges: bool = any(
+            map(gathers_variables, program.exchanges)
+        ) or (schedule is not None and schedule.is_paced)
         self._done: list[Any] = []
-        # Tensors that exist once the last level has ended, and the one before.
+        # Tensors that exist once the last level is done, and the one before.
         self._ends: list[Any] = []
         self._earlier_ends: list[Any] = []
 
     def before_level(self) -> Sequence[object]:
         """Return what the functions of a level wait for."""
-        return self._earlier_ends if self._is_paced else ()
+        return self._earlier_ends
 
-    def note(self, results: Sequence[object]) -> None:
-        """Record what the towers compute in a level, or exchange at its end."""
+    def note_computed(self, results: Sequence[object]) -> None:
+        """Record what the towers compute in a level."""
         self._done += tf.nest.flatten(results)
+
+    def note_exchanged(self, results: Sequence[object]) -> None:
+        """Record what they exchange at its end."""
+        if self._with_exchanges:
+            self._done += tf.nest.flatten(results)
 
     def before_exchanges(
         self, exchanges: Sequence[Exchange]
@@ -273,9 +298,8 @@ class Pace:
     def end_level(self) -> None:
         """End a level."""
         self._earlier_ends = self._ends
-        if self._has_gathers or self._is_paced:
-            with tf.control_dependencies([*self._done, *self._ends]):
-                self._ends = [tf.no_op()]
+        with tf.control_dependencies([*self._done, *self._ends]):
+            self._ends = [tf.no_op()]
         self._done = []
 
 
@@ -296,8 +320,7 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
         ]
         values = [given[k] for k in _line(given.shape, place, along)]
         takers = [
-            tensors.scope(lengths, taker)
-            for taker in _line(lengths, place, along)
+            tensors.at(lengths, taker) for taker in _line(lengths, place, along)
         ]
         rows: list[Any] = [
             [value_of(t, taker) for t in exchange.rows or ()]
@@ -317,7 +340,7 @@ def _given(exchange: Exchange, tensors: PlacedTensors) -> np.ndarray:
         # Only the first process has it.
         return np.empty((1, 1, 1), object)
     is_sum = exchange.kind in ("sum", "scatter")
-    if is_sum and "parts" in exchange.over:
+    if is_sum and "micro_batches" in exchange.over:
         return tensors.sum(tensor)
     return tensors.array(tensor)
 

@@ -120,15 +120,15 @@ class Trace:
     @functools.cached_property
     def fixed_tables(self) -> dict[int, str]:
         """The contents of fixed tables, by the ids of their captures."""
-        found: dict[int, str] = {}
+        tables: dict[int, str] = {}
         for inside, handle in self.needed_captures:
             users = {user.type: user for user in inside.consumers()}
             find = users.get("LookupTableFindV2")
             if find is not None and not tf.is_symbolic_tensor(handle):
                 dtypes = find.get_attr("Tin"), find.get_attr("Tout")
                 content = content_of_fixed(handle, *dtypes)
-                found |= {} if content is None else {id(handle): content}
-        return found
+                tables |= {} if content is None else {id(handle): content}
+        return tables
 
     @functools.cached_property
     def needed_by_graph(self) -> _Needed:

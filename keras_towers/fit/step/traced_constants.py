@@ -34,7 +34,7 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
         traced: the step.
         operations: its operations.
     """
-    digest, sums, found = 0, np.zeros(3), []
+    digest, sums, constants = 0, np.zeros(3), []
     # Sums, because the order of operations may differ between processes.
     for inside, value in _constants_in(traced):
         if value.dtype.kind == "V":
@@ -50,7 +50,7 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
             own = _fingerprint(value)
         sums += (1 + place / 2**64) * own
         digest += zlib.crc32(place.to_bytes(8, "little") + exact)
-        found.append(
+        constants.append(
             (place, zlib.crc32(exact), _rounded(own), _show(value), inside)
         )
 
@@ -63,7 +63,7 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
                 f"{shown} of {line_of(inside.op)}",
                 operations.first_uses.get(id(inside), 0),
             )
-            for place, exact, approximate, shown, inside in found
+            for place, exact, approximate, shown, inside in constants
         ]
 
     return Constants(digest % 2**32, _rounded(sums), describe)

@@ -129,11 +129,11 @@ class TracedOperations:
             if operation.type == "Placeholder" and id(outputs[0]) in inputs:
                 continue
             operands = [id(tensor) for tensor in operation.inputs]
-            found = self._checksum(operation, operands, values)
-            number = _number(found)
+            checksum = self._checksum(operation, operands, values)
+            number = _number(checksum)
             self._listed.append((number, operation))
             for index, tensor in enumerate(outputs):
-                values[id(tensor)] = found + bytes([index % 256])
+                values[id(tensor)] = checksum + bytes([index % 256])
             used: collections.Counter[int] = collections.Counter()
             for index, tensor in enumerate(operands, 1):
                 for constant, place in constants.get(tensor, {}).items():

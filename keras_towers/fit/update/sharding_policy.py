@@ -78,7 +78,7 @@ class ShardingPolicy:
         return bool(self.option)
 
     @property
-    def are_over_ranks(self) -> bool:
+    def divides_over_ranks(self) -> bool:
         """Whether each rank has rows of variables in shards."""
         return self.divide_any and self._config.shards.size > 1
 

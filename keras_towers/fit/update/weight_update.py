@@ -191,7 +191,7 @@ class WeightUpdate:
 
     def apply_in_replica(self, call: ApplyCall) -> None:
         """Sum the gradients over all replicas, then update once."""
-        if self.sharding.are_over_ranks:
+        if self.sharding.divides_over_ranks:
             option = self.sharding.option
             raise TowerError(
                 f"{option} over all processes works only with fit() and "

@@ -36,7 +36,7 @@ from keras_towers.fit.weights.model_binding import (
     renew_functions,
     unbind,
 )
-from keras_towers.fit.weights.shards import is_over_ranks
+from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.fit.weights.without_memory import (
     DeferredVariable,
     is_repeatable,
@@ -166,7 +166,7 @@ class Adoption:
         """
         defers = (
             self.in_block
-            and self.update.sharding.are_over_ranks
+            and self.update.sharding.divides_over_ranks
             and tf.distribute.in_cross_replica_context()
             and is_repeatable(initializer)
             and self.update.sharding.divide_new(variable)
@@ -310,7 +310,7 @@ class Adoption:
             The weights that are divided already.
         """
         sharding = self.update.sharding
-        if peers.size == 1 or not sharding.are_over_ranks:
+        if peers.size == 1 or not sharding.divides_over_ranks:
             return []
         state = state_lib.collect(model)
         optimizers = state.optimizers if trains else []
@@ -402,7 +402,7 @@ class Adoption:
         if transport.size > 1:
             self.end_rounds()
             shared = state_lib.shared_variables(model)
-            whole = [v for v in shared if not is_over_ranks(v)]
+            whole = [v for v in shared if not spans_ranks(v)]
             self.agree_on_values(transport, whole)
 
     def held_bytes(self) -> dict[str, Mapping[str, int]]:

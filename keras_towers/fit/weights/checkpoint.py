@@ -23,7 +23,7 @@ from keras_towers.fit.weights.shards import (
     ShardedVariable,
     VariablePart,
     current_value,
-    is_over_ranks,
+    spans_ranks,
 )
 from keras_towers.rendezvous import rank_checks
 
@@ -79,7 +79,7 @@ def parts_here(name: str, variable: keras.Variable, rank: int) -> list[Part]:
     Rank 0 alone writes a variable that all ranks have.
     """
     value = current_value(variable)
-    if rank > 0 and not is_over_ranks(value):
+    if rank > 0 and not spans_ranks(value):
         return []
     return [
         Part(name, _where(value, part), part.copies[0].read_value)

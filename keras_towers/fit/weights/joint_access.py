@@ -29,7 +29,7 @@ from keras_towers.fit.weights.agreement import digest_of_value
 from keras_towers.fit.weights.shards import (
     NoValueError,
     ShardedVariable,
-    is_over_ranks,
+    spans_ranks,
 )
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import failed_calls, rank_checks, watch
@@ -353,7 +353,7 @@ def holding_weights(model: keras.Model) -> Iterator[None]:
     """Hold a model's whole weights on this rank in this block."""
     with contextlib.ExitStack() as stack:
         for variable in model_state.collect(model).weights:
-            if is_over_ranks(variable):
+            if spans_ranks(variable):
                 stack.enter_context(variable._value.holding_whole())
         yield
 
@@ -385,7 +385,7 @@ def access_of(*saved: object) -> JointAccess | None:
             variables = [*state.weights, *state.optimizer_variables]
         for variable in variables:
             value = getattr(variable, "_value", variable)
-            if is_over_ranks(value) and value.is_in_shards:
+            if spans_ranks(value) and value.is_in_shards:
                 return value.access
     return None
 

@@ -410,7 +410,7 @@ class ShardedVariable(compat.UninitializedVariable):
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
 
-def is_over_ranks(variable: Any) -> bool:
+def spans_ranks(variable: Any) -> bool:
     """Whether a Keras variable is in shards over the ranks."""
     value = getattr(variable, "_value", variable)
     return isinstance(value, ShardedVariable) and value.is_remote

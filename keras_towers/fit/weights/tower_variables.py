@@ -35,8 +35,8 @@ from keras_towers.fit.weights.model_state import slots_of
 from keras_towers.fit.weights.shards import (
     ShardedVariable,
     current_value,
-    is_over_ranks,
     part_of,
+    spans_ranks,
 )
 from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.partition.layouts import MIRRORED, MeshLayout, Replicated
@@ -477,7 +477,7 @@ class TowerVariables:
 
     def restore_all(self, asks_ranks: bool = True) -> None:
         """Put every variable back, even if some fail."""
-        lost = [] if asks_ranks else [*filter(is_over_ranks, self._homes)]
+        lost = [] if asks_ranks else [*filter(spans_ranks, self._homes)]
         with contextlib.ExitStack() as stack:
             for variable in self._homes:
                 stack.callback(self.restore, variable, asks_ranks)

@@ -11,9 +11,6 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,
     Sharded,
-    Value,
-    Values,
-    known_ints,
     local_shape,
     sizes_of,
 )
@@ -28,6 +25,11 @@ from keras_towers.partition.registry import (
 from keras_towers.partition.rules.row_numbers import note_limits
 from keras_towers.partition.rules.shapes import like_first
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    known_ints,
+)
 
 
 def _cross_entropy(node: Node, scores: Value, labels: Value) -> Values:

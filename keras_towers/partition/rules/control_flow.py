@@ -22,12 +22,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
     Sharded,
-    Value,
-    Values,
-    common_facts,
-    have_same_facts,
     local_shape,
-    replicated,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import (
@@ -40,8 +35,14 @@ from keras_towers.partition.program import (
 from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import operation
 from keras_towers.partition.resources import type_of_content
-from keras_towers.partition.rules.mesh_columns import exchange_over_columns
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    common_facts,
+    have_same_facts,
+    replicated,
+)
 
 _K = TypeVar("_K")
 _R = TypeVar("_R")
@@ -472,6 +473,5 @@ def add_loop(
 # ---- what is known of them ---------------------------------------------------
 
 operation("Assert", effect="checks")
-operation("PartitionedCall", _mean_of_own_rows, _call, exchange_over_columns)
-operation("StatefulPartitionedCall", _mean_of_own_rows, _call)
+operation("PartitionedCall StatefulPartitionedCall", _mean_of_own_rows, _call)
 operation("If StatelessIf Case StatelessCase", _branches)

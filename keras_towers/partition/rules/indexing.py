@@ -17,12 +17,7 @@ from keras_towers.partition.division import divide
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    BelowLimit,
-    RowNumbers,
     Sharded,
-    Value,
-    Values,
-    known_axes,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -39,6 +34,13 @@ from keras_towers.partition.rules.row_numbers import (
 from keras_towers.partition.rules.row_splits import note_lengths_of_mask
 from keras_towers.partition.rules.shapes import like_first, requested_shape
 from keras_towers.partition.rules.variables import look_up_in_value
+from keras_towers.partition.values import (
+    BelowLimit,
+    RowNumbers,
+    Value,
+    Values,
+    known_axes,
+)
 
 # ---- local row numbers -------------------------------------------------------
 

@@ -13,14 +13,10 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import (
     REPLICATED,
-    Elements,
     Layout,
     ListOf,
     Shape,
     Sharded,
-    Value,
-    Values,
-    common_elements,
     is_row_per_element,
     local_shape,
     may_hold_rows,
@@ -31,6 +27,12 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import operation
 from keras_towers.partition.sizes import UNKNOWN, Dimension
+from keras_towers.partition.values import (
+    Elements,
+    Value,
+    Values,
+    common_elements,
+)
 
 # Operations on lists of rows that a tower may run on its own rows.
 _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")

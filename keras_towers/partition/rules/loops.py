@@ -30,10 +30,7 @@ from keras_towers.partition.axes import BATCH
 from keras_towers.partition.layout_pass import lay_out_function
 from keras_towers.partition.layouts import (
     REPLICATED,
-    Value,
-    Values,
     local_shape,
-    replicated,
     sizes_of,
 )
 from keras_towers.partition.nodes import Node, Scope
@@ -53,6 +50,11 @@ from keras_towers.partition.rules.control_flow import (
 )
 from keras_towers.partition.rules.row_loops import RowLoop
 from keras_towers.partition.sizes import UNKNOWN
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    replicated,
+)
 
 
 def _loop(node: Node, *inputs: Value) -> Values:

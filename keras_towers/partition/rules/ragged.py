@@ -14,8 +14,6 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,
     Sharded,
-    Value,
-    Values,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -37,6 +35,10 @@ from keras_towers.partition.rules.row_splits import (
 )
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,9 +223,9 @@ def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     """Join neighbouring words of each row."""
     splits = splits_of(ends)
     own = node.converter.shard(texts, splits.entries)
-    found, limits = copy_on_towers(node, [own, splits.local])
-    after = splits_value(node.units, limits, ("parts", found), splits.rows)
-    return [_entries(found, after), after]
+    grams, limits = copy_on_towers(node, [own, splits.local])
+    after = splits_value(node.units, limits, ("parts", grams), splits.rows)
+    return [_entries(grams, after), after]
 
 
 def _places_in_rows(

@@ -12,9 +12,6 @@ from keras_towers.partition.builder import static
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Value,
-    Values,
-    known_axes,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -28,6 +25,11 @@ from keras_towers.partition.registry import (
 from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    known_axes,
+)
 
 
 def _reduction(node: Node, value: Value, over: Value) -> Factors:

@@ -37,12 +37,8 @@ from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     DataDependentUnit,
-    Elements,
     ListOf,
     Unit,
-    Value,
-    Values,
-    common_facts,
     is_row_per_element,
 )
 from keras_towers.partition.nodes import Node, Scope
@@ -55,6 +51,12 @@ from keras_towers.partition.rules.control_flow import (
     skip_identities,
 )
 from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.partition.values import (
+    Elements,
+    Value,
+    Values,
+    common_facts,
+)
 
 
 class _CarriedState(enum.Enum):

@@ -20,13 +20,8 @@ from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.layout_pass import apply_rules
 from keras_towers.partition.layouts import (
     REPLICATED,
-    BelowLimit,
     DataDependentUnit,
-    RowNumbers,
     Sharded,
-    Value,
-    Values,
-    known_ints,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -35,6 +30,13 @@ from keras_towers.partition.registry import facts_of, operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.spans import Span, spans
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    BelowLimit,
+    RowNumbers,
+    Value,
+    Values,
+    known_ints,
+)
 
 _Changes: TypeAlias = dict[str, Any]
 
@@ -152,7 +154,7 @@ def note_range(node: Node, inputs: Values, outputs: Values) -> None:
     builder, units = node.builder, node.units
     first, last, step = (value.number for value in inputs)
     # If it is a coincidence, these are the numbers of rows all the same.
-    rows = units.find_rows(0, last, by_number=True)
+    rows = units.find_rows(0, last, may_coincide=True)
     if first != 0 or rows is None or not isinstance(step, int) or step < 1:
         return
     dtype = node.output_dtype(0)

@@ -16,11 +16,7 @@ from keras_towers.partition.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.layouts import (
     REPLICATED,
     DataDependentUnit,
-    RaggedSplits,
     Sharded,
-    Value,
-    Values,
-    known_ints,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -32,6 +28,12 @@ from keras_towers.partition.rules.row_numbers import (
     skip_reshapes,
 )
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    RaggedSplits,
+    Value,
+    Values,
+    known_ints,
+)
 
 
 def splits_value(
@@ -195,7 +197,7 @@ def note_even_splits(node: Node, inputs: Values, outputs: Values) -> None:
     """Note that a range over rows and one more is splits of one entry each."""
     first, last, step = (value.number for value in inputs)
     # If it is a coincidence, these are the splits of such rows all the same.
-    rows = node.units.find_rows(0, last - 1, by_number=True)
+    rows = node.units.find_rows(0, last - 1, may_coincide=True)
     if first != 0 or step != 1 or rows is None or outputs[0].meaning:
         return
     dtype = node.output_dtype()

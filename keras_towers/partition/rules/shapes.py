@@ -17,10 +17,6 @@ from keras_towers.partition.layouts import (
     ListOf,
     Shape,
     Sharded,
-    Value,
-    Values,
-    known_axes,
-    known_ints,
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
@@ -34,6 +30,12 @@ from keras_towers.partition.registry import (
 from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    known_axes,
+    known_ints,
+)
 
 
 def _global_shape(node: Node, *values: Value) -> Values:
@@ -84,8 +86,8 @@ def made_of_shape(node: Node, *inputs: Value) -> Values:
     require(not any(value.sharded for value in inputs))
     sizes = asserted(node.facts.shape)(node, *inputs)
     # A number may be a coincidence.
-    by_number = node.options.by_number and is_draw(node.type)
-    layout = node.units.find_row_axis(sizes, by_number=by_number)
+    may_coincide = node.options.may_coincide and is_draw(node.type)
+    layout = node.units.find_row_axis(sizes, may_coincide=may_coincide)
     return asserted(node.facts.rows)(node, layout, *inputs)
 
 

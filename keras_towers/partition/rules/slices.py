@@ -16,9 +16,6 @@ from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.division import divide
 from keras_towers.partition.layouts import (
     Sharded,
-    Value,
-    Values,
-    known_axes,
     local_shape,
 )
 from keras_towers.partition.nodes import Node
@@ -29,6 +26,11 @@ from keras_towers.partition.rules.shapes import requested_shape
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.spans import Span, spans, split_sizes
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    known_axes,
+)
 
 
 def _known_spans(

@@ -17,10 +17,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     Shape,
     Sharded,
-    Value,
-    Values,
     local_shape,
-    replicated,
     sizes_of,
 )
 from keras_towers.partition.nodes import Node
@@ -29,6 +26,11 @@ from keras_towers.partition.reasons import asserted, require, unless_none
 from keras_towers.partition.registry import operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
+from keras_towers.partition.values import (
+    Value,
+    Values,
+    replicated,
+)
 
 
 def _read(node: Node, variable: Value) -> Values:
@@ -107,8 +109,8 @@ def _look_up_keys(
     operands = [converter.replicate(table), own, converter.replicate(default)]
     phase = node.builder.phase_of(node.type, operands)
     least = node.variables.record_use(phase, operands, reads=True)
-    (found,) = node.copy(operands, [own.shape], least=least)
-    return [Value(layout, found, shape=keys.shape)]
+    (values,) = node.copy(operands, [own.shape], least=least)
+    return [Value(layout, values, shape=keys.shape)]
 
 
 def _lookup_shape(node: Node, table: Value, keys: Value, other: Value) -> Shape:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
-from keras_towers.engines.byteps import byteps_transport
+from keras_towers.engines.byteps import byteps_process
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.rendezvous import separate_training, tf_config
 from keras_towers.strategies import base
@@ -94,7 +94,7 @@ def test_engines_that_would_train_separately_are_refused(
 ):
     """Strategies and drop-ins connect by these functions."""
     # Other tests may have connected this process before.
-    monkeypatch.setattr(byteps_transport, "_connected", False)
+    monkeypatch.setattr(byteps_process, "_connected", False)
     place(role, 0, **jobs)
     alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
     tasks = ", ".join(f"{name} 0" for name in jobs)
@@ -102,7 +102,7 @@ def test_engines_that_would_train_separately_are_refused(
     with pytest.raises(TowerError, match=said):
         horovod_transport.connect(alone)
     with pytest.raises(TowerError, match=said):
-        byteps_transport.connect(alone)
+        byteps_process.connect(alone)
 
 
 @pytest.mark.parametrize(

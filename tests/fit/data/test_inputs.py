@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
+from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from tests.kit.compare import assert_exact
 from tests.kit.sampling import long_unless, sample_of
@@ -322,10 +323,9 @@ EPOCHS, BATCHES = 2, 7
 def started(source, steps_per_execution=1):
     keras.utils.set_random_seed(5)
     return TowerEpochIterator(
-        strategy_of(2)._config,
-        strategy_of(2)._config.places("fit"),
-        "fit",
-        lambda: None,
+        DataUse(
+            strategy_of(2)._config, strategy_of(2)._config.places("fit"), "fit"
+        ),
         steps_per_execution=steps_per_execution,
         # Keras shuffles them: one with TensorFlow's, one with Python's
         # random numbers.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
-from keras_towers.fit.step import adaptive_function
+from keras_towers.fit.step import memory_retries
 from keras_towers.fit.step.adaptive_function import AdaptiveFunction
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, linear
@@ -84,12 +84,12 @@ def test_an_execution_is_not_read_before_it_runs():
 def test_a_cancelled_step_is_not_repeated_in_silence(monkeypatch):
     runs, said = [], []
 
-    def cancelled(self, data, joint):
+    def cancelled(self, data):
         runs.append(data)
         raise tf.errors.CancelledError(None, None, "by something")
 
     monkeypatch.setattr(AdaptiveFunction, "_run_once", cancelled)
-    monkeypatch.setattr(adaptive_function, "announce", said.append)
+    monkeypatch.setattr(memory_retries, "announce", said.append)
     with (
         kt.TowerStrategy(2, micro_batches="auto"),
         pytest.raises(tf.errors.CancelledError),

@@ -10,8 +10,9 @@ from keras_towers import TowerError, compat
 from keras_towers.fit.data import batches
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.ranks.step_order import StepOrder
-from keras_towers.fit.step.divided_batch import DividedBatch
 from keras_towers.fit.step.exchange_kinds import Members, exchange_tensors
+from keras_towers.fit.step.graph_function import CallMode
+from keras_towers.fit.step.step_inputs import DividedBatch
 from keras_towers.fit.step.tower_program import Pace, TowerProgram
 from keras_towers.partition import axes, partition_graph
 from keras_towers.partition.layouts import Sharded
@@ -36,7 +37,7 @@ def laid_out():
     return partition_graph(graph, [Sharded(0)], graph.outputs, {})
 
 
-def traced(program, devices):
+def traced(program, devices, mode: CallMode = "called"):
     """The graph of a program that all towers run."""
 
     @tf.function
@@ -46,7 +47,7 @@ def traced(program, devices):
         divided = DividedBatch(batch, SPECS, batch)
         inputs = divided.inputs_of(program, [], {}, places)
         order = StepOrder(SingleProcess())
-        ready = TowerProgram(program, "called", places, order)
+        ready = TowerProgram(program, mode, places, order)
         return ready.add_to_graph(inputs)
 
     return run.get_concrete_function(SPEC).graph
@@ -77,8 +78,11 @@ def test_a_layout_that_contradicts_tensorflow_is_refused(devices, where):
         traced(program, devices)
 
 
-def exchange_of(kind, dtype, rank, axis=0, to=axes.ONCE, **known):
-    dtype, shape = tf.as_dtype(dtype), tf.TensorShape([None] * rank)
+def exchange_of(kind, dtype, shape, axis=0, to=axes.ONCE, **known):
+    """An exchange of a tensor of a shape, or a number of unknown dimensions."""
+    if isinstance(shape, int):
+        shape = [None] * shape
+    dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
     if kind in ("before", "scatter"):
         to = axes.BATCH
     given, result = Tensor(dtype, shape, axes.BATCH), Tensor(dtype, shape, to)
@@ -226,6 +230,33 @@ def test_rows_of_variables_share_a_message_for_each_dtype(towers, ranks):
                 np.testing.assert_array_equal(part[k], wanted)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_rows_of_equal_shapes_share_a_message(parts):
+    """Statistics of a layer, of which each micro-batch has as many."""
+    shapes, towers, ranks = [[1, 3], [2, 1]], 2, 3
+    exchanges = [
+        exchange_of("gather", "float32", shape, axis)
+        for axis, shape in enumerate(shapes)
+    ]
+
+    def run(transport):
+        first = towers * parts * transport.rank
+        mine = range(first, first + towers * parts)
+        devices = ["/device:CPU:0"] * towers
+        members = [
+            Members(exchange, devices, [tf.fill(shape, float(k)) for k in mine])
+            for exchange, shape in zip(exchanges, shapes, strict=True)
+        ]
+        return exchanged(members, transport)
+
+    results, keys = on_ranks(ranks, run)
+    assert keys == ["kt.rows.eager"]
+    numbers = np.arange(towers * parts * ranks)
+    for rows, columns in results:
+        np.testing.assert_array_equal(rows, np.stack([numbers] * 3, 1))
+        np.testing.assert_array_equal(columns, np.stack([numbers] * 2))
+
+
 def test_columns_share_a_message_to_other_ranks():
     """A column adds up its towers' terms; columns alone send nothing."""
     over_towers = exchange_of("sum", "float32", 1)
@@ -248,6 +279,18 @@ def test_columns_share_a_message_to_other_ranks():
         assert of_tower.numpy() == 11 * (1 + rank)
 
 
+def test_levels_wait_for_the_results_of_calls_that_tensorflow_inlines(devices):
+    """Waiting for such a call is waiting for nothing."""
+    operations = traced(laid_out(), devices, "inlined").get_operations()
+    waited = {
+        before.type
+        for operation in operations
+        if operation.type == "NoOp"
+        for before in operation.control_inputs
+    }
+    assert waited == {"Identity", "NoOp"}
+
+
 def exchange(kind, along=axes.SHARDS):
     given = types.SimpleNamespace(axes=along)
     return types.SimpleNamespace(kind=kind, given=given)
@@ -258,19 +301,22 @@ OF_BATCH = exchange("gather", axes.BATCH)
 
 
 def waits_of(levels):
-    """For the exchanges of each level, the names of what they wait for."""
+    """What each level's exchanges wait for, and what its functions wait for."""
     everything = [e for exchanges in levels for e in exchanges]
     pace = Pace(types.SimpleNamespace(exchanges=everything, schedule=None))
-    waits = []
+    waits, of_functions = [], []
     with tf.Graph().as_default():
         for level, exchanges in enumerate(levels):
-            pace.note([tf.constant(0.0, name=f"computed{level}")])
+            with tf.control_dependencies(pace.before_level()):
+                computed = tf.constant(0.0, name=f"computed{level}")
+            pace.note_computed([computed])
             with pace.before_exchanges(exchanges):
                 result = tf.constant(0.0, name=f"exchanged{level}")
-            pace.note([result] if exchanges else [])
+            pace.note_exchanged([result] if exchanges else [])
             pace.end_level()
             waits.append(before(result.op))
-    return waits
+            of_functions.append(before(computed.op))
+    return waits, of_functions
 
 
 def before(operation):
@@ -286,14 +332,19 @@ def before(operation):
 
 def test_a_gather_waits_for_the_level_before():
     waits = waits_of([[GATHER], [GATHER, SCATTER], [GATHER], [GATHER]])
-    for level, waited in enumerate(waits):
-        assert waited == {
-            f"{what}{earlier}"
-            for earlier in range(level)
-            for what in ("computed", "exchanged")
-        }
+    for levels_between, of_levels in enumerate(waits):
+        for level, waited in enumerate(of_levels):
+            assert waited == {
+                f"{what}{earlier}"
+                for earlier in range(level - levels_between)
+                for what in ("computed", "exchanged")
+            }
 
 
 def test_only_gathers_of_weights_wait():
-    assert waits_of([[SCATTER], [OF_BATCH], [SCATTER]]) == [set()] * 3
-    assert waits_of([[GATHER], [SCATTER], [OF_BATCH]]) == [set()] * 3
+    waits, of_functions = waits_of([[SCATTER], [OF_BATCH], [SCATTER]])
+    assert waits == [set()] * 3
+    # Otherwise a level would compute what only the backward pass uses.
+    assert of_functions == [set(), set(), {"computed0"}]
+    waits, _ = waits_of([[GATHER], [SCATTER], [OF_BATCH]])
+    assert waits == [set()] * 3

@@ -91,7 +91,7 @@ class DividedBatch:
             specs = like.specs()
         return cls(batch, specs, whole, fingerprint)
 
-    def in_parts(self, number: int) -> DividedBatch:
+    def in_micro_batches(self, number: int) -> DividedBatch:
         """Return the batch with so many micro-batches for each tower."""
         batch = self.batch.in_micro_batches(number, self.specs)
         return dataclasses.replace(self, batch=batch)
@@ -150,14 +150,14 @@ class DividedBatch:
         inputs, ranks, first = program.inputs, places.ranks, len(self.layouts)
         pieces = [data_lib.tensors_in(piece) for piece in self.batch.pieces]
         placed = PlacedTensors(places)
-        parts = placed.scopes(BATCH)
+        parts = placed.at_places(BATCH)
         for index, layout in enumerate(self.layouts):
             tensor = inputs.of_graph[index]
             if layout == REPLICATED:
                 placed.shared[tensor] = pieces[0][index]
                 continue
-            for scope, piece in zip(parts, pieces, strict=True):
-                scope[tensor] = piece[index]
+            for here, piece in zip(parts, pieces, strict=True):
+                here[tensor] = piece[index]
         # Sizes stay on the host: an accelerator would have to be waited for.
         with tf.device(compat.HOST):
             for name, tensor in inputs.sizes.items():
@@ -188,10 +188,10 @@ class DividedBatch:
         placed.shared[inputs.total] = tf.cast(batch.total, tf.int64)
         start = tf.cast(batch.start, tf.int64)
         counts = self.batch.counts(self.specs)
-        parts = placed.scopes(BATCH)
-        for k, (count, scope) in enumerate(zip(counts, parts, strict=True)):
-            scope[inputs.start] = start
-            scope[inputs.is_first] = tf.constant(has_first and k == 0)
+        parts = placed.at_places(BATCH)
+        for k, (count, here) in enumerate(zip(counts, parts, strict=True)):
+            here[inputs.start] = start
+            here[inputs.is_first] = tf.constant(has_first and k == 0)
             start = start + tf.cast(count, tf.int64)
 
 
@@ -262,31 +262,31 @@ def _add_variables(
     for index, tensor in inputs.copies.items():
         key = index if index < last else inputs.of_columns[index - last].key
         if key in handles:
-            for scope in tensors.scopes(tensor.axes):
-                handle = handles[key].of_tower(scope.tower, scope.column)
-                scope[tensor] = capture(handle)
+            for here in tensors.at_places(tensor.axes):
+                handle = handles[key].of_tower(here.tower, here.column)
+                here[tensor] = capture(handle)
     with tf.device(compat.HOST):
         _add_shares(tensors, inputs)
         for tensor, own in zip(
             inputs.of_graph[last:], inputs.of_columns, strict=True
         ):
-            for scope in tensors.scopes(COLUMNS):
-                scope[tensor] = _of_column(own, scope.column, handles, tensors)
+            for here in tensors.at_places(COLUMNS):
+                here[tensor] = _of_column(own, here.column, handles, tensors)
 
 
 def _add_shares(tensors: PlacedTensors, inputs: Inputs) -> None:
     """Add the rows of variables in shards that each tower has."""
     places = tensors.places
     towers, ranks = places.towers, places.ranks.shards
-    for scope in tensors.scopes(BATCH):
-        is_first = scope.part == 0 and places.ranks.is_first_replica
-        scope[inputs.is_first_part] = tf.constant(is_first)
+    for here in tensors.at_places(BATCH):
+        is_first = here.micro_batch == 0 and places.ranks.is_first_replica
+        here[inputs.is_first_micro_batch] = tf.constant(is_first)
     for size, (count, start) in inputs.shares.items():
         counts = share_counts(size, towers * ranks.size)
-        for scope in tensors.scopes(TOWERS):
-            tower = towers * ranks.rank + scope.tower
-            scope[count] = tf.constant(counts[tower], tf.int64)
-            scope[start] = tf.constant(sum(counts[:tower]), tf.int64)
+        for here in tensors.at_places(TOWERS):
+            tower = towers * ranks.rank + here.tower
+            here[count] = tf.constant(counts[tower], tf.int64)
+            here[start] = tf.constant(sum(counts[:tower]), tf.int64)
 
 
 def _of_column(

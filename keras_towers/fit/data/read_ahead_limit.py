@@ -290,8 +290,10 @@ def limit_of(data: Structure) -> ReadAheadLimit | None:
 
 def _current() -> _Reading | None:
     reading = _reading.get()
-    if reading is None and _counted and reads_data():
-        return _counted[-1].reading()
+    # Another thread may end the last one meanwhile.
+    last = _counted[-1:]
+    if reading is None and last and reads_data():
+        return last[0].reading()
     return reading
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
-from keras_towers.fit.data import read_ahead
-from keras_towers.fit.data.read_ahead import ReadAheadLimit
+from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from tests.kit.compare import assert_all_close
 from tests.kit.training import linear
 
@@ -57,7 +57,7 @@ def asking(variable, number=10, since=0):
     """A generator that asks for a variable."""
     for k in range(number):
         if k >= since:
-            with read_ahead.asking([variable]):
+            with read_ahead_limit.asking([variable]):
                 pass
         yield k
 
@@ -141,7 +141,7 @@ def test_a_call_ends_when_what_asks_has_ended(variable):
     begun, goes_on = threading.Event(), threading.Event()
 
     def asks():
-        with read_ahead.asking([variable]):
+        with read_ahead_limit.asking([variable]):
             begun.set()
             goes_on.wait(LIMIT_S)
         yield 0
@@ -180,8 +180,8 @@ def python_map(dataset):
 )
 def test_what_a_dataset_runs_and_reads_ahead(make, runs, ahead):
     dataset = make(tf.data.Dataset.range(4))
-    assert read_ahead.runs_python(dataset) == runs
-    assert read_ahead.reads_ahead(dataset) == ahead
+    assert read_ahead_limit.runs_python(dataset) == runs
+    assert read_ahead_limit.reads_ahead(dataset) == ahead
 
 
 def halves(model, x, y):
