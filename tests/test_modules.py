@@ -79,9 +79,7 @@ SHOWN_BY = {
         fit/update/local_sgd
         reduction/hook_names reduction/gradients transport/engine_transport
     """,
-    "reduction/test_collectives.py": """
-        reduction/collective_ops reduction/packing
-    """,
+    "reduction/test_collectives.py": "reduction/collective_ops",
     "rendezvous/test_meet.py": "rendezvous/rank_helper",
     "rendezvous/test_store.py": """
         rendezvous/local_store rendezvous/signatures rendezvous/store_link
