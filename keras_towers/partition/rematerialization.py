@@ -26,14 +26,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from keras_towers.partition.kept_results import ALWAYS, worth_keeping
 from keras_towers.partition.memory_estimate import (
@@ -97,14 +90,12 @@ def rematerialize(
 
     def use(plan: _Plan) -> None:
         nonlocal program, best
-        plan.copies.use()
-        begins.extend(plan.copies.begins)
-        program = dataclasses.replace(
-            program, operations=plan.copies.operations
-        )
+        plan.use()
+        begins.extend(plan.begins)
+        program = dataclasses.replace(program, operations=plan.operations)
         best = Schedule(
             plan.bytes,
-            recomputed=best.recomputed + len(plan.copies.again),
+            recomputed=best.recomputed + len(plan.again),
             work=best.work + plan.work,
             saved=before - plan.bytes,
         )
@@ -124,26 +115,6 @@ def rematerialize(
             break
         use(plan)
     return program, best, begins
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """A plan of what to recompute.
-
-    Attributes:
-        copies: what is computed again.
-        work: how much is computed again, as part of all work.
-        peak_bytes: returns the bytes that a tower then has at a time.
-    """
-
-    copies: _Copies
-    work: float
-    peak_bytes: Callable[[], int]
-
-    @functools.cached_property
-    def bytes(self) -> int:
-        """The bytes that a tower then has at a time."""
-        return self.peak_bytes()
 
 
 def _chosen(
@@ -190,6 +161,7 @@ class _Peak:
         peak: the position of the event that needs most memory.
         repeated: the operations that are repeated where they are used.
         operations: the operations among them, by their positions.
+        work: how much each of them is to compute, as part of all work.
         on_towers: the positions of the operations that towers run.
         pure: the positions of those of them that give the same once more.
     """
@@ -214,7 +186,9 @@ class _Peak:
         }
         work = {k: sizes.work_of(o) for k, o in self.operations.items()}
         whole_work = sum(work.values()) or 1
-        self._work = {k: own / whole_work for k, own in work.items()}
+        self.work: dict[int, float] = {
+            k: own / whole_work for k, own in work.items()
+        }
         self.on_towers: set[int] = {
             k for k, o in self.operations.items() if o.phase is Phase.TOWERS
         }
@@ -270,7 +244,7 @@ class _Peak:
                         division, kept={*division.kept}
                     )
                     self._keep(chosen, used, prices[middle])
-                    plan = self._plan(chosen)
+                    plan = _Plan(self, chosen)
                     yield plan
                     # At a higher price, more is computed again.
                     if plan.work > most_work or plan.bytes <= limit:
@@ -281,7 +255,13 @@ class _Peak:
 
     def plans_of(self, segments: Segments) -> Iterator[_Plan]:
         """Yield the plans with the given segments."""
-        yield from map(self._plan, segments.divisions(self.events))
+        for division in segments.divisions(self.events):
+            yield _Plan(self, division)
+
+    def bytes_with(self, operations: Sequence[Operation]) -> int:
+        """Return the bytes that a tower has at a time with other operations."""
+        program = dataclasses.replace(self._program, operations=operations)
+        return MemoryEstimate(program, self.sizes, self._parts).peak_bytes()
 
     def _divided(self, bounds: Sequence[int], count: int) -> Division:
         """Return the first of the segments with given ends."""
@@ -291,21 +271,6 @@ class _Peak:
             return segment if segment < count else None
 
         return Division(segment_of, self.peak.__lt__)
-
-    def _plan(self, division: Division) -> _Plan:
-        """Return the plan in which segments are computed again."""
-        copies = _Copies(self, division)
-
-        def peak_bytes() -> int:
-            with copies.in_use():
-                program = dataclasses.replace(
-                    self._program, operations=copies.operations
-                )
-                estimate = MemoryEstimate(program, self.sizes, self._parts)
-            return estimate.peak_bytes()
-
-        work = sum(map(self._work.__getitem__, copies.again))
-        return _Plan(copies, work, peak_bytes)
 
     def _used_late(self, division: Division) -> dict[int, list[int]]:
         """Return what is used of each segment; keep what towers do not use."""
@@ -379,7 +344,7 @@ class _Peak:
             made = sum(map(self._bytes_of, made_by(event)))
             cost = price * made / self._whole_bytes
             if self.runs_again(position, segment, division):
-                work[position] = self._work[position]
+                work[position] = self.work[position]
                 costs[position] = cost
             else:
                 # It has to be kept for what is computed from it.
@@ -423,8 +388,8 @@ class _Peak:
         return last.result
 
 
-class _Copies:
-    """The copies of operations that run again, before those that use them.
+class _Plan:
+    """A plan: the copies of what runs again, right before those that use them.
 
     Args:
         peak: the peak that they lower.
@@ -434,6 +399,7 @@ class _Copies:
         operations: all operations of the program, in order.
         again: the positions of those of which there are copies.
         begins: the first copy of each segment.
+        work: how much is computed again, as part of all work.
     """
 
     def __init__(self, peak: _Peak, division: Division):
@@ -453,9 +419,16 @@ class _Copies:
                 entered = [peak.operations[p] for p in made] or entered
                 self._use_copies(event, entered)
             self.operations.append(event)
+        self.work: float = sum(peak.work[p] for p in self.again)
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """The bytes that a tower then has at a time."""
+        with self._in_use():
+            return self._peak.bytes_with(self.operations)
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def _in_use(self) -> Iterator[None]:
         """Make operations use the copies in this block."""
         before = [(o, o.inputs) for o, _ in self._inputs]
         self.use()
