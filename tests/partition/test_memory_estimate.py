@@ -50,6 +50,7 @@ def test_a_result_takes_over_only_what_ends_and_is_as_large():
         return tf.reduce_sum(tf.tanh(x) + w)
 
     def looped(x):
+        x = tf.exp(x)
         _, y = tf.while_loop(
             lambda k, y: k < 3, lambda k, y: (k + 1, tf.tanh(y)), (0, x)
         )
