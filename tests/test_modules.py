@@ -92,7 +92,8 @@ SHOWN_BY = {
         strategies/replica_strategies
     """,
     "strategies/test_base.py": """
-        _strategy strategies/tower strategies/tower_extended
+        _strategy strategies/description strategies/tower
+        strategies/tower_extended
     """,
     "strategies/test_model_parallel.py": """
         partition/mesh partition/column_exchanges strategies/device_mesh

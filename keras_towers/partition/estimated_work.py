@@ -47,13 +47,15 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
     )
     made = entries(result)
     if work == "convolution":
-        # At each place as often as the filter has entries. Of a gradient, the
-        # last input is like the result, and the second one is the filter, or
-        # has the sizes of the one that is made.
-        kernel = result if inputs[1].shape.rank == 1 else inputs[1]
-        image = [*inputs, result][2]
-        places = entries(image) / (image.shape[-1] or 1)
-        return waits + entries(kernel) * places
+        # At each place as often as the filter has entries. What is not given is
+        # computed: the image, or the gradient of the filter.
+        arguments = compat.op_definition(operation.type).input_arg
+        names = [argument.name for argument in arguments]
+        given = dict(zip(names, inputs, strict=True))
+        image = given.get("out_backprop", result)
+        axis = 1 if _data_format(operation).startswith(b"NC") else -1
+        places = entries(image) / (image.shape[axis] or 1)
+        return waits + entries(given.get("filter", result)) * places
     if work in ("product", "products"):
         # Of shapes [m, k], [k, n] and [m, n]: m k n.
         together = math.prod(sorted(map(entries, inputs))[-2:]) * made
@@ -62,6 +64,13 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
             together *= math.prod(n or 1 for n in result.shape[-2:]) / made
         return waits + math.sqrt(together)
     return waits + made * facts.entry_work
+
+
+def _data_format(operation: Any) -> bytes:
+    """Return where a convolution's channels are."""
+    is_traced = isinstance(operation, tf.Operation)
+    found = operation.node_def.attr if is_traced else operation.attributes
+    return found["data_format"].s
 
 
 def work_of(operation: tf.Operation) -> float:

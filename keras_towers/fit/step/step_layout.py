@@ -1,7 +1,7 @@
 """The layout of a step over towers, and the settings that it is traced for.
 
-``global_step.py`` calls ``lay_out`` with the trace, and ``scheduled`` with the
-result. ``partition/`` does the work.
+``global_step.py`` calls ``lay_out`` with the trace, and ``device_memory.py``
+``scheduled`` with the result. ``partition/`` does the work.
 """
 
 from __future__ import annotations
@@ -201,11 +201,11 @@ def scheduled(
         towers,
         -(-examples // towers),
         places.micro_batches,
-        remat if settings.trains else KEEP_ALL,
-        settings.xla,
-        layout.traced.segments if has_segments else None,
-        places.towers if devices.all_on_host(config.devices) else 1,
-        places.ranks.step.size > 1,
+        remat=remat if settings.trains else KEEP_ALL,
+        xla=settings.xla,
+        segments=layout.traced.segments if has_segments else None,
+        sharing=places.towers if devices.all_on_host(config.devices) else 1,
+        over_ranks=places.ranks.step.size > 1,
     )
     step_reports.record_costs(
         config, settings.kind, settings.model, program, places
