@@ -1,4 +1,4 @@
-"""Parts of your own: reductions, hooks, transports, placements, strategies.
+"""Parts of your own, such as operations, hooks, transports and strategies.
 
 =====================  ========================================================
 ``Reduction``          a function that sums gradients of a process's towers

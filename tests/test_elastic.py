@@ -71,32 +71,29 @@ def undisturbed():
     return script(seen=[])
 
 
-def test_fit_goes_on_from_the_last_commit(undisturbed, starts_again):
-    wanted, alone = undisturbed
-    seen = []
+def assert_as(undisturbed, found):
+    (history, model), (wanted, alone) = found, undisturbed
+    assert_all_close(model.weights, alone.weights, 1e-6)
+    assert_same_history(history.history, wanted.history, 1e-6)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_fit_goes_on_from_the_last_commit(
+    undisturbed, starts_again, asynchronous
+):
+    """Also where steps go on while a commit is written."""
+    options, seen = {"asynchronous": asynchronous}, []
     for lost_after in (6, 4):
         with pytest.raises(Boom):
-            script(lost_after, seen)
+            script(lost_after, seen, **options)
         starts_again()
-    history, model = script(None, seen)
-    assert seen == [(0, 0, 0, False), (1, 1, 0, True), (2, 1, 3, True)]
-    assert_all_close(model.weights, alone.weights, 1e-6)
-    assert_same_history(history.history, wanted.history, 1e-6)
+    assert_as(undisturbed, script(None, seen, **options))
+    # A commit that is being written need not be the last one.
+    wanted = [(0, 0, 0, False), (1, 1, 0, True), (2, 1, 3, True)]
+    assert asynchronous or seen == wanted
     # It has been trained to its end.
     starts_again()
-    history, model = script(None, seen)
-    assert_all_close(model.weights, alone.weights, 1e-6)
-    assert_same_history(history.history, wanted.history, 1e-6)
-
-
-def test_steps_may_go_on_while_a_commit_is_written(undisturbed, starts_again):
-    wanted, alone = undisturbed
-    with pytest.raises(Boom):
-        script(6, [], asynchronous=True)
-    starts_again()
-    history, model = script(None, [], asynchronous=True)
-    assert_all_close(model.weights, alone.weights, 1e-6)
-    assert_same_history(history.history, wanted.history, 1e-6)
+    assert_as(undisturbed, script(None, seen))
 
 
 def test_a_fit_that_has_ended_is_not_trained_on(starts_again, caplog):
@@ -118,32 +115,27 @@ def test_a_fit_that_has_ended_is_not_trained_on(starts_again, caplog):
             )
         return history, model
 
-    wanted, first = train()
-    assert wanted.epoch == [0, 1]
+    first = train()
     starts_again()
-    history, model = train()
+    again = train()
     assert "starts afresh" not in caplog.text
-    assert history.epoch == [0, 1]
-    assert_same_history(history.history, wanted.history, 0)
-    assert_all_close(model.weights, first.weights, 0)
+    assert first[0].epoch == again[0].epoch == [0, 1]
+    assert_as(first, again)
 
 
 def test_of_two_commits_one_may_be_damaged(
     undisturbed, starts_again, tmp_path, caplog
 ):
-    wanted, alone = undisturbed
     with pytest.raises(Boom):
         script(8, [])
     starts_again()
     *_, last = sorted(tmp_path.rglob("ckpt-*.data-*"))
     last.write_bytes(last.read_bytes()[:-1])
     seen = []
-    history, model = script(None, seen)
+    assert_as(undisturbed, script(None, seen))
     # Of the objects, too.
     assert seen == [(1, 1, 0, True)]
     assert "is damaged (ckpt-3" in caplog.text
-    assert_all_close(model.weights, alone.weights, 1e-6)
-    assert_same_history(history.history, wanted.history, 1e-6)
     starts_again()
     for notes in tmp_path.rglob("ckpt-*.json"):
         notes.write_bytes(notes.read_bytes()[:99])

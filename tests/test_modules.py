@@ -79,9 +79,7 @@ SHOWN_BY = {
         fit/update/local_sgd
         reduction/hook_names reduction/gradients transport/engine_transport
     """,
-    "reduction/test_collectives.py": """
-        reduction/collective_ops reduction/packing
-    """,
+    "reduction/test_collectives.py": "reduction/collective_ops",
     "rendezvous/test_meet.py": "rendezvous/rank_helper",
     "rendezvous/test_store.py": """
         rendezvous/local_store rendezvous/signatures rendezvous/store_link
@@ -94,10 +92,11 @@ SHOWN_BY = {
         strategies/replica_strategies
     """,
     "strategies/test_base.py": """
-        _strategy strategies/tower strategies/tower_extended
+        _strategy strategies/description strategies/tower
+        strategies/tower_extended
     """,
     "strategies/test_model_parallel.py": """
-        partition/mesh partition/rules/mesh_columns strategies/device_mesh
+        partition/mesh partition/column_exchanges strategies/device_mesh
         strategies/layout_map
     """,
     "exactness/test_contract.py": """

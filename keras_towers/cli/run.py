@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import os
@@ -129,37 +130,10 @@ def run(**options: Any) -> None:
         towers=given.towers,
         module=given.module,
     )
-    elastic = None
-    if given.is_elastic:
-        elastic = ElasticOptions(
-            ranks=plan.ranks,
-            min_ranks=given.min_np or given.ranks or 0,
-            max_ranks=given.max_np,
-            hosts=plan.hosts,
-            script=given.host_discovery_script,
-            timeout_s=given.elastic_timeout or settings.ELASTIC_TIMEOUT_S,
-            cooldown_s=given.blacklist_cooldown_range
-            or settings.ELASTIC_COOLDOWN_S,
-        )
-    job = Job(
-        command=setup.command(given.script, *(given.arguments or [])),
-        ranks=plan.ranks,
-        hosts=plan.hosts or {"localhost": plan.ranks},
-        interface=given.network_interface,
-        stall_warning_s=given.stall_warning,
-        stall_shutdown_s=given.stall_shutdown,
-        seed=_seed(given.seed, plan.joined) if strategy else None,
-        output=given.output,
-        grace_s=given.grace,
-        engine=plan.engine,
-        servers=plan.servers,
-        no_strategy=given.no_strategy,
-        elastic=elastic,
-        restarts=given.reset_limit if elastic else given.restarts,
-        commits=given.commits,
-        standby=given.standby,
-        device_memory=given.device_memory,
-    )
+    command = setup.command(given.script, *(given.arguments or []))
+    job = _job_of(given, plan, command)
+    if strategy:
+        job = dataclasses.replace(job, seed=_seed(given.seed, plan.joined))
     if given.behind_script:
         typer.echo(
             f"keras-towers run: options of this command go before "
@@ -175,6 +149,40 @@ def run(**options: Any) -> None:
 
 # The parameters of the command are the fields of the record.
 vars(run)["__signature__"] = inspect.signature(RunOptions, eval_str=True)
+
+
+def _job_of(given: RunOptions, plan: LaunchPlan, command: list[str]) -> Job:
+    """Return the job of a plan, without a seed."""
+    elastic = None
+    if given.is_elastic:
+        elastic = ElasticOptions(
+            ranks=plan.ranks,
+            min_ranks=given.min_np or given.ranks or 0,
+            max_ranks=given.max_np,
+            hosts=plan.hosts,
+            script=given.host_discovery_script,
+            timeout_s=given.elastic_timeout or settings.ELASTIC_TIMEOUT_S,
+            cooldown_s=given.blacklist_cooldown_range
+            or settings.ELASTIC_COOLDOWN_S,
+        )
+    return Job(
+        command=command,
+        ranks=plan.ranks,
+        hosts=plan.hosts or {"localhost": plan.ranks},
+        interface=given.network_interface,
+        stall_warning_s=given.stall_warning,
+        stall_shutdown_s=given.stall_shutdown,
+        output=given.output,
+        grace_s=given.grace,
+        engine=plan.engine,
+        servers=plan.servers,
+        no_strategy=given.no_strategy,
+        elastic=elastic,
+        restarts=given.reset_limit if elastic else given.restarts,
+        commits=given.commits,
+        standby=given.standby,
+        device_memory=given.device_memory,
+    )
 
 
 def _check_variables() -> None:

@@ -116,6 +116,8 @@ follows what is done with a program.
   The side effects of operations, such as writes, prints and draws.
 ``undivided``
   Computes an operation once, as one device does, and shares the result.
+``column_exchanges``
+  Exchanges between columns of a mesh, as operations in a column's graph.
 ``layout_pass``
   Lays out the trace of the one-device step over towers, in one pass.
 ``estimated_work``

@@ -35,7 +35,7 @@ from keras_towers.partition.reasons import (
     asserted,
     require,
 )
-from keras_towers.partition.sizes import Dimension
+from keras_towers.partition.sizes import ASSUMED_LENGTH, Dimension
 from keras_towers.partition.units import Units
 from keras_towers.partition.values import (
     Value,
@@ -81,7 +81,7 @@ class LayoutOptions:
     undivided: frozenset[str] = frozenset()
     gather_bytes: int = 2**29
     may_coincide: bool = False
-    examples: int = 64
+    examples: int = ASSUMED_LENGTH
     over_columns: bool = False
 
 

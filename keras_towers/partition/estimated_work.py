@@ -15,9 +15,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.registry import facts_of
+from keras_towers.partition.sizes import ASSUMED_LENGTH
 
-# For an axis, or a loop, whose length the trace does not know.
-ASSUMED_LENGTH = 64
 # The multiplications in the time of which memory moves a byte.
 _PER_BYTE = 4
 _NO_NUMBERS = (tf.resource, tf.string, tf.variant)
@@ -38,9 +37,9 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
     work, inputs = facts.work, operation.inputs
     if facts.memory in ("input", "variable"):
         return 0
-    moved = [*operation.outputs, *operation.outputs]
-    if work != "picked":
-        moved = [*operation.outputs, *inputs]
+    # Of a table, only what is picked is read.
+    read = operation.outputs if work == "picked" else inputs
+    moved = [*operation.outputs, *read]
     waits = _PER_BYTE * sum(
         entries(tensor) * tensor.dtype.size
         for tensor in moved
@@ -48,13 +47,15 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
     )
     made = entries(result)
     if work == "convolution":
-        # At each place as often as the filter has entries. Of a gradient, the
-        # last input is like the result, and the second one is the filter, or
-        # has the sizes of the one that is made.
-        kernel = result if inputs[1].shape.rank == 1 else inputs[1]
-        image = [*inputs, result][2]
-        places = entries(image) / (image.shape[-1] or 1)
-        return waits + entries(kernel) * places
+        # At each place as often as the filter has entries. What is not given is
+        # computed: the image, or the gradient of the filter.
+        arguments = compat.op_definition(operation.type).input_arg
+        names = [argument.name for argument in arguments]
+        given = dict(zip(names, inputs, strict=True))
+        image = given.get("out_backprop", result)
+        axis = 1 if _data_format(operation).startswith(b"NC") else -1
+        places = entries(image) / (image.shape[axis] or 1)
+        return waits + entries(given.get("filter", result)) * places
     if work in ("product", "products"):
         # Of shapes [m, k], [k, n] and [m, n]: m k n.
         together = math.prod(sorted(map(entries, inputs))[-2:]) * made
@@ -63,6 +64,13 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
             together *= math.prod(n or 1 for n in result.shape[-2:]) / made
         return waits + math.sqrt(together)
     return waits + made * facts.entry_work
+
+
+def _data_format(operation: Any) -> bytes:
+    """Return where a convolution's channels are."""
+    is_traced = isinstance(operation, tf.Operation)
+    found = operation.node_def.attr if is_traced else operation.attributes
+    return found["data_format"].s
 
 
 def work_of(operation: tf.Operation) -> float:

@@ -137,10 +137,10 @@ def gathered_bytes(program: Program) -> list[int]:
 
     They are the variables that the level uses, keeps, or gathers at its end.
     """
-    last: dict[Tensor, int] = {}
+    last = collections.Counter[Tensor]()
     for operation in program.operations:
         for tensor in operation.inputs:
-            last[tensor] = max(last.get(tensor, 0), operation.level)
+            last[tensor] = max(last[tensor], operation.level)
     sizes = [0] * (program.levels + 1)
     for exchange in program.exchanges:
         part, result = exchange.given, exchange.result

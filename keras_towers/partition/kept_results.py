@@ -29,16 +29,13 @@ def worth_keeping(
     # The next one that all ways from a result to its users lead through:
     # dominators, which are few steps apart.
     next_: dict[float, float] = {ALWAYS: ALWAYS}
-    depth: dict[float, int] = {ALWAYS: 0}
     order = sorted(users)
     for place in reversed(order):
         first, *others = users[place]
         for other in others:
             while first != other:
-                if depth[first] < depth[other]:
-                    first, other = other, first
-                first = next_[first]
-        next_[place], depth[place] = first, depth[first] + 1
+                first, other = max(first, other), next_[min(first, other)]
+        next_[place] = first
     needed = collections.defaultdict[float, float](float, work.items())
     gained = collections.defaultdict[float, float](float)
     keeps: set[int] = set()

@@ -16,8 +16,9 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from keras_towers.partition.effects import is_draw
-from keras_towers.partition.estimated_work import ASSUMED_LENGTH, work_of
+from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.program import Exchange, Program
+from keras_towers.partition.sizes import ASSUMED_LENGTH
 from keras_towers.partition.units import Units
 
 # The exchange of a byte takes about as long as so many multiplications.

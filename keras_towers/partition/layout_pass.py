@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.axes import ONCE, TOWERS, Axes
+from keras_towers.partition.column_exchanges import exchange_over_columns
 from keras_towers.partition.division import divide, rows_along
 from keras_towers.partition.effects import LOOPS, called_graphs
 from keras_towers.partition.folding import constant, folded
@@ -307,6 +308,8 @@ def apply_rules(node: Node, inputs: Values) -> Values:
     if any(v.shape is None for v in inputs if v.sharded is not None):
         raise NotDivided(SHAPE)
     facts, reason = node.facts, NO_RULE
+    if node.operation.name in node.scope.marks.exchanges:
+        return exchange_over_columns(node, *inputs)
     for rule in facts.rules:
         try:
             return rule(node, *inputs)

@@ -83,8 +83,9 @@ class MemoryEstimate:
             e.result for e in program.exchanges if e.kind in alike
         }
         # The tensors that are held for all micro-batches until all are done.
-        self._held = held_tensors(program)
-        self._held.update(program.inputs.of_graph)
+        self._held: set[Tensor] = set()
+        if parts > 1:
+            self._held = held_tensors(program) | {*program.inputs.of_graph}
         self._root: dict[Tensor, Tensor] = {}
         # The bytes of lists that grow.
         self._bytes: dict[Tensor, int] = {}
@@ -113,15 +114,17 @@ class MemoryEstimate:
                     self._root[copy] = root
         # Repeated tensors and sizes take no memory.
         made.update(program.inputs.of_graph)
+        self._used: list[list[Tensor]] = []
         for index, event in enumerate(self.events):
-            for tensor in dict.fromkeys(map(self.rooted, used_by(event))):
-                if tensor in made:
-                    self.users.setdefault(tensor, []).append(index)
+            used = dict.fromkeys(map(self.rooted, used_by(event)))
+            self._used.append([tensor for tensor in used if tensor in made])
+            for tensor in self._used[-1]:
+                self.users.setdefault(tensor, []).append(index)
         self._results = set(map(self.rooted, program.results))
         self._walk()
 
     def _walk(self) -> None:
-        summed = summed_tensors(self._program)
+        summed = summed_tensors(self._program) if self._parts > 1 else set()
         inputs = [t for t in self._program.inputs.of_graph if t in self.users]
         now = sum(map(self.bytes_of, inputs))
         before, level = 0, -1
@@ -156,11 +159,8 @@ class MemoryEstimate:
         """Return the tensors whose memory becomes free after an event."""
         return [
             tensor
-            for tensor in dict.fromkeys(
-                map(self.rooted, used_by(self.events[index]))
-            )
-            if self.users.get(tensor, [-1])[-1] == index
-            and tensor not in self._results
+            for tensor in self._used[index]
+            if self.users[tensor][-1] == index and tensor not in self._results
         ]
 
     def rooted(self, tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Literal
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.column_exchanges import as_operation
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.emission import emit, placeholder_of, value_of
 from keras_towers.partition.layouts import (
@@ -36,7 +37,6 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
 )
-from keras_towers.partition.rules.mesh_columns import as_operation
 from keras_towers.partition.traced_graph import partition_graph
 
 

@@ -23,9 +23,17 @@ import bisect
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 
 from keras_towers.partition.kept_results import ALWAYS, worth_keeping
 from keras_towers.partition.memory_estimate import (
@@ -96,7 +104,7 @@ def rematerialize(
         )
         best = Schedule(
             plan.bytes,
-            recomputed=best.recomputed + len(plan.copies.originals),
+            recomputed=best.recomputed + len(plan.copies.again),
             work=best.work + plan.work,
             saved=before - plan.bytes,
         )
@@ -124,13 +132,18 @@ class _Plan:
 
     Attributes:
         copies: what is computed again.
-        bytes: the bytes that a tower then has at a time.
         work: how much is computed again, as part of all work.
+        peak_bytes: returns the bytes that a tower then has at a time.
     """
 
     copies: _Copies
-    bytes: int
     work: float
+    peak_bytes: Callable[[], int]
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """The bytes that a tower then has at a time."""
+        return self.peak_bytes()
 
 
 def _chosen(
@@ -199,8 +212,9 @@ class _Peak:
         self.operations: dict[int, Operation] = {
             k: e for k, e in enumerate(self.events) if isinstance(e, Operation)
         }
-        whole_work = sum(map(sizes.work_of, self.operations.values()))
-        self._whole_work = whole_work or 1
+        work = {k: sizes.work_of(o) for k, o in self.operations.items()}
+        whole_work = sum(work.values()) or 1
+        self._work = {k: own / whole_work for k, own in work.items()}
         self.on_towers: set[int] = {
             k for k, o in self.operations.items() if o.phase is Phase.TOWERS
         }
@@ -248,13 +262,18 @@ class _Peak:
             # What is used next may be kept.
             for count in {len(bounds), max(1, len(bounds) - 1)}:
                 division = self._divided(bounds, count)
+                used = self._used_late(division)
                 low, high = 0, len(prices) - 1
                 middle = high
                 while low <= high:
-                    plan = self._plan(division, prices[middle])
+                    chosen = dataclasses.replace(
+                        division, kept={*division.kept}
+                    )
+                    self._keep(chosen, used, prices[middle])
+                    plan = self._plan(chosen)
                     yield plan
                     # At a higher price, more is computed again.
-                    if plan.bytes <= limit or plan.work > most_work:
+                    if plan.work > most_work or plan.bytes <= limit:
                         high = middle - 1
                     else:
                         low = middle + 1
@@ -273,28 +292,23 @@ class _Peak:
 
         return Division(segment_of, self.peak.__lt__)
 
-    def _plan(self, division: Division, price: float | None = None) -> _Plan:
-        """Return a plan in which segments are computed again.
-
-        Args:
-            division: the segments.
-            price: the work that keeping bytes may save, both as parts of those
-                of the whole step; None: nothing of the segments is kept.
-        """
-        division = dataclasses.replace(division, kept=set())
-        if price is not None:
-            self._keep(division, price)
+    def _plan(self, division: Division) -> _Plan:
+        """Return the plan in which segments are computed again."""
         copies = _Copies(self, division)
-        with copies.in_use():
-            program = dataclasses.replace(
-                self._program, operations=copies.operations
-            )
-            most = MemoryEstimate(program, self.sizes, self._parts).peak_bytes()
-        again = sum(map(self.sizes.work_of, copies.originals))
-        return _Plan(copies, most, again / self._whole_work)
 
-    def _keep(self, division: Division, price: float) -> None:
-        """Choose what of the segments is kept."""
+        def peak_bytes() -> int:
+            with copies.in_use():
+                program = dataclasses.replace(
+                    self._program, operations=copies.operations
+                )
+                estimate = MemoryEstimate(program, self.sizes, self._parts)
+            return estimate.peak_bytes()
+
+        work = sum(map(self._work.__getitem__, copies.again))
+        return _Plan(copies, work, peak_bytes)
+
+    def _used_late(self, division: Division) -> dict[int, list[int]]:
+        """Return what is used of each segment; keep what towers do not use."""
         used: dict[int, list[int]] = collections.defaultdict(list)
         for position, event in enumerate(self.events):
             if not division.is_late(position):
@@ -307,6 +321,19 @@ class _Peak:
                 segment = division.segment_of(other)
                 if segment is not None:
                     used[segment].append(other)
+        return used
+
+    def _keep(
+        self, division: Division, used: Mapping[int, list[int]], price: float
+    ) -> None:
+        """Choose what of the segments is kept.
+
+        Args:
+            division: the segments.
+            used: what is used of each.
+            price: the work that keeping bytes may save, both as parts of those
+                of the whole step.
+        """
         for segment in sorted(used, key=lambda s: max(used[s]), reverse=True):
             while True:
                 users = self.users_in(segment, used[segment], division)
@@ -352,8 +379,7 @@ class _Peak:
             made = sum(map(self._bytes_of, made_by(event)))
             cost = price * made / self._whole_bytes
             if self.runs_again(position, segment, division):
-                own = self.sizes.work_of(self.operations[position])
-                work[position] = own / self._whole_work
+                work[position] = self._work[position]
                 costs[position] = cost
             else:
                 # It has to be kept for what is computed from it.
@@ -406,13 +432,13 @@ class _Copies:
 
     Attributes:
         operations: all operations of the program, in order.
-        originals: those of which there are copies.
+        again: the positions of those of which there are copies.
         begins: the first copy of each segment.
     """
 
     def __init__(self, peak: _Peak, division: Division):
         self._peak, self._division = peak, division
-        self.originals: list[Operation] = []
+        self.again: list[int] = []
         self.begins: list[Operation] = []
         self._begun: set[int | None] = set()
         self._copied: dict[Tensor, Tensor] = {}
@@ -490,7 +516,7 @@ class _Copies:
             outputs.append(again)
             self._copied[tensor] = again
         self._peak.sizes.add_like(outputs, original.outputs)
-        self.originals.append(original)
+        self.again.append(position)
         self.operations.append(copy)
 
     def _taken(self, tensor: Tensor, level: int) -> Tensor:

@@ -221,7 +221,7 @@ def _group_of(operation: Operation) -> Hashable:
     return operation.level, operation.phase, operation.axes & COLUMNS
 
 
-def keep_order(program: Program, sizes: TensorSizes, parts: int = 1) -> None:
+def keep_order(program: Program, sizes: TensorSizes, parts: int) -> None:
     """Make operations wait for those that free memory before them.
 
     Args:

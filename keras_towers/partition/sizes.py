@@ -38,6 +38,12 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+ASSUMED_LENGTH = 64
+"""The size to assume, where it only matters for the cost, if it is unknown.
+
+It stands for the examples of a batch, the entries of an axis or the rounds of a
+loop.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

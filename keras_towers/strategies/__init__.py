@@ -7,6 +7,8 @@ Other packages can add strategies by entry points in the group
   The base of all strategies: a TensorFlow strategy of three components.
 ``composed``
   A strategy composed of parts that other packages write.
+``description``
+  The lines of ``describe()`` about a strategy.
 ``device_mesh``
   A mesh of devices in each process, whose rows are towers.
 ``keras_distribution``

@@ -17,7 +17,6 @@ import keras
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce, logger
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
@@ -31,17 +30,16 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.options import Batches, StrategyOptions, check_names
-from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import NoValueError
 from keras_towers.rendezvous import separate_training, tf_config
 from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.strategies import modes
+from keras_towers.strategies import description, modes
 from keras_towers.strategies.device_mesh import Mesh
 from keras_towers.strategies.layout_map import ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
-from keras_towers.system import defer_interrupts, resident_bytes
+from keras_towers.system import defer_interrupts
 from keras_towers.transport import SingleProcess, Transport
 
 _KERAS_2 = "tf_keras"
@@ -311,62 +309,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
     def _description_lines(self) -> list[str]:
         """The lines of ``describe`` after the first."""
-        config, update = self._config, self._update
-        options = config.options
-        sums, *state = modes.describe_mode(update, self._mode)
-        changes = []
-        if options.batch_norm == "tower":
-            changes.append(
-                'batch_norm="tower" changes results: BatchNormalization uses '
-                "the statistics of each tower's own rows"
-            )
-        if config.transport.size > 1:
-            changes += modes.describe_rank_options(options)
-        gradients = "those of one device"
-        if changes:
-            gradients = f"not {gradients}, as the lines below say"
-        if not self.average:
-            gradients += f" times {self.num_replicas}, the number of replicas"
-        data = {
-            "split": "the global batch is split over the towers",
-            "each": "every tower takes a whole batch",
-        }[self.batches]
-        lines = [sums, f"gradients are {gradients}; {update.description}"]
-        lines += [data, *self._adoption.describe_held(), *state]
-        if options.micro_batches == "auto":
-            lines.append(
-                "each tower processes its rows in as few parts as memory allows"
-            )
-        elif options.micro_batches > 1:
-            lines.append(
-                f"each tower processes its rows in {options.micro_batches} "
-                "parts, one after another; with fewer rows, some are empty"
-            )
-        lines += changes
-        if type(config.transport) is not SingleProcess:
-            lines.append(
-                f"rank {self.rank} of {self.size} over "
-                f"{config.transport.name}; {self.num_replicas} towers in total"
-            )
-        peak = resident_bytes("VmHWM")
-        if config.transport.size > 1 and peak is not None:
-            held = format_bytes(peak)
-            lines.append(f"the peak memory of this process is {held}")
-        lines += step_reports.describe_planned(self)
-        lines += self._describe_axes()
-        lines += modes.describe_nccl(config)
-        return lines + step_reports.describe_steps(config)
-
-    def _describe_axes(self) -> list[str]:
-        """Describe the axes of places, if there are several."""
-        config = self._config
-        sizes = {
-            "ranks": config.transport.size,
-            "towers": config.num_towers,
-            "columns": len(config.mesh[0]),
-        }
-        axes = [f"{n} {axis}" for axis, n in sizes.items() if n > 1]
-        return [f"a step computes on {' x '.join(axes)}"] if axes[1:] else []
+        return description.lines_of(self, self._mode)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Self]:

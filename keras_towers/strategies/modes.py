@@ -36,7 +36,7 @@ from keras_towers.reduction.collectives import (
     SumsByFunction,
 )
 from keras_towers.reduction.compression_hooks import CommunicationHook
-from keras_towers.reduction.hook_names import describe_effect, hook_for
+from keras_towers.reduction.hook_names import hook_for
 from keras_towers.reduction.packing import GradientPacker, Packed
 from keras_towers.reduction.rank_sum import RankSum
 from keras_towers.reduction.stateful_hooks import (
@@ -44,7 +44,6 @@ from keras_towers.reduction.stateful_hooks import (
     StatefulHook,
     as_stateful,
 )
-from keras_towers.transport.engine_transport import EngineTransport
 
 MODES: dict[ModeName, Callable[[], Collectives]] = {
     "nccl": NcclAllReduce,
@@ -244,45 +243,3 @@ def _choose_hook(config: TowerConfig) -> CommunicationHook | StatefulHook:
     if compression is None and on_host and shares:
         return shared_memory.SharedMemoryAllReduce()
     return hook_for(compression)
-
-
-def describe_mode(update: WeightUpdate, mode: Mode) -> list[str]:
-    """Describe where gradients are summed, and what their hook holds."""
-    lines = [f'mode "{mode.name}": {mode.reason}']
-    rank_sum = update.rank_sum
-    if rank_sum is not None and rank_sum.held_bytes:
-        lines.append(
-            "state of the communication hook: "
-            f"{rank_sum.held_bytes:,} bytes on each rank"
-        )
-    return lines
-
-
-def describe_nccl(config: TowerConfig) -> list[str]:
-    """Describe whether ranks on GPUs sum over NCCL, if that is known."""
-    transport = config.transport
-    if devices_lib.all_on_host(config.devices[:1]):
-        return []
-    if not isinstance(transport, EngineTransport):
-        return []
-    line = transport.describe_nccl()
-    return [line] if line else []
-
-
-def describe_rank_options(options: StrategyOptions) -> list[str]:
-    """Describe options of the exchange between ranks that change results."""
-    line = describe_effect(options.compression)
-    lines = [line] if line else []
-    if options.sync_every is not None:
-        end = "averages the ranks' weights"
-        if (options.outer_momentum, options.outer_learning_rate) != (0, 1):
-            end = (
-                "takes an outer step with their mean change (momentum "
-                f"{options.outer_momentum:g}, learning rate "
-                f"{options.outer_learning_rate:g})"
-            )
-        lines.append(
-            f"sync_every={options.sync_every} changes results: every rank "
-            f"updates its own weights, and the end of each round {end}"
-        )
-    return lines

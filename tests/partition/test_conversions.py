@@ -2,7 +2,10 @@
 
 import tensorflow as tf
 
+from keras_towers.partition.layouts import InShards
+from tests.partition import tensor_lists as lists
 from tests.partition.kit import (
+    exchange_counts,
     laid_out,
     partial_sum,
     replicated,
@@ -54,6 +57,10 @@ CONVERSIONS = {
         lambda t: (tf.exp(t), tf.reduce_sum(t)),
         TOTAL,
     ),
+    "a list of elements with rows": (
+        lambda x: lists.stack(lists.push(lists.empty(tf.shape(x)), x), -1),
+        X,
+    ),
     "a list to a whole": (
         lambda x: tf.raw_ops.TensorListGather(
             input_handle=_elements(x),
@@ -86,3 +93,13 @@ def test_rows_of_any_number_of_values_are_computed():
     program = laid_out(function, sharded(-1, 4, examples=6))
     types = [operation.type for operation in program.operations]
     assert types.count("Fill") == 70 and "Slice" not in types
+
+
+def test_a_gradient_is_scattered_to_rows_of_a_variable():
+    def function(x):
+        gradient = tf.matmul(x, x, transpose_a=True)
+        return tf.raw_ops.IdentityN(input=[gradient], name="handed")
+
+    handed = {"handed": [InShards(0, 4)]}
+    program = laid_out(function, X, handed=handed)
+    assert exchange_counts(program) == {"scatter": 1, "gather": 1}

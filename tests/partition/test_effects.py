@@ -3,12 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.effects import (
-    Effect,
-    effect_of,
-    is_draw,
-    written,
-)
+from keras_towers.partition.effects import Effect, effect_of, is_draw, written
 from tests.partition.kit import replicated, trace
 
 VARIABLE = tf.Variable(1.0)

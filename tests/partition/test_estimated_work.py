@@ -14,6 +14,18 @@ def convolution(x):
     return tf.nn.conv2d(x, kernel, 1, "SAME"), kernel
 
 
+def channels_first(x):
+    kernel = tf.ones([KERNEL, KERNEL, TAKEN, MADE])
+    x = tf.transpose(x, [0, 3, 1, 2])
+    return tf.nn.conv2d(x, kernel, 1, "SAME", data_format="NCHW"), kernel
+
+
+def transposed(x):
+    kernel = tf.ones([KERNEL, KERNEL, MADE, TAKEN])
+    sizes = [ROWS, SIDE, SIDE, MADE]
+    return tf.nn.conv2d_transpose(x, kernel, sizes, 1, "SAME"), kernel
+
+
 def depthwise(x):
     kernel = tf.ones([KERNEL, KERNEL, TAKEN, 2])
     return tf.nn.depthwise_conv2d(x, kernel, [1] * 4, "SAME"), kernel
@@ -31,6 +43,8 @@ def products(x):
 
 MULTIPLICATIONS = {
     convolution: PLACES * KERNEL**2 * TAKEN * MADE,
+    channels_first: PLACES * KERNEL**2 * TAKEN * MADE,
+    transposed: PLACES * KERNEL**2 * TAKEN * MADE,
     depthwise: PLACES * KERNEL**2 * TAKEN * 2,
     product: PLACES * TAKEN * MADE,
     products: PLACES * TAKEN * MADE,

@@ -15,6 +15,7 @@ from tests.partition.kit import (
     sharded,
     trace,
 )
+from tests.partition.layout_list import Section
 from tests.partition.rules.cases.case import raw_op
 
 pytestmark = pytest.mark.alternate
@@ -62,9 +63,9 @@ _NUMBERS = {
     ),
     "LogicalOr": lambda n: (
         tf.logical_or(n > 0, n > 3),
-        tf.logical_or(n < 0, n < 1),
+        tf.logical_or(n < 0, n >= 0),
     ),
-    "LogicalNot": lambda n: tf.logical_not(n > 0),
+    "LogicalNot": lambda n: (tf.logical_not(n > 0), tf.logical_not(n >= 0)),
     "SelectV2": lambda n: (
         tf.where(n > 0, n, 2),
         tf.where(n > 3, n, 2),
@@ -100,7 +101,7 @@ _SHAPES = {
     "Split": lambda n: tf.split(tf.stack([n, 3, 2, 1]), 2),
     "SplitV": lambda n: (
         tf.split(tf.stack([n, 3, 2, 1]), [1, 3]),
-        tf.split(tf.stack([n, 3, 2, 1]), [-1, 3]),
+        tf.split(tf.stack([n, 3, 2, 1]), [-1, 4]),
         tf.split(tf.stack([n, 3, 2, 1]), [2, -1, 1]),
     ),
     "Prod": lambda n: (
@@ -115,16 +116,22 @@ _SHAPES = {
     ),
     "Max": lambda n: (
         tf.reduce_max(tf.stack([n, 1])),
-        tf.reduce_max(tf.stack([n, 4])),
+        tf.reduce_max(tf.stack([n, n])),
         tf.reduce_max(tf.stack([[n, 2 * n], [n, n]]), [0, 1]),
     ),
-    "Min": lambda n: (tf.reduce_min(tf.stack([n, 1, 2 * n])),),
+    "Min": lambda n: (
+        tf.reduce_min(tf.stack([n, 1, 2 * n])),
+        tf.reduce_min(tf.stack([n, n])),
+    ),
     "All": lambda n: (
         tf.reduce_all(tf.stack([n > 0, n >= 1])),
         tf.reduce_all(tf.stack([n > 0, n > 4])),
         tf.reduce_all(tf.shape(n) > 0),
     ),
-    "Any": lambda n: tf.reduce_any(tf.stack([n > 0, n > 4])),
+    "Any": lambda n: (
+        tf.reduce_any(tf.stack([n > 0, n > 4])),
+        tf.reduce_any(tf.stack([n > 0, n >= 0])),
+    ),
     "Reshape": lambda n: tf.reshape(tf.stack([n, 3, 2, n]), [2, -1]),
     "ExpandDims": lambda n: tf.expand_dims(tf.stack([n, 3]), -1),
     "Squeeze": lambda n: (
@@ -164,7 +171,12 @@ _SHAPES = {
     ),
     "BroadcastGradientArgs": lambda n: [
         raw_op("BroadcastGradientArgs")(tf.stack(one), tf.stack(other))
-        for one, other in (([n, 1], [4]), ([n, 4], [1, 4]), ([n, 1], [n, 1]))
+        for one, other in (
+            ([n, 1], [4]),
+            ([n, 4], [1, 4]),
+            ([n, 1], [n, 1]),
+            ([4, 1], [1, 1]),
+        )
     ],
 }
 _CASES = {**_NUMBERS, **_SHAPES}
@@ -253,11 +265,24 @@ def test_every_fold_has_a_case():
     assert folded - set(_CASES) == set()
 
 
+def _folded(name):
+    return lambda x: tf.nest.flatten(_CASES[name](tf.shape(x)[0]))
+
+
+def line_of(name):
+    """What is known of an operation's results; a dash: nothing."""
+    found = [value.known for value in _laid_out(_folded(name))]
+    words = ["-" if known is None else str(known.tolist()) for known in found]
+    return f"{name}: {', '.join(words)}"
+
+
+_LISTED = Section("folding", _CASES, line_of)
+
+
 @pytest.mark.parametrize("name", _CASES)
 def test_fold(name):
-    def function(x):
-        return tf.nest.flatten(_CASES[name](tf.shape(x)[0]))
-
+    function = _folded(name)
+    assert line_of(name) == _LISTED.listed[[*_CASES].index(name)]
     check_on_towers(function, _N, towers=((7, 8), (2, 3)))
     # An empty batch cannot be a divisor.
     with contextlib.suppress(OneDeviceFails):

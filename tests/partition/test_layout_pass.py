@@ -1,8 +1,14 @@
-"""In which order operations are laid out."""
+"""In which order operations are laid out, and when variables are read."""
 
 import types
 
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layout_pass import sort_topologically
+from keras_towers.partition.layouts import REPLICATED, InShards, Sharded
+from tests.partition.kit import sharded, trace
 
 
 def _operation(name, *sources):
@@ -28,3 +34,27 @@ def test_what_is_known_is_not_waited_for():
     outside = _operation("outside")
     inside = _operation("inside", outside)
     assert [*sort_topologically([inside], {"outside:0": 1})] == [inside]
+
+
+@pytest.mark.parametrize(
+    ("layout", "level"), [(REPLICATED, 2), (InShards(0, 3), 0)]
+)
+def test_whole_weights_are_read_once_all_gradients_are_there(layout, level):
+    variable = tf.Variable(tf.ones([3]))
+
+    def step(x):
+        first = tf.reduce_sum(x, 0)
+        second = tf.reduce_sum(tf.exp(x - first), 0)
+        given = tf.raw_ops.IdentityN(input=[first, second], name="handed")
+        with tf.name_scope("update"):
+            variable.assign(variable * 0.5 + given[0])
+        return given
+
+    graph = trace(step, sharded(-1, 3))
+    names = [operation.name for operation in graph.get_operations()]
+    updates = {name: "" for name in names if name.startswith("update/")}
+    handed = {"handed": [layout] * 2}
+    layouts = [Sharded(0), REPLICATED]
+    program = partition_graph(graph, layouts, graph.outputs, handed, updates)
+    levels = {o.type: o.level for o in program.operations}
+    assert levels["ReadVariableOp"] == level

@@ -2,7 +2,10 @@
 
 import tensorflow as tf
 
-from keras_towers.partition.memory_estimate import MemoryEstimate
+from keras_towers.partition.memory_estimate import (
+    MemoryEstimate,
+    rounds_over_ranks,
+)
 from keras_towers.partition.tensor_sizes import TensorSizes
 from tests.partition.kit import laid_out, replicated, sharded
 
@@ -78,3 +81,19 @@ def test_a_list_is_once_in_memory_whatever_loops_do_to_it():
     rows = 8 * 50 * 4
     # The list, the batch, and what is read.
     assert 10 * rows <= found.peak_bytes() <= 12 * rows + 100
+
+
+def test_ranks_exchange_beside_the_next_level():
+    def step(x):
+        product = tf.matmul(x, x, transpose_a=True)
+        total = tf.reduce_sum(tf.sin(x), 0)
+        return product, tf.reduce_sum(tf.exp(x - total))
+
+    program, found = estimate(step, sharded(-1, 50), rows=100)
+    product, total, last = 50 * 50 * 4, 50 * 4, 4
+    assert found.peak_bytes_over_ranks() == found.peak_bytes() + product
+    # The second level does not wait for the first.
+    assert rounds_over_ranks(program, TensorSizes(program, 2, 100)) == [
+        {"sum": product + total + last},
+        {"sum": last},
+    ]

@@ -1,10 +1,14 @@
 """``schedule``: when a program computes what, without running it."""
 
+import collections
 import functools
 
+import pytest
 import tensorflow as tf
 
+from keras_towers.partition import gradient_buckets
 from keras_towers.partition.effects import LOOPS
+from keras_towers.partition.layouts import REPLICATED, InShards
 from keras_towers.partition.memory_estimate import MemoryEstimate, events_of
 from keras_towers.partition.program import Operation
 from keras_towers.partition.schedule import RematLimits, schedule
@@ -14,22 +18,25 @@ from tests.partition.kit import laid_out, replicated, sharded
 ROWS, TOWERS, WIDTH, LAYERS = 2048, 2, 256, 12
 
 
+def gradients(x, *weights):
+    """Return those of the weights of a deep network."""
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        for weight in weights:
+            x = tf.nn.gelu(x @ weight)
+        loss = tf.reduce_sum(x)
+    found = tape.gradient(loss, weights)
+    return tf.raw_ops.IdentityN(input=found, name="handed")
+
+
 @functools.cache
-def deep(xla=False, remat=None, width=WIDTH, layers=LAYERS):
+def deep(xla=False, remat=None, parts=1):
     """Return the scheduled program of a deep network and its gradients."""
-
-    def step(x, *weights):
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            for weight in weights:
-                x = tf.nn.gelu(x @ weight)
-            loss = tf.reduce_sum(x)
-        return tape.gradient(loss, weights)
-
-    weights = [replicated(width, width)] * layers
-    program = laid_out(step, sharded(-1, width), *weights)
+    weights = [replicated(WIDTH, WIDTH)] * LAYERS
+    handed = {"handed": [REPLICATED] * LAYERS}
+    program = laid_out(gradients, sharded(-1, WIDTH), *weights, handed=handed)
     return schedule(
-        program, TOWERS, ROWS, remat=remat or RematLimits(), xla=xla
+        program, TOWERS, ROWS, parts, remat=remat or RematLimits(), xla=xla
     )
 
 
@@ -134,8 +141,12 @@ def test_what_may_be_computed_again_saves_memory():
     assert [peak_bytes(kept), peak_bytes(again)] == [before.bytes, after.bytes]
     assert before.bytes - after.bytes == after.saved > 0.5 * before.bytes
     assert 0 < after.work < 0.5
-    names = [o.name for o in again.operations if o.suffix.endswith("_again")]
-    assert len(names) == after.recomputed
+    copies = [o for o in again.operations if o.suffix.endswith("_again")]
+    assert len(copies) == after.recomputed
+    # They do not run before the backward pass has come to them.
+    made = {tensor for copy in copies for tensor in copy.outputs}
+    firsts = [copy for copy in copies if made.isdisjoint(copy.inputs)]
+    assert firsts and all(copy.after for copy in firsts)
 
 
 def test_as_little_is_computed_again_as_a_limit_needs():
@@ -166,6 +177,30 @@ def test_a_part_of_the_work_bounds_what_is_computed_again():
     bounded = deep(remat=RematLimits(0, most_work=least.work / 2)).schedule
     assert 0 < bounded.work <= least.work / 2
     assert bounded.bytes > least.bytes
+
+
+def test_weights_in_shards_are_gathered_before_copies_use_them():
+    weights = [tf.Variable(tf.ones([WIDTH, WIDTH])) for _ in range(LAYERS)]
+    program = laid_out(
+        lambda x: gradients(x, *weights),
+        sharded(-1, WIDTH),
+        captured=InShards(0, WIDTH),
+        gather_bytes=4 * WIDTH * WIDTH * 4,
+    )
+    again = schedule(program, TOWERS, ROWS, remat=RematLimits(0))
+    check_order(again)
+    assert again.schedule.recomputed > 0
+
+
+# Of several micro-batches they are added up first.
+@pytest.mark.parametrize(("parts", "levels"), [(1, 4), (2, 1)])
+def test_gradients_are_exchanged_in_buckets(parts, levels, monkeypatch):
+    bucket = LAYERS // 4 * WIDTH * WIDTH * 4
+    monkeypatch.setattr(gradient_buckets, "_BUCKET_BYTES", bucket)
+    program = deep.__wrapped__(parts=parts)
+    check_order(program)
+    found = collections.Counter(e.level for e in program.exchanges)
+    assert found == dict.fromkeys(range(levels), LAYERS // levels)
 
 
 def test_xla_computes_segments_again_in_functions_of_their_own():

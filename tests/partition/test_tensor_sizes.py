@@ -90,3 +90,19 @@ def test_lists_of_a_loop_hold_what_no_variable_has():
     ]
     # The state of each round is kept before and after it.
     assert sorted(lists) == [0, 6 * 8 * 5 * 4, 6 * 8 * 5 * 4]
+
+
+def test_what_a_branch_keeps_for_its_gradient_counts_once():
+    def step(x, weight):
+        with tf.GradientTape() as tape:
+            tape.watch(weight)
+            way = tf.reduce_sum(weight) > 0
+            taken = tf.cond(way, lambda: tf.sin(x @ weight), lambda: x)
+            loss = tf.reduce_sum(taken)
+        return tape.gradient(loss, weight)
+
+    program = kit.laid_out(step, sharded(-1, 5), replicated(5, 5))
+    sizes = TensorSizes(program, 2, 8)
+    branch, *_ = [o for o in program.operations if o.type == "StatelessIf"]
+    kept = [sizes.bytes_of(t) for t in branch.outputs if t.dtype == tf.variant]
+    assert kept and max(kept) == 8 * 5 * 4

@@ -8,7 +8,6 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import ALL_EVENTS
@@ -378,78 +377,6 @@ def stop_of_evaluate_and_predict():
             result = call([*stop, count])
         assert s.gather(count.batches) == [batches] * 2, event
         s.assert_equal_on_ranks(np.asarray(result).tobytes())
-
-
-def with_option(name, *values):
-    """What the ranks call: ``fit`` with another value on each."""
-    return [lambda mine, v=v: s.fit(mine, **{name: v}) for v in values]
-
-
-def compiled_with(*arguments):
-    """Likewise, of a model that each compiles otherwise."""
-    return [
-        lambda mine, a=a: (mine.compile(*a), s.fit(mine)) for a in arguments
-    ]
-
-
-def another_model(_):
-    s.fit(
-        s.eager(outputs=3 + s.RANK, loss=keras.losses.cosine_similarity),
-        y=np.zeros((s.COUNT, 1)),
-    )
-
-
-def fewer_examples(mine):
-    count = (s.COUNT, s.SHORT)[s.RANK]
-    s.fit(mine, s.X[:count], s.Y[:count], batch_size=8)
-
-
-def momentum(value):
-    return keras.optimizers.SGD(momentum=value), "mse"
-
-
-@check
-def what_differs_between_ranks_is_named():
-    """Each setting of a model is in ``fit/ranks/test_plain_settings.py``."""
-    for calls, *words in (
-        (
-            (s.fit, lambda mine: mine.predict(s.X)),
-            *("rank 0 is at the beginning of fit", "rank 1", "of predict"),
-        ),
-        (
-            with_option("epochs", 1, 2),
-            *("on some ranks: epochs", "rank 0: 1", "rank 1: 2"),
-        ),
-        (
-            with_option("initial_epoch", 0, 1),
-            *("on some ranks: initial_epoch", "rank 0: 0", "rank 1: 1"),
-        ),
-        (
-            compiled_with(("sgd", "mse"), ("sgd", "mae")),
-            *("operation that differs: rank 0: Square", "rank 1: "),
-        ),
-        (
-            compiled_with(momentum(0.5), momentum(0.25)),
-            *("on some ranks: momentum of the optimizer", "rank 1: 0.25"),
-        ),
-        (
-            with_option("x", s.X, s.X + 1),
-            "rank 1 has different examples than rank 0",
-        ),
-        (
-            with_option("callbacks", [kt.Timeline(FOLDER / "one.json")], []),
-            "rank 0: Timeline, rank 1: None",
-        ),
-        (
-            (another_model,) * 2,
-            "Only on rank 1: sequential/dense_1/kernel [8, 4] float32",
-        ),
-        ((fewer_examples,) * 2, "rank 0: 7", "rank 1: 3", "each"),
-    ):
-        mine = s.eager()
-        with s.refused(*words), s.Strategy():
-            calls[s.RANK](mine)
-        assert not tf.distribute.has_strategy()
 
 
 @check

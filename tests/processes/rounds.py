@@ -118,6 +118,10 @@ def assert_rounds(steps, strategy, count=COUNT, layers=list, **outer):
     assert int(mine.optimizer.iterations) == EPOCHS * -(-count // BATCH)
 
 
+def normalized():
+    return [keras.layers.BatchNormalization()]
+
+
 @check
 def rounds_take_the_mean_of_the_ranks_weights():
     # The last round of an epoch has one step only.
@@ -127,23 +131,15 @@ def rounds_take_the_mean_of_the_ranks_weights():
 @check
 def a_rank_without_rows_skips_its_update():
     """Its momentum and statistics wait; the last batch has one example."""
-
-    def layers():
-        return [keras.layers.BatchNormalization()]
-
     outer = {"outer_momentum": 0.0, "outer_learning_rate": 1.0}
-    assert_rounds(4, {}, COUNT + 1, layers, **outer)
+    assert_rounds(4, {}, COUNT + 1, normalized, **outer)
 
 
 def assert_rounds_in_shards(**options):
     """A rank without rows skips its update here, too."""
-
-    def layers():
-        return [keras.layers.BatchNormalization()]
-
     outer = {"outer_momentum": 0.9, "outer_learning_rate": 0.7}
     options["shard_over"] = "process"
-    assert_rounds(3, options, COUNT + 1, layers, **outer)
+    assert_rounds(3, options, COUNT + 1, normalized, **outer)
 
 
 @check

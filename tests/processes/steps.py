@@ -24,7 +24,13 @@ from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.partition.cases import CASES
 from tests.processes.exact import assert_one_device
-from tests.processes.small import RANK, Strategy, assert_same_model, refused
+from tests.processes.small import (
+    RANK,
+    Does,
+    Strategy,
+    assert_same_model,
+    refused,
+)
 
 
 def assert_exact(make, act, **options):
@@ -35,9 +41,7 @@ def assert_exact(make, act, **options):
 @check
 def state_that_a_step_writes_whatever_runs_in_between():
     def act(model):
-        between = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda *_: model.predict(X[:7], verbose=0)
-        )
+        between = Does(on_epoch_begin=lambda it: it.predict(X[:7], verbose=0))
         # The last batch of five is uneven; a batch of one leaves a rank idle.
         history = model.fit(X, Y, 12, 2, 0, shuffle=False, callbacks=[between])
         logs = model.train_on_batch(X[:1], Y[:1])
@@ -255,23 +259,19 @@ class Outside(Stepping):
 
 @check
 def variables_outside_of_a_model_are_those_of_rank_0():
-    def act(model):
-        logs = model.fit(X[:25], Y[:25], 8, 2, 0, shuffle=False).history
+    """Also where a prediction comes before the first step."""
+
+    def act(model, *callbacks):
+        options = {"shuffle": False, "callbacks": [*callbacks]}
+        logs = model.fit(X[:25], Y[:25], 8, 2, 0, **options).history
         return logs, model.train_on_batch(X[:5], Y[:5])
 
-    assert_exact(Outside.made, act)
+    def predict_first(model):
+        look = Does(on_epoch_begin=lambda it: it.predict(X[:4], verbose=0))
+        return act(model, look)
 
-
-@check
-def a_prediction_before_the_first_step_leaves_variables_outside_to_it():
-    def act(model):
-        predict = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda *_: model.predict(X[:4], verbose=0)
-        )
-        options = {"shuffle": False, "callbacks": [predict]}
-        return model.fit(X[:25], Y[:25], 8, 2, 0, **options).history
-
-    assert_exact(Outside.made, act)
+    for use in (act, predict_first):
+        assert_exact(Outside.made, use)
 
 
 class Taught(Stepping):

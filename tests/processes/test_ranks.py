@@ -10,9 +10,9 @@ pytestmark = pytest.mark.slow
 MODULES = [
     f"tests.processes.{module}"
     for module in (
-        *("training", "callbacks", "saving", "compression", "distribution"),
-        *("steps", "rounds", "shares", "mesh", "roles", "own_loops"),
-        "asking",
+        *("training", "differences", "callbacks", "saving", "compression"),
+        *("distribution", "steps", "rounds", "shares", "shares_kept", "mesh"),
+        *("roles", "own_loops", "asking"),
     )
 ]
 # Each over one of the engines.

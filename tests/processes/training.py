@@ -14,9 +14,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.conformance.case_models import ByHand
 from keras_towers.fit.step import adaptive_function
-from keras_towers.rendezvous import rank_checks
-from keras_towers.transport.engine_transport import EngineTransport
-from tests.kit.compare import assert_all_close, assert_close
+from tests.kit.compare import assert_close
 from tests.kit.ranks import check
 from tests.processes import small as s
 
@@ -100,148 +98,6 @@ def unseeded_shuffles_and_draws_of_eager_steps_agree():
     s.assert_same_model(mine)
 
 
-OTHER = "rank 1 has different examples"
-REMEDIES = "leave out `shard`", 'batches="each"'
-
-
-def generator_of(*batches):
-    yield from batches
-
-
-@check
-def other_data_is_refused_before_the_first_update():
-    """Of each kind of data, in a graph and eagerly; what is whole trains."""
-    whole = tf.data.Dataset.from_tensor_slices((s.X, s.Y))
-    shard = whole.shard(2, s.RANK).batch(5)
-    # Of the same examples; by the same seed where all set the same.
-    order = whole.shuffle(s.COUNT, seed=s.RANK + 1).batch(25)
-    keras.utils.set_random_seed(s.RANK)
-    noise = whole.batch(25).map(lambda x, y: (x + tf.random.normal([4]), y))
-    keras.utils.set_random_seed(3)
-    seeded = whole.shuffle(s.COUNT, seed=1).batch(25)
-    seeded = seeded.map(lambda x, y: (x + tf.random.normal([4]), y))
-    mine = s.model(steps_per_execution=2)
-    before = mine.get_weights()
-    with s.Strategy():
-        for data in shard, order, noise:
-            with s.refused(OTHER, *REMEDIES):
-                s.fit(mine, data, None)
-        for method in mine.evaluate, mine.predict:
-            with s.refused(OTHER, *REMEDIES):
-                method(shard, verbose=0)
-        s.forget_seed()
-        with s.refused("without a seed", *REMEDIES):
-            s.fit(mine, whole.shuffle(s.COUNT).batch(s.COUNT), None)
-        assert_all_close(mine.get_weights(), before, 0)
-        with s.refused(OTHER):
-            s.fit(mine, seeded, None, validation_data=shard)
-        s.fit(mine, seeded, None)
-    s.assert_same_model(mine)
-    mine = s.eager()
-    x = s.X + s.RANK
-    with s.Strategy():
-        for batch in (x, s.Y), (s.X, s.Y + s.RANK), (x, s.Y):
-            with s.refused(OTHER):
-                s.fit(mine, generator_of(batch), None, steps_per_epoch=1)
-            with s.refused(OTHER):
-                s.fit(mine, *batch)
-        s.fit(mine, generator_of((s.X, s.Y)), None, steps_per_epoch=1)
-        with s.refused(OTHER):
-            mine.train_on_batch(x, s.Y)
-
-
-@check
-def other_data_of_an_epoch_that_follows_is_refused():
-    """One epoch is the same, as by chance; rounding is no difference."""
-    off = [1e-6 * s.RANK]
-    data = tf.data.Dataset.from_generator(
-        lambda: iter([(s.X + off[0], s.Y)]), output_signature=s.SPEC
-    )
-
-    def drift(epoch, logs):
-        off[0] *= 1 + epoch * 1e5
-
-    drifts = keras.callbacks.LambdaCallback(on_epoch_begin=drift)
-    mine = s.eager()
-    with s.Strategy():
-        s.fit(mine, data, None, epochs=1, callbacks=[drifts])
-        with s.refused(OTHER):
-            s.fit(mine, data, None, epochs=2, callbacks=[drifts])
-
-
-@check
-def other_data_later_in_an_epoch_is_refused():
-    """As of workers that draw in another order; rounding is no difference."""
-
-    def batches():
-        for step in range(3):
-            yield s.X + s.RANK * (1 if step == 2 else 1e-6), s.Y
-
-    mine = s.model()
-    weights = []
-    remember = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: weights.append(
-            mine.get_weights()
-        )
-    )
-    with s.Strategy():
-        with s.refused(OTHER, *REMEDIES):
-            s.fit(
-                mine, batches(), None, steps_per_epoch=3, callbacks=[remember]
-            )
-        assert len(weights) == 2
-        assert_all_close(mine.get_weights(), weights[-1], 0)
-        s.fit(mine, batches(), None, steps_per_epoch=2)
-    s.assert_same_model(mine)
-
-
-@check
-def data_of_unknown_length_that_ends_early_on_a_rank_is_refused():
-    """Within an epoch, and before it; what is whole trains, and ends."""
-
-    def batches(*numbers):
-        number = numbers[s.RANK % 2]
-        return tf.data.Dataset.from_generator(
-            lambda: iter([(s.X, s.Y)] * number), output_signature=s.SPEC
-        )
-
-    mine = s.model(steps_per_execution=2)
-    by_hand = s.eager()
-    with s.Strategy():
-        with s.refused("rank 0: more, rank 1: 1", *REMEDIES):
-            s.fit(s.model(), batches(3, 1), None)
-        for method in mine.fit, mine.evaluate, mine.predict:
-            with s.refused("(rank 0: at most 2, rank 1: more)"):
-                method(batches(2, 3), verbose=0)
-            # Within an execution.
-            with s.refused("(rank 0: more, rank 1: at most 4)"):
-                method(batches(4, 3), verbose=0)
-        with s.refused("(rank 0: at most 2, rank 1: more)"):
-            s.fit(mine, validation_data=batches(2, 4))
-        with s.refused("rank 0: 2, rank 1: more"):
-            s.fit(by_hand, batches(2, 3), None)
-        with s.refused("(rank 0: at most 0, rank 1: more)"):
-            s.fit(mine, batches(0, 1), None)
-        s.fit(mine, batches(3, 3), None, epochs=2)
-    s.assert_same_model(mine)
-    # A round that would end after the data, or never.
-    for steps, which, said in (
-        (3, s.model(), "rank 0: 2, rank 1: "),
-        (100, mine, "rank 0: at most 2, rank 1: "),
-    ):
-        with s.Strategy(sync_every=steps):
-            before = which.get_weights()
-            with s.refused("rank 0: ", "0, rank 1: more"):
-                s.fit(which, batches(0, 1), None)
-            with s.refused(OTHER):
-                s.fit(which, generator_of((s.X + s.RANK, s.Y)), None)
-            assert_all_close(which.get_weights(), before, 0)
-            with s.refused(said):
-                s.fit(which, batches(2, 4), None)
-            s.fit(which, batches(3, 3), None)
-        s.assert_same_model(which)
-
-
 @check
 def other_rates_and_batches_smaller_than_the_ranks_are_warned_of():
     """What is trained is what rank 0 trains by itself."""
@@ -281,37 +137,6 @@ def rank_0_tells_of_parts_with_other_rows():
     told = any("not have one row per example" in text for text in said)
     assert told == (s.RANK == 0), said
     s.assert_same_model(mine)
-
-
-@check
-def layers_with_other_settings_are_refused():
-    """Before a step exchanges anything; in rounds, before their first sum."""
-
-    def made(name, make=s.model):
-        # Names and seeds on ranks may differ.
-        for _ in range(s.RANK):
-            keras.layers.Activation(name)
-        dropout = keras.layers.Dropout(0.0, seed=s.RANK)
-        return make(keras.layers.Activation(name), dropout, metrics=[])
-
-    def predict(mine):
-        return mine.predict(s.X, verbose=0)
-
-    with s.Strategy():
-        s.fit(made("relu"))
-    name = "tanh" if s.RANK else "relu"
-    traced = "operation that differs: rank 0: Relu float32 (", "1: Tanh float32"
-    eager = ("rank 1 has other results than rank 0",)
-    for make, options, act, words in (
-        (s.model, {}, s.fit, traced),
-        (s.model, {}, predict, traced),
-        (s.model, {"sync_every": 2}, s.fit, traced),
-        (s.model, {"sync_every": 100}, s.fit, traced),
-        (s.eager, {}, s.fit, eager),
-        (s.eager, {}, predict, eager),
-    ):
-        with s.refused(*words), s.Strategy(**options):
-            act(made(name, make))
 
 
 class OnOneRank(keras.metrics.MeanAbsoluteError):
@@ -509,11 +334,6 @@ def images_of_a_folder_are_divided():
             return losses, mine.evaluate(data, verbose=0), found
 
         s.assert_as_one_process(of_images(), act, of_images(run_eagerly=True))
-        with s.Strategy(), s.refused(OTHER):
-            keras.utils.set_random_seed(s.RANK)
-            of_images().fit(
-                images_in(folder, batch_size=4, seed=s.RANK), verbose=0
-            )
 
 
 @check
@@ -533,42 +353,6 @@ def ranks_that_drift_are_equal_at_the_end_of_an_epoch():
             s.fit(mine, drifting(), None)
         first, other = s.gather(mine.get_weights()[0].tobytes())
         assert (first == other) == sync
-
-
-@check
-def other_versions_are_refused():
-    mine = {"Keras": f"3.{s.RANK}", "Python": "3.11"}
-    said = f"rank {s.RANK} has Keras 3.{s.RANK}, but rank {1 - s.RANK} has"
-    with (
-        mock.patch.object(EngineTransport, "_compared", False),
-        mock.patch.object(rank_checks, "process_facts", lambda engine: mine),
-        s.refused(said, "install the same"),
-    ):
-        s.Strategy()._config.transport.compare_once()
-
-
-@check
-def other_gradients_are_refused():
-    class Branches(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.a = keras.layers.Dense(3, name="a")
-            self.b = keras.layers.Dense(3, name="b")
-
-        def call(self, x):
-            b = self.b(x)
-            return self.a(x) + (tf.stop_gradient(b) if s.RANK else b)
-
-    mine = Branches()
-    mine.compile("sgd", "mse")
-    strategy = s.Strategy()
-    said = "rank 1: StopGradient float32 (None, 3) of training.py:"
-    with s.refused("first operation that differs: rank 0: ", said), strategy:
-        s.fit(mine)
-    mine = s.model()
-    with strategy:
-        s.fit(mine, batch_size=s.COUNT)
-    s.assert_same_model(mine)
 
 
 @check

@@ -25,7 +25,6 @@ from keras_towers.fit.components import (
     FitStart,
     KerasCall,
     TowerConfig,
-    TowerFunction,
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
@@ -36,8 +35,8 @@ from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
-    make_by_keras,
     running_settings,
+    tower_function,
 )
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
@@ -468,23 +467,6 @@ class TowerCall:
     def finish_steps(self, logs: Logs) -> Logs:
         """End an epoch's steps; return its logs, given the last step's."""
         return logs
-
-
-def tower_function(
-    model: keras.Model,
-    name: str,
-    config: TowerConfig,
-    settings: StepSettings,
-    force: bool = False,
-) -> TowerFunction:
-    """Return a model's function for towers; make it again if needed."""
-    before = getattr(model, name)
-    uses_towers = before is None or isinstance(before, TowerFunction)
-    function = make_by_keras(model, name, force or not uses_towers)
-    if not isinstance(function, TowerFunction):
-        function = AdaptiveFunction(model, name, config, settings)
-        setattr(model, name, function)
-    return function
 
 
 def _variables_of(

@@ -20,7 +20,6 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context import step_errors
 from keras_towers.fit.places import Places
-from keras_towers.transport import Transport, next_key
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 _SPLIT = (
@@ -376,57 +375,6 @@ def tensors_in(structure: Structure) -> list[tf.Tensor]:
     """Return the tensors of a structure, with the components of ragged ones."""
     leaves = tf.nest.flatten(structure, expand_composites=True)
     return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-
-
-def as_one_batch(
-    config: TowerConfig, places: Places, batch: Structure
-) -> Structure:
-    """Return the batch that one device would get."""
-    if is_whole(batch):
-        return batch
-    pieces = as_tower_batch(config, places, batch)[0].pieces
-
-    def joined(*leaves: Any) -> Leaf:
-        """Join the rows of the towers' tensors; take others once."""
-        if not has_rows(leaves[0]):
-            return leaves[0]
-        if isinstance(leaves[0], tf.SparseTensor):
-            return tf.sparse.concat(0, list(leaves))
-        return tf.concat(leaves, 0)
-
-    return tf.nest.map_structure(joined, *pieces)
-
-
-def gather_batch(batch: Structure, transport: Transport) -> Structure:
-    """Return the global batch, given this rank's part; eager only."""
-
-    def gather_leaf(leaf: Leaf) -> Leaf:
-        if isinstance(leaf, tf.RaggedTensor):
-            lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
-            ragged: Any = tf.RaggedTensor
-            return ragged.from_nested_row_lengths(
-                all_ranks(leaf.flat_values), lengths
-            )
-        if isinstance(leaf, tf.SparseTensor):
-            counts = all_ranks(leaf.dense_shape[:1])
-            before = tf.reduce_sum(counts[: transport.rank])
-            shift = tf.one_hot(0, leaf.shape.rank, before, dtype=tf.int64)
-            return tf.SparseTensor(
-                all_ranks(leaf.indices + shift),
-                all_ranks(leaf.values),
-                [tf.reduce_sum(counts), *leaf.dense_shape[1:].numpy()],
-            )
-        return all_ranks(leaf)
-
-    def all_ranks(tensor: tf.Tensor) -> tf.Tensor:
-        return transport.all_gather(tensor, next_key("rows"))
-
-    part = Batch.of(batch)
-    whole = part.with_structure(part.map_divided(gather_leaf))
-    if int(whole.size) == 0:
-        # The data of all ranks have ended.
-        raise StopIteration
-    return whole.structure
 
 
 def _with_examples(batch: Structure) -> Structure:

@@ -239,11 +239,28 @@ class AdaptiveFunction(TowerFunction):
         """Make Keras make the function again, so that it is traced again."""
         # The model's attribute may be another function that wraps this one.
         before = getattr(self._model, self._name)
-        self._function = make_by_keras(self._model, self._name, force=True)
+        self._function = _make_by_keras(self._model, self._name, force=True)
         setattr(self._model, self._name, before)
 
 
-def make_by_keras(
+def tower_function(
+    model: keras.Model,
+    name: str,
+    config: TowerConfig,
+    settings: StepSettings,
+    force: bool = False,
+) -> TowerFunction:
+    """Return a model's function for towers; make it again if needed."""
+    before = getattr(model, name)
+    uses_towers = before is None or isinstance(before, TowerFunction)
+    function = _make_by_keras(model, name, force or not uses_towers)
+    if not isinstance(function, TowerFunction):
+        function = AdaptiveFunction(model, name, config, settings)
+        setattr(model, name, function)
+    return function
+
+
+def _make_by_keras(
     model: keras.Model, name: str, force: bool
 ) -> Callable[[Structure], Structure]:
     """Let a model make a function that it lacks; return the function.

@@ -39,7 +39,9 @@ from keras_towers.fit.step.device_memory import DeviceMemory
 from keras_towers.fit.step.exchange_kinds import GradientExchange
 from keras_towers.fit.step.step_inputs import (
     DividedBatch,
+    as_one_batch,
     capture,
+    gather_batch,
     shares_batches,
 )
 from keras_towers.fit.step.step_layout import (
@@ -331,11 +333,11 @@ class GlobalStep:
         if is_whole and shares_batches(config, places.ranks):
             compared = ComparedStep((), fingerprint=rounded_fingerprint(batch))
             self.order.agreement.assert_same(compared, (), STEP_KEY)
-        whole = data_lib.as_one_batch(config, places, batch)
+        whole = as_one_batch(config, places, batch)
         with contextlib.ExitStack() as stack:
             if transport.size > 1:
                 if not is_whole or config.options.batches == "each":
-                    whole = data_lib.gather_batch(whole, transport)
+                    whole = gather_batch(whole, transport)
                 if self._eager_seed is not None:
                     # Between steps, ranks may draw different numbers of values.
                     seed = self._eager_seed + next(self._eager_steps)

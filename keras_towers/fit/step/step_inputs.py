@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,6 +34,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.local_step import LocalStep
 from keras_towers.partition.program import ColumnInput, Inputs, Program
+from keras_towers.transport import Transport, next_key
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -312,3 +314,54 @@ def capture(tensor: tf.Tensor) -> tf.Tensor:
     with contextlib.suppress(AttributeError):
         return graph.capture(tensor)
     return tensor
+
+
+def as_one_batch(
+    config: TowerConfig, places: Places, batch: Structure
+) -> Structure:
+    """Return the batch that one device would get."""
+    if data_lib.is_whole(batch):
+        return batch
+    pieces = data_lib.as_tower_batch(config, places, batch)[0].pieces
+
+    def joined(*leaves: Any) -> data_lib.Leaf:
+        """Join the rows of the towers' tensors; take others once."""
+        if not data_lib.has_rows(leaves[0]):
+            return leaves[0]
+        if isinstance(leaves[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(leaves))
+        return tf.concat(leaves, 0)
+
+    return tf.nest.map_structure(joined, *pieces)
+
+
+def gather_batch(batch: Structure, transport: Transport) -> Structure:
+    """Return the global batch, given this rank's part; eager only."""
+
+    def gather_leaf(leaf: data_lib.Leaf) -> data_lib.Leaf:
+        if isinstance(leaf, tf.RaggedTensor):
+            lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
+            ragged: Any = tf.RaggedTensor
+            return ragged.from_nested_row_lengths(
+                all_ranks(leaf.flat_values), lengths
+            )
+        if isinstance(leaf, tf.SparseTensor):
+            counts = all_ranks(leaf.dense_shape[:1])
+            before = tf.reduce_sum(counts[: transport.rank])
+            shift = tf.one_hot(0, leaf.shape.rank, before, dtype=tf.int64)
+            return tf.SparseTensor(
+                all_ranks(leaf.indices + shift),
+                all_ranks(leaf.values),
+                [tf.reduce_sum(counts), *leaf.dense_shape[1:].numpy()],
+            )
+        return all_ranks(leaf)
+
+    def all_ranks(tensor: tf.Tensor) -> tf.Tensor:
+        return transport.all_gather(tensor, next_key("rows"))
+
+    part = Batch.of(batch)
+    whole = part.with_structure(part.map_divided(gather_leaf))
+    if int(whole.size) == 0:
+        # The data of all ranks have ended.
+        raise StopIteration
+    return whole.structure

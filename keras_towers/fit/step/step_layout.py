@@ -1,7 +1,7 @@
 """The layout of a step over towers, and the settings that it is traced for.
 
-``global_step.py`` calls ``lay_out`` with the trace, and ``scheduled`` with the
-result. ``partition/`` does the work.
+``global_step.py`` calls ``lay_out`` with the trace, and ``device_memory.py``
+``scheduled`` with the result. ``partition/`` does the work.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
 from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
 from keras_towers.partition.segments import ALIKE
+from keras_towers.partition.sizes import ASSUMED_LENGTH
 
-# The batch size to assume if it is unknown.
-_ASSUMED_BATCH = 64
 # Fewer rows per tower are not worth a separate exchange.
 _MIN_GATHERED_ROWS = 32
 # Ranks gather rows instead of a gradient if the rows are at least this many
@@ -194,7 +193,7 @@ def scheduled(
         remat: what may be computed again, if the step trains.
     """
     settings = layout.settings
-    places, examples = settings.places, settings.examples or _ASSUMED_BATCH
+    places, examples = settings.places, settings.examples or ASSUMED_LENGTH
     towers = places.ranks.batch.size * config.num_towers * places.micro_batches
     has_segments = settings.trains and config.options.remat is not False
     program = schedule(
@@ -202,11 +201,11 @@ def scheduled(
         towers,
         -(-examples // towers),
         places.micro_batches,
-        remat if settings.trains else KEEP_ALL,
-        settings.xla,
-        layout.traced.segments if has_segments else None,
-        places.towers if devices.all_on_host(config.devices) else 1,
-        places.ranks.step.size > 1,
+        remat=remat if settings.trains else KEEP_ALL,
+        xla=settings.xla,
+        segments=layout.traced.segments if has_segments else None,
+        sharing=places.towers if devices.all_on_host(config.devices) else 1,
+        over_ranks=places.ranks.step.size > 1,
     )
     step_reports.record_costs(
         config, settings.kind, settings.model, program, places
@@ -252,7 +251,7 @@ def _divide_trace(
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
             gather_bytes=_gather_bytes(config, settings),
-            examples=settings.examples or _ASSUMED_BATCH,
+            examples=settings.examples or ASSUMED_LENGTH,
         ),
     )
 
@@ -302,7 +301,7 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
         return None
     if ranks.step.size == 1:
         # On one host, gathering does not change the computing time.
-        rows = -(-(examples or _ASSUMED_BATCH) // places.towers)
+        rows = -(-(examples or ASSUMED_LENGTH) // places.towers)
         return max(rows, _MIN_GATHERED_ROWS) if on_host else None
     # Every rank computes the gradient.
     few = examples is not None and examples <= _MAX_GATHERED_BATCH

@@ -265,14 +265,8 @@ def trace(
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
-    updates: dict[str, ApplyCall] = {}
-    layouts: dict[str, Sequence[MeshLayout]] = {}
-    in_updates: dict[str, str] = {}
-    # The number of operations before each gradient that is a result.
-    begun: dict[str, int] = {}
-    is_whole = update is not None and not update.pushes
-    remat = RematScopes()
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
+    calls, remat = _TracedCalls(outer, build, update), RematScopes()
 
     def run(*tensors: tf.Tensor) -> Structure:
         remaining = iter(tensors)
@@ -283,27 +277,13 @@ def trace(
         # have several steps.
         draw_counts[graph] = draw_counts.get(outer, 0)
 
-        def note(call: ApplyCall) -> None:
-            # The rest of the step may read the optimizer's variables.
-            with outer.as_default():
-                build(call.optimizer, call.variables)
-            grads = map(_with_dense_shape, call.grads, call.variables)
-            call = dataclasses.replace(call, grads=list(grads))
-            name, call, of_call = _handed_over(call, update)
-            updates[name], layouts[name] = call, of_call
-            before = len(graph.get_operations())
-            if update is None or update.pushes:
-                begun[name] = before
-                return
-            update.apply_in_trace(call)
-            for operation in graph.get_operations()[before:]:
-                kept = operation.device if update.sharding.keeps_devices else ""
-                in_updates[operation.name] = kept
-
+        calls.graph = graph
+        alone = thread_state.ActiveStep(
+            training=kind in TRAINING, apply=calls.note
+        )
         tracing = dataclasses.replace(
-            active
-            or thread_state.ActiveStep(training=kind in TRAINING, apply=note),
-            apply=note,
+            active or alone,
+            apply=calls.note,
             graph=graph,
             own_statistics=own_statistics,
             remat=remat,
@@ -314,27 +294,79 @@ def trace(
     with compat.single_device_mode():
         graph = compat.func_graph_from_py_func("one_device", run, specs, {})
     draw_counts[outer] = draw_counts.get(graph, 0)
-    for name, before in begun.items():
-        later = read_later(updates[name], graph, before)
-        updates[name] = dataclasses.replace(updates[name], read_later=later)
+    calls.find_later_reads()
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
             "the step uses a value that is known only when it runs, and that "
             "is not part of the batch: towers cannot divide it. Pass it as "
             "part of the batch."
         )
-    captures = [outside for outside, _ in graph.captures]
-    output = graph.structured_outputs
     return Trace(
         graph,
-        captures,
-        updates,
-        output,
-        layouts,
-        in_updates,
-        is_whole,
+        [outside for outside, _ in graph.captures],
+        calls.updates,
+        graph.structured_outputs,
+        calls.layouts,
+        calls.in_updates,
+        not calls.are_results,
         remat.segments_of(graph),
     )
+
+
+class _TracedCalls:
+    """The calls of optimizers in a step that is traced.
+
+    Args:
+        outer: the graph around it.
+        build: as for ``trace``.
+        update: as for ``trace``.
+
+    Attributes:
+        graph: the graph of the step, once its tracing has begun.
+        are_results: whether gradients are results of the step.
+        updates: the calls, as in ``Trace``, like the next two.
+    """
+
+    graph: tf.Graph
+
+    def __init__(
+        self,
+        outer: tf.Graph,
+        build: Callable[[keras.Optimizer, Sequence[Variable]], None],
+        update: WeightUpdate | None,
+    ):
+        self._outer, self._build, self._update = outer, build, update
+        self.are_results: bool = update is None or update.pushes
+        self.updates: dict[str, ApplyCall] = {}
+        self.layouts: dict[str, Sequence[MeshLayout]] = {}
+        self.in_updates: dict[str, str] = {}
+        # The number of operations before each gradient that is a result.
+        self._begun: dict[str, int] = {}
+
+    def note(self, call: ApplyCall) -> None:
+        """Note a call; trace it, unless its gradients are results."""
+        # The rest of the step may read the optimizer's variables.
+        with self._outer.as_default():
+            self._build(call.optimizer, call.variables)
+        grads = map(_with_dense_shape, call.grads, call.variables)
+        call, update = dataclasses.replace(call, grads=[*grads]), self._update
+        name, call, layouts = _handed_over(call, update)
+        self.updates[name], self.layouts[name] = call, layouts
+        before = len(self.graph.get_operations())
+        if update is None or self.are_results:
+            self._begun[name] = before
+            return
+        update.apply_in_trace(call)
+        for operation in self.graph.get_operations()[before:]:
+            kept = operation.device if update.sharding.keeps_devices else ""
+            self.in_updates[operation.name] = kept
+
+    def find_later_reads(self) -> None:
+        """Note which variables of each call the step reads after it."""
+        for name, before in self._begun.items():
+            call = self.updates[name]
+            later = read_later(call, self.graph, before)
+            self.updates[name] = dataclasses.replace(call, read_later=later)
 
 
 def _handed_over(

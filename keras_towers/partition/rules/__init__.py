@@ -36,8 +36,6 @@ once, as on one device.
   Slices, splits and padding.
 ``variables``
   Reads, writes and lookups of variables, such as embedding tables.
-``mesh_columns``
-  Exchanges between columns of a mesh, as operations in a column's graph.
 """
 
 import importlib

@@ -35,7 +35,6 @@ from keras_towers.partition.program import (
 from keras_towers.partition.reasons import NotDivided, require, unless_none
 from keras_towers.partition.registry import operation
 from keras_towers.partition.resources import type_of_content
-from keras_towers.partition.rules.mesh_columns import exchange_over_columns
 from keras_towers.partition.units import Units
 from keras_towers.partition.values import (
     Value,
@@ -474,6 +473,5 @@ def add_loop(
 # ---- what is known of them ---------------------------------------------------
 
 operation("Assert", effect="checks")
-operation("PartitionedCall", _mean_of_own_rows, _call, exchange_over_columns)
-operation("StatefulPartitionedCall", _mean_of_own_rows, _call)
+operation("PartitionedCall StatefulPartitionedCall", _mean_of_own_rows, _call)
 operation("If StatelessIf Case StatelessCase", _branches)

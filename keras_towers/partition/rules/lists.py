@@ -235,7 +235,7 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
                 are_row_numbers=False,
             )
         case "OptionalNone" | "OptionalFromValue":
-            option = Elements(None, is_optional=True)
+            option = Elements(None, length=1, is_optional=True)
             return option.with_item(inputs[0]) if inputs else option
     elements = unless_none(inputs[0].elements)
     length = elements.length

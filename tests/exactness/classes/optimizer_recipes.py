@@ -5,12 +5,7 @@ import tensorflow as tf
 from keras import layers, optimizers
 
 from tests.exactness.classes.groups import Group
-from tests.exactness.classes.recipes import (
-    NO_PART,
-    floats,
-    parameters,
-    public,
-)
+from tests.exactness.classes.recipes import NO_PART, floats, parameters, public
 
 HOLDING_OTHERS = {
     "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(

@@ -8,10 +8,7 @@ import keras_towers as kt
 from keras_towers import devices as devices_lib
 from keras_towers.fit.options import StrategyOptions
 from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.update.sharding_policy import (
-    OnEachTower,
-    ShardingPolicy,
-)
+from keras_towers.fit.update.sharding_policy import OnEachTower, ShardingPolicy
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction.collectives import OnDevice
 from keras_towers.strategies.base import BaseStrategy

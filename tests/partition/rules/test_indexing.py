@@ -2,10 +2,7 @@
 
 import tensorflow as tf
 
-from tests.partition.kit import (
-    partial_sum,
-    sharded,
-)
+from tests.partition.kit import partial_sum, sharded
 from tests.partition.layout_list import as_listed
 from tests.partition.rules.cases.case import axis_size, raw_op
 

@@ -2,10 +2,7 @@
 
 import tensorflow as tf
 
-from tests.partition.kit import (
-    replicated,
-    sharded,
-)
+from tests.partition.kit import replicated, sharded
 from tests.partition.layout_list import as_listed
 
 X, COLUMNS = sharded(-1, 4, 6), sharded(4, -1)

@@ -2,11 +2,7 @@
 
 import tensorflow as tf
 
-from tests.partition.kit import (
-    partial_sum,
-    replicated,
-    sharded,
-)
+from tests.partition.kit import partial_sum, replicated, sharded
 from tests.partition.layout_list import as_listed
 from tests.partition.rules.cases.case import axis_size, gradient_of
 

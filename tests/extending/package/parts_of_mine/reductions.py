@@ -4,12 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_towers.extending import (
-    Gradient,
-    Gradients,
-    OnDevice,
-    on_values,
-)
+from keras_towers.extending import Gradient, Gradients, OnDevice, on_values
 
 
 def in_float64(

@@ -1,7 +1,7 @@
 """Exchanges between columns of a mesh, as operations in a column's graph.
 
-TensorFlow has no operation for them. A call without a body stands for each; its
-result may have another shape. ``Marks`` say which exchange it is.
+TensorFlow has no operation for them, and only a call has a result of any shape.
+So a call without a body stands for each exchange. ``Marks`` say which it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Exchange, Operation
-from keras_towers.partition.reasons import unless_none
 from keras_towers.partition.values import (
     Value,
     Values,
@@ -54,7 +53,7 @@ def exchange_over_columns(node: Node, *inputs: Value) -> Values:
 
     All kinds of exchanges are linear.
     """
-    exchange = unless_none(node.scope.marks.exchanges.get(node.operation.name))
+    exchange = node.scope.marks.exchanges[node.operation.name]
     (value,), traced = inputs, node.shapes[0]
     kind, axis = exchange.kind, exchange.axis
     layout, sizes = value.layout, value.shape
