@@ -41,7 +41,6 @@ SHOWN_BY = {
     "fit/step/test_global_step.py": """
         fit/components fit/step/step_layout fit/step/tower_functions
     """,
-    "fit/step/test_step_costs.py": "fit/step/step_reports",
     "fit/test_options.py": "fit/given_values",
     "fit/ranks/test_step_order.py": "fit/ranks/step_agreement",
     "fit/update/test_optimizers.py": "fit/update/weight_update",

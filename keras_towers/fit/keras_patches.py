@@ -390,27 +390,33 @@ def _run(
             with read_ahead_limit.asking(model.variables), strategy.scope():
                 return runner.run_call(call)
     trains = kind in components.TRAINING
-    block = thread_state.block_of_other_thread()
-    if strategy is None and trains and block is not None:
-        thread = threading.current_thread().name
-        said = "opened elsewhere", block.opened, block.thread.name
-        if first_time(model, said):
-            logger.warning(
-                "%s of model %r runs on one device: %s in thread %r and "
-                "applies only there, but this is thread %r. %s in the thread "
-                "that calls %s.",
-                kind,
-                model.name,
-                block.opened,
-                block.thread.name,
-                thread,
-                block.how,
-                kind,
-            )
+    if strategy is None and trains:
+        _warn_if_block_is_elsewhere(kind, model)
     # This may be a nested call, such as evaluate in a callback.
     outer = thread_state.trains_on_one_device
     with outer.holding(None if outer.get() is None else trains):
         return original(model, *args, **kwargs)
+
+
+def _warn_if_block_is_elsewhere(kind: str, model: keras.Model) -> None:
+    """Warn once of training on one device beside a block of another thread."""
+    block = thread_state.block_of_other_thread()
+    if block is None:
+        return
+    said = "opened elsewhere", block.opened, block.thread.name
+    if first_time(model, said):
+        logger.warning(
+            "%s of model %r runs on one device: %s in thread %r and applies "
+            "only there, but this is thread %r. %s in the thread that calls "
+            "%s.",
+            kind,
+            model.name,
+            block.opened,
+            block.thread.name,
+            threading.current_thread().name,
+            block.how,
+            kind,
+        )
 
 
 def _resolve_auto(original: patches.Original, model: keras.Model) -> bool:

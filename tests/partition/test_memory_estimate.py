@@ -45,6 +45,23 @@ def test_what_is_used_later_lives_longer():
     assert 2 * hidden <= most < 2 * hidden + weight
 
 
+def test_a_result_takes_over_only_what_ends_and_is_as_large():
+    def broadcast(x, w):
+        return tf.reduce_sum(tf.tanh(x) + w)
+
+    def looped(x):
+        start = tf.exp(x)
+        _, end = tf.while_loop(
+            lambda k, y: k < 3, lambda k, y: (k + 1, tf.tanh(y)), (0, start)
+        )
+        return tf.reduce_sum(start * end + x)
+
+    _, found = estimate(broadcast, sharded(-1, 1), replicated(50))
+    assert found.peak_bytes() >= (8 + 50 + 8 * 50) * 4
+    _, found = estimate(looped, sharded(-1, 50))
+    assert found.peak_bytes() >= 3 * 8 * 50 * 4
+
+
 def test_towers_that_share_memory_have_one_sum():
     def step(x):
         return tf.matmul(x, x, transpose_a=True)

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.partition.emission import emit
 from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
     check_divided,
@@ -285,3 +286,21 @@ def test_a_number_of_examples_is_checked():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="5 rows"):
         run()
+
+
+def test_what_may_fail_and_writes_nothing_is_told_when_it_is_added():
+    variable = tf.Variable(0.0)
+
+    def step(x):
+        variable.assign(x[0])
+        tf.raw_ops.Assert(condition=x[0] < 9, data=[x])
+        return x * 2
+
+    program, checks = laid_out(step, replicated(3)), []
+    with tf.Graph().as_default():
+        handle = tf.compat.v1.placeholder(tf.resource, [])
+        values = tf.compat.v1.placeholder(tf.float32, [3]), handle
+        given = dict(zip(program.inputs.of_graph, values, strict=True))
+        wanted = program.results
+        emit(program.operations, given, wanted, program.graphs, checks=checks)
+    assert [check.type for check in checks] == ["Assert"]

@@ -37,9 +37,6 @@ from keras_towers.partition.sizes import (
 _ANNOUNCED = 0.02
 # How many lines that follow from one are named.
 _NAMED = 4
-# The bytes of a process for an operation: in the trace, in functions of towers,
-# and in TensorFlow's runtime.
-_PER_OPERATION = 40 * 2**10
 _LENGTH = symbol("length")
 _UNKNOWN_BYTES = "bytes that depend on the data"
 
@@ -96,7 +93,8 @@ class StepCosts:
         replaced_sums: the bytes of the sums in place of which rows are
             gathered.
         schedule: what is computed again; None: not decided.
-        graph_bytes: what a process has for the graph of the step: an estimate.
+        graph_bytes: what a process has for the graphs of the step: an estimate;
+            0: they are not made yet.
     """
 
     exchanges: int
@@ -296,7 +294,6 @@ def costs_of(
         ),
         replaced_sums=program.replaced_sums,
         schedule=program.schedule,
-        graph_bytes=_PER_OPERATION * len(program.operations),
     )
 
 

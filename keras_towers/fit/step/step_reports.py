@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import keras
+import tensorflow as tf
 
 from keras_towers._bytes import format_bytes
 from keras_towers._notices import announce, first_time, logger
@@ -27,6 +29,10 @@ from keras_towers.partition.xla_pieces import Stages
 # The part of its memory that TensorFlow's allocator of CPUs leaves free between
 # tensors, and does not give back.
 _GAPS = 12
+
+# The bytes of a process for an operation in a graph: of Python, and several
+# times of TensorFlow.
+_PER_OPERATION = 22 * 2**10
 
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
@@ -48,15 +54,40 @@ def record_costs(
         program: the program that the towers run.
         places: where they run it.
     """
-    other = "prediction" if "predict" in kind else "evaluation"
-    name = f"{'training' if kind in TRAINING else other} of {model.name!r}"
-    ranks = places.ranks
+    name, ranks = _name_of(kind, model), places.ranks
     parts = places.towers * places.micro_batches * ranks.step.size
     costs = costs_of(program, parts, ranks.step.size, places.columns)
     _costs.setdefault(config.strategy, {})[name] = costs
     said = costs.announcement
     if said and ranks.job.rank == 0 and first_time(model, "computed once"):
         announce(f"{name}: {said}")
+
+
+def record_graphs(
+    config: TowerConfig,
+    kind: str,
+    model: keras.Model,
+    graphs: Sequence[tf.Graph],
+) -> None:
+    """Record the graphs of a step, once it has been added to the last one.
+
+    Args:
+        config: the towers that run the step.
+        kind: the method of Keras that the step belongs to.
+        model: its model.
+        graphs: all graphs that were made for it.
+    """
+    called = itertools.chain(*(graph._functions.values() for graph in graphs))
+    number = sum(len(graph.get_operations()) for graph in graphs)
+    number += sum(len(function.definition.node_def) for function in called)
+    costs, name = _costs[config.strategy], _name_of(kind, model)
+    graph_bytes = _PER_OPERATION * number
+    costs[name] = dataclasses.replace(costs[name], graph_bytes=graph_bytes)
+
+
+def _name_of(kind: str, model: keras.Model) -> str:
+    other = "prediction" if "predict" in kind else "evaluation"
+    return f"{'training' if kind in TRAINING else other} of {model.name!r}"
 
 
 def planned_memory(strategy: KerasStrategy) -> dict[str, int]:

@@ -1,0 +1,31 @@
+"""The planned memory of a process."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from keras_towers.fit.step.step_reports import planned_memory
+
+GRAPHS = "the graphs of steps"
+
+
+def trained(layers, **options):
+    """A strategy that has trained a model of so many layers."""
+    model = keras.Sequential([keras.layers.Dense(4) for _ in range(layers)])
+    model.compile("sgd", "mse")
+    data = np.ones((8, 4), "float32")
+    with kt.TowerStrategy(2, **options) as strategy:
+        model.fit(data, data, batch_size=8, verbose=0)
+        before = planned_memory(strategy)
+        model.evaluate(data, data, batch_size=8, verbose=0)
+        assert planned_memory(strategy)[GRAPHS] > before[GRAPHS]
+    return before[GRAPHS]
+
+
+def test_graphs_count_as_they_are_built(devices):
+    one, two, three = (trained(layers) for layers in (2, 6, 10))
+    assert one > 0
+    assert three - two == pytest.approx(two - one, rel=0.1)
+    # Another way to exchange takes other operations.
+    assert trained(2, mode="collective") != one
