@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers._notices import announce, logger
+from keras_towers._notices import announce, logger, silence
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
@@ -392,8 +392,11 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             if stack is not None:
                 stack.__exit__(*error)
         finally:
+            # At the end of the script, nobody needs to know what is lost.
+            is_end = isinstance(error[1], SystemExit)
+            quietly = silence() if is_end else contextlib.nullcontext()
             # A second Ctrl-C here would leave a model half on the towers.
-            with defer_interrupts():
+            with defer_interrupts(), quietly:
                 try:
                     # The other ranks may not take part after an error.
                     self._adoption.release(asks_ranks=ends_well or is_alone)

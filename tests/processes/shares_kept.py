@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.errors import EndOfJob
 from keras_towers.fit.weights import checkpoint, shards
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
@@ -54,6 +55,14 @@ def an_error_between_steps_of_shares():
         train(again, callbacks=[kt.Backup(folder, every=2)])
     values(mine)
     assert_same_state(again, alone())
+
+    def end(_):
+        raise EndOfJob
+
+    # Whoever starts the script again loses nothing.
+    with s.Messages() as messages, contextlib.suppress(EndOfJob), sharded():
+        train(mine, epochs=1, callbacks=[s.Does(on_epoch_end=end)])
+    assert not messages.have("no value now")
 
 
 @contextlib.contextmanager
