@@ -42,7 +42,8 @@ class Tensor:
     shape: tf.TensorShape
     axes: Axes = ONCE
     level: int = 0
-    operation: Operation | None = None
+    # Operations show their tensors.
+    operation: Operation | None = dataclasses.field(default=None, repr=False)
     index: int = 0
     handle: Any = None
     is_fixed: bool = False

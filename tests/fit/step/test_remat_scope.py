@@ -98,8 +98,8 @@ def copies(monkeypatch):
     """The layers of blocks of which a step has copies, with their types."""
     found = set()
 
-    def schedule(*args):
-        program = scheduled(*args)
+    def schedule(*args, **options):
+        program = scheduled(*args, **options)
         for operation in program.operations:
             block = re.search(r"/(block(?:_\d+)*)/", operation.name)
             if block and operation.suffix.endswith("_again"):
