@@ -36,14 +36,7 @@ from keras_towers.bench.rows import (
     state_bytes,
 )
 from keras_towers.bench.runner import Sample, Setting
-from keras_towers.cli.bench import (
-    COLUMNS,
-    Column,
-    OfRow,
-    compare,
-    ratio,
-    split,
-)
+from keras_towers.cli.bench import COLUMNS, Column, OfRow, compare, ratio, split
 from keras_towers.cli.main import Command
 from keras_towers.rendezvous import tf_config
 from keras_towers.system import usable_cores

@@ -19,11 +19,7 @@ from keras_towers import settings
 from keras_towers.rendezvous import rank_helper, store
 from keras_towers.rendezvous.liveness import TaskState
 from keras_towers.rendezvous.network import LOOPBACK
-from keras_towers.rendezvous.signatures import (
-    SIGNATURE,
-    Endpoint,
-    sign_answer,
-)
+from keras_towers.rendezvous.signatures import SIGNATURE, Endpoint, sign_answer
 from keras_towers.rendezvous.store import Progress
 from keras_towers.rendezvous.store_link import (
     ANY,

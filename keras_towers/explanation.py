@@ -45,9 +45,7 @@ from keras_towers.partition.program import (
     Tensor,
 )
 from keras_towers.partition.sizes import EXAMPLES, symbol_name
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import checked_strategy, restored_values
 

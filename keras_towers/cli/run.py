@@ -15,11 +15,7 @@ import typer
 
 from keras_towers import settings
 from keras_towers._bytes import parse_bytes
-from keras_towers.cli.launch_plan import (
-    LaunchPlan,
-    choose_engine,
-    make_plan,
-)
+from keras_towers.cli.launch_plan import LaunchPlan, choose_engine, make_plan
 from keras_towers.cli.run_options import RunOptions
 from keras_towers.errors import TowerError
 from keras_towers.launching.elastic_hosts import ElasticOptions
@@ -29,12 +25,7 @@ from keras_towers.launching.script import Setup, check_script
 from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.rank_environment import INTERFACE, seconds
 from keras_towers.rendezvous.tf_config import Member
-from keras_towers.strategies import (
-    STRATEGIES,
-    check_options,
-    find,
-    parse,
-)
+from keras_towers.strategies import STRATEGIES, check_options, find, parse
 
 
 def run(**options: Any) -> None:

@@ -19,11 +19,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Exchange, Operation
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    replicated,
-)
+from keras_towers.partition.values import Value, Values, replicated
 
 _FUNCTION = "keras_towers_exchange_over_columns"
 # Kinds that change the size of an axis.

@@ -29,17 +29,10 @@ from keras_towers.partition.layouts import (
     local_shape,
 )
 from keras_towers.partition.program import Tensor, axes_of
-from keras_towers.partition.reasons import (
-    SHAPE,
-    NotDivided,
-    asserted,
-    require,
-)
+from keras_towers.partition.reasons import SHAPE, NotDivided, asserted, require
 from keras_towers.partition.sizes import ASSUMED_LENGTH, Dimension
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 
 # The most operations in sequence whose rows are computed, not sliced.
 # Each takes a few frames of Python.

@@ -31,11 +31,7 @@ from keras_towers.partition.sizes import (
     is_data_dependent,
 )
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    WholeFrom,
-)
+from keras_towers.partition.values import Value, Values, WholeFrom
 
 
 def divide(node: Node, inputs: Values, factors: Factors) -> Values:

@@ -14,9 +14,7 @@ import math
 
 from keras_towers.partition.axes import Axes
 from keras_towers.partition.program import Exchange, Program, Tensor
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 
 
 @dataclasses.dataclass

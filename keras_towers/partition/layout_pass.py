@@ -51,11 +51,7 @@ from keras_towers.partition.undivided import (
     uses_handles,
     wholes_of,
 )
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    replicated,
-)
+from keras_towers.partition.values import Value, Values, replicated
 
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 

@@ -31,10 +31,7 @@ from keras_towers.partition.registry import OperationFacts, facts_of
 from keras_towers.partition.resources import VariableContents
 from keras_towers.partition.sizes import UNKNOWN, Dimension, symbol
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-    Values,
-)
+from keras_towers.partition.values import Value, Values
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,15 +13,10 @@ from typing import Any, Literal, TypeAlias
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.partition.layouts import (
-    Shape,
-)
+from keras_towers.partition.layouts import Shape
 from keras_towers.partition.program import Attributes
 from keras_towers.partition.sizes import UNKNOWN, Dimension, broadcast_size
-from keras_towers.partition.values import (
-    Value,
-    Values,
-)
+from keras_towers.partition.values import Value, Values
 
 # Functions of a node and the values of its inputs. They return the values of
 # its outputs, or the labels of its axes.

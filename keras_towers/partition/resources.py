@@ -13,11 +13,7 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import Output
 from keras_towers.partition.conversions import Converter
-from keras_towers.partition.layouts import (
-    REPLICATED,
-    Sharded,
-    sizes_of,
-)
+from keras_towers.partition.layouts import REPLICATED, Sharded, sizes_of
 from keras_towers.partition.program import (
     Attributes,
     Phase,
@@ -25,9 +21,7 @@ from keras_towers.partition.program import (
     level_after,
 )
 from keras_towers.partition.reasons import asserted, require
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 
 
 class Resources:

@@ -14,12 +14,7 @@ import tensorflow as tf
 
 from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.estimated_work import estimated_work, rounds_of
-from keras_towers.partition.layouts import (
-    ListOf,
-    Sharded,
-    Unit,
-    stacked_layout,
-)
+from keras_towers.partition.layouts import ListOf, Sharded, Unit, stacked_layout
 from keras_towers.partition.program import (
     Exchange,
     Function,
@@ -36,9 +31,7 @@ from keras_towers.partition.sizes import (
     Unknown,
     symbol_name,
 )
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 
 # Where facts say that an output is in the memory of an input.
 _SAME = "input", "variable"

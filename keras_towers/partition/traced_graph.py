@@ -21,9 +21,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.partition.axes import BATCH, COLUMNS, ONCE, TOWERS, Axes
 from keras_towers.partition.builder import SIZE_DTYPE, Builder
-from keras_towers.partition.conversions import (
-    LayoutOptions,
-)
+from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layout_choice import cheaper, has_other_layout
 from keras_towers.partition.layout_pass import Mistake, lay_out_graph
@@ -43,10 +41,7 @@ from keras_towers.partition.layouts import (
     local_shape,
     sizes_of,
 )
-from keras_towers.partition.list_conversions import (
-    CannotGather,
-    ListConverter,
-)
+from keras_towers.partition.list_conversions import CannotGather, ListConverter
 from keras_towers.partition.nodes import Marks, Scope
 from keras_towers.partition.program import (
     ColumnInput,
@@ -67,9 +62,7 @@ from keras_towers.partition.sizes import (
     symbol_name,
 )
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 
 _DEFAULTS = LayoutOptions()
 _NOTHING = symbol("nothing")

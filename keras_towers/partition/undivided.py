@@ -23,18 +23,12 @@ from keras_towers.partition.effects import (
     written,
 )
 from keras_towers.partition.folding import LARGEST
-from keras_towers.partition.layouts import (
-    REPLICATED,
-    sizes_of,
-)
+from keras_towers.partition.layouts import REPLICATED, sizes_of
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.resources import type_of_content
-from keras_towers.partition.values import (
-    Value,
-    Values,
-)
+from keras_towers.partition.values import Value, Values
 
 
 def compute_once(node: Node, inputs: Values) -> Values:

@@ -26,11 +26,7 @@ from keras_towers.partition.effects import (
 )
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import Kernels
-from keras_towers.partition.program import (
-    Operation,
-    Program,
-    Tensor,
-)
+from keras_towers.partition.program import Operation, Program, Tensor
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.stackable import Stackable
 

@@ -28,9 +28,7 @@ from keras_towers.partition.layouts import (
     Sharded,
 )
 from keras_towers.partition.sizes import UNKNOWN, Size
-from keras_towers.partition.values import (
-    BelowLimit,
-)
+from keras_towers.partition.values import BelowLimit
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 

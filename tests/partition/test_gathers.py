@@ -6,14 +6,9 @@ import tensorflow as tf
 
 from keras_towers.partition.axes import ONCE, SHARDS, TOWERS
 from keras_towers.partition.gathers import Gathers, gathered_bytes
-from keras_towers.partition.layouts import (
-    InShards,
-    Sharded,
-)
+from keras_towers.partition.layouts import InShards, Sharded
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 from tests.partition.kit import laid_out, sharded
 
 

@@ -6,13 +6,9 @@ import warnings
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.layouts import (
-    Sharded,
-)
+from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.registry import OPERATIONS
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 from tests.partition.kit import check_on_towers, laid_out, sharded
 
 # What is computed once in these, and why.

@@ -4,14 +4,10 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.axes import ONCE, TOWERS
-from keras_towers.partition.layouts import (
-    REPLICATED,
-)
+from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Phase, Tensor, phase_of
 from keras_towers.partition.resources import Resources
-from keras_towers.partition.values import (
-    Value,
-)
+from keras_towers.partition.values import Value
 
 NUMBER = tf.TensorShape([])
 

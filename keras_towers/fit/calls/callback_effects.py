@@ -45,10 +45,7 @@ from keras_towers.fit.weights.joint_access import (
     JointAccess,
     refusing,
 )
-from keras_towers.fit.weights.shards import (
-    ShardedVariable,
-    spans_ranks,
-)
+from keras_towers.fit.weights.shards import ShardedVariable, spans_ranks
 from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, rank_checks

@@ -21,11 +21,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import keras_loop, model_building
 from keras_towers.fit.calls.keras_loop import UserStep
 from keras_towers.fit.calls.meeting import Meeting
-from keras_towers.fit.components import (
-    FitStart,
-    KerasCall,
-    TowerConfig,
-)
+from keras_towers.fit.components import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data import read_ahead_limit

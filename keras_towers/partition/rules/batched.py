@@ -25,11 +25,7 @@ from keras_towers.partition.registry import (
 from keras_towers.partition.rules.row_numbers import note_limits
 from keras_towers.partition.rules.shapes import like_first
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast_size
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    known_ints,
-)
+from keras_towers.partition.values import Value, Values, known_ints
 
 
 def _cross_entropy(node: Node, scores: Value, labels: Value) -> Values:

@@ -12,9 +12,7 @@ import tensorflow as tf
 from keras_towers.partition import folding
 from keras_towers.partition.division import divide
 from keras_towers.partition.folding import Fold, comparing, exact_each
-from keras_towers.partition.layouts import (
-    local_shape,
-)
+from keras_towers.partition.layouts import local_shape
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import EXCHANGE, require, unless_none
 from keras_towers.partition.registry import (
@@ -26,10 +24,7 @@ from keras_towers.partition.registry import (
 from keras_towers.partition.rules import lists, ragged, row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-    Values,
-)
+from keras_towers.partition.values import Value, Values
 
 
 def _add_n(node: Node, *inputs: Value) -> Factors:

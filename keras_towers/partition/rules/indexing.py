@@ -14,11 +14,7 @@ from keras_towers.partition import folding
 from keras_towers.partition.builder import static
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.division import divide
-from keras_towers.partition.layouts import (
-    PARTIAL,
-    REPLICATED,
-    Sharded,
-)
+from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, require, unless_none

@@ -28,11 +28,7 @@ import tensorflow as tf
 
 from keras_towers.partition.axes import BATCH
 from keras_towers.partition.layout_pass import lay_out_function
-from keras_towers.partition.layouts import (
-    REPLICATED,
-    local_shape,
-    sizes_of,
-)
+from keras_towers.partition.layouts import REPLICATED, local_shape, sizes_of
 from keras_towers.partition.nodes import Node, Scope
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.reasons import NotDivided, require
@@ -50,11 +46,7 @@ from keras_towers.partition.rules.control_flow import (
 )
 from keras_towers.partition.rules.row_loops import RowLoop
 from keras_towers.partition.sizes import UNKNOWN
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    replicated,
-)
+from keras_towers.partition.values import Value, Values, replicated
 
 
 def _loop(node: Node, *inputs: Value) -> Values:

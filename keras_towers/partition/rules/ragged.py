@@ -10,11 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_towers.partition.builder import SIZE_DTYPE, static
-from keras_towers.partition.layouts import (
-    REPLICATED,
-    Shape,
-    Sharded,
-)
+from keras_towers.partition.layouts import REPLICATED, Shape, Sharded
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
@@ -35,10 +31,7 @@ from keras_towers.partition.rules.row_splits import (
 )
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-    Values,
-)
+from keras_towers.partition.values import Value, Values
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,7 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, static
 from keras_towers.partition.conversions import Converter
-from keras_towers.partition.layouts import (
-    Sharded,
-    local_shape,
-)
+from keras_towers.partition.layouts import Sharded, local_shape
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
@@ -29,10 +26,7 @@ from keras_towers.partition.reasons import (
 from keras_towers.partition.registry import operation
 from keras_towers.partition.rules.shapes import made_of_shape, requested_shape
 from keras_towers.partition.sizes import UNKNOWN, Size
-from keras_towers.partition.values import (
-    Value,
-    Values,
-)
+from keras_towers.partition.values import Value, Values
 
 # The ids of the algorithms that are Philox on a CPU or a GPU.
 _PHILOX = (1, 3)

@@ -9,10 +9,7 @@ import tensorflow as tf
 
 from keras_towers.partition import folding
 from keras_towers.partition.builder import static
-from keras_towers.partition.layouts import (
-    PARTIAL,
-    REPLICATED,
-)
+from keras_towers.partition.layouts import PARTIAL, REPLICATED
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NUMBERS, asserted, require
@@ -25,11 +22,7 @@ from keras_towers.partition.registry import (
 from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    known_axes,
-)
+from keras_towers.partition.values import Value, Values, known_axes
 
 
 def _reduction(node: Node, value: Value, over: Value) -> Factors:

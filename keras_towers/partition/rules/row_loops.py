@@ -51,12 +51,7 @@ from keras_towers.partition.rules.control_flow import (
     skip_identities,
 )
 from keras_towers.partition.sizes import UNKNOWN, Size
-from keras_towers.partition.values import (
-    Elements,
-    Value,
-    Values,
-    common_facts,
-)
+from keras_towers.partition.values import Elements, Value, Values, common_facts
 
 
 class _CarriedState(enum.Enum):

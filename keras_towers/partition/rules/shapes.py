@@ -12,12 +12,7 @@ import numpy as np
 from keras_towers.partition import folding
 from keras_towers.partition.division import divide
 from keras_towers.partition.effects import is_draw
-from keras_towers.partition.layouts import (
-    REPLICATED,
-    ListOf,
-    Shape,
-    Sharded,
-)
+from keras_towers.partition.layouts import REPLICATED, ListOf, Shape, Sharded
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import NotDivided, asserted, require
@@ -30,12 +25,7 @@ from keras_towers.partition.registry import (
 from keras_towers.partition.rules import row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Size, broadcast
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    known_axes,
-    known_ints,
-)
+from keras_towers.partition.values import Value, Values, known_axes, known_ints
 
 
 def _global_shape(node: Node, *values: Value) -> Values:

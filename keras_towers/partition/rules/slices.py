@@ -14,10 +14,7 @@ from typing import Any
 from keras_towers.partition import folding
 from keras_towers.partition.builder import Builder, static
 from keras_towers.partition.division import divide
-from keras_towers.partition.layouts import (
-    Sharded,
-    local_shape,
-)
+from keras_towers.partition.layouts import Sharded, local_shape
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.registry import Factors, NewAxis, operation
@@ -26,11 +23,7 @@ from keras_towers.partition.rules.shapes import requested_shape
 from keras_towers.partition.sizes import UNKNOWN, Dimension
 from keras_towers.partition.spans import Span, spans, split_sizes
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    known_axes,
-)
+from keras_towers.partition.values import Value, Values, known_axes
 
 
 def _known_spans(

@@ -26,11 +26,7 @@ from keras_towers.partition.reasons import asserted, require, unless_none
 from keras_towers.partition.registry import operation
 from keras_towers.partition.sizes import Dimension
 from keras_towers.partition.units import Units
-from keras_towers.partition.values import (
-    Value,
-    Values,
-    replicated,
-)
+from keras_towers.partition.values import Value, Values, replicated
 
 
 def _read(node: Node, variable: Value) -> Values:

@@ -18,10 +18,7 @@ from keras_towers.engines.dropin import (
     distributed_models,
     variable_key,
 )
-from keras_towers.engines.dropin.gradient_reducer import (
-    distribute,
-    reducer_of,
-)
+from keras_towers.engines.dropin.gradient_reducer import distribute, reducer_of
 from keras_towers.engines.horovod.hvd.horovod_reducer import (
     GradientReducer,
     ReductionOptions,
