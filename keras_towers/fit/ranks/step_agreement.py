@@ -6,14 +6,16 @@ step; ``step_order.py`` runs the comparison before the first exchange.
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -78,22 +80,55 @@ class ConstantText(NamedTuple):
     used_at: int = 0
 
 
-class Operations(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Operations:
     """The operations of a step.
 
     Attributes:
         checksum: 32 bits of the step.
         checksums: of each operation, in their order.
+        described: describes each of them, in few bytes: of large models there
+            are tens of thousands, for as long as the strategy is used.
     """
 
     checksum: int
+    checksums: Sequence[int]
+    described: bytes
 
-    @property
-    def checksums(self) -> list[int]: ...
+    @classmethod
+    def of(
+        cls,
+        checksum: int,
+        checksums: Sequence[int],
+        texts: Sequence[OperationText],
+    ) -> Operations:
+        """Return operations, given what describes each of them."""
+        described = zlib.compress(json.dumps(texts).encode(), 1)
+        return cls(checksum, array.array("Q", checksums), described)
 
     def first_beside(self, others: Sequence[int]) -> OperationText | None:
-        """Return the first operation that other ranks do not have."""
-        ...
+        """Return the first operation that others do not have.
+
+        Args:
+            others: the checksums of the operations of another step.
+
+        Returns:
+            It, or the first one in another order; None: there is none.
+        """
+        index = self._index_beside(others)
+        if index is None:
+            return None
+        texts = json.loads(zlib.decompress(self.described))
+        return OperationText(*texts[index])
+
+    def _index_beside(self, others: Sequence[int]) -> int | None:
+        counts = Counter(others)
+        for index, checksum in enumerate(self.checksums):
+            if not counts[checksum]:
+                return index
+            counts[checksum] -= 1
+        pairs = enumerate(zip(self.checksums, others, strict=False))
+        return next((k for k, (own, other) in pairs if own != other), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +140,12 @@ class Constants:
             and booleans.
         approximate: three integers that differ by at most one between ranks
             whose real numbers differ by rounding only.
-        describe: describes each of them.
+        described: describes each of them.
     """
 
     digest: int = 0
     approximate: tuple[int, int, int] = (0, 0, 0)
-    describe: Callable[[], Sequence[ConstantText]] = tuple
+    described: Sequence[ConstantText] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,7 +223,8 @@ class StepAgreement:
         name = (*exact, *approximate)
         # The last one is the one that was traced last.
         self._traced.pop(name, None)
-        self._traced[name] = step
+        # Not the fingerprint, a tensor of a graph that may be freed.
+        self._traced[name] = dataclasses.replace(step, fingerprint=None)
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
@@ -294,8 +330,8 @@ class StepAgreement:
         odd = odd or [*traced.values()]
         last = odd[-1] if odd else ComparedStep(())
         operations = last.operations
-        checksums = operations.checksums if operations else []
-        described = [tuple(constant) for constant in last.constants.describe()]
+        checksums = [*operations.checksums] if operations else []
+        described = [tuple(constant) for constant in last.constants.described]
         gathered = rank_checks.gather(
             self._transport, (checksums, described), where
         )

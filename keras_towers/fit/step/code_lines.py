@@ -9,7 +9,8 @@ import functools
 import importlib.util
 import linecache
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -92,21 +93,29 @@ def line_of(operation: tf.Operation) -> str:
     Without one, return the name of the operation, and the function of Keras
     that added it.
     """
+    line, function = _innermost(operation.traceback)
+    scope = operation.name.rpartition("/")[0] or operation.type
+    return line or f"{scope}{function}"
+
+
+# Most operations of a call of a layer have the stack of another one.
+@functools.lru_cache(maxsize=512)
+def _innermost(stack: Iterable[Any]) -> tuple[str, str]:
+    """Return the innermost line of the user's code, and function of Keras."""
     function = ""
-    for frame in reversed(list(operation.traceback)):
+    for frame in reversed(list(stack)):
         path = frame.filename
         if path == trace.__file__:
             break
         if _is_users(path):
             line = linecache.getline(path, frame.lineno).strip()
-            return f"{os.path.basename(path)}:{frame.lineno}: {line}"
+            return f"{os.path.basename(path)}:{frame.lineno}: {line}", function
         # Python 3.12 has no frame for a comprehension.
         of_keras = path.startswith(_LIBRARIES[0]) and frame.name[0] != "<"
         if not function and of_keras and not path.startswith(_HELPERS):
             file = os.path.basename(path)
             function = f", in {frame.name}() of Keras's {file}"
-    scope = operation.name.rpartition("/")[0] or operation.type
-    return f"{scope}{function}"
+    return "", function
 
 
 @functools.cache

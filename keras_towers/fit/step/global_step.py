@@ -67,6 +67,7 @@ from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
+from keras_towers.partition.emission import ProgramGraph, free_graphs
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Program
 from keras_towers.reduction.gradients import Gradient, on_values, scaled
@@ -122,6 +123,7 @@ class GlobalStep:
         # The next step may begin.
         result = self.order.end_step(result)
         settings.on_trace(compat.get_default_graph(), layout)
+        _free_graphs(layout)
         return result
 
     def _divide(self, data: Structure, settings: StepSettings) -> DividedBatch:
@@ -204,7 +206,7 @@ class GlobalStep:
         operations = TracedOperations(traced, model)
         compared = ComparedStep(
             [*exchanges, *variables, *traced.fixed_tables.values()],
-            operations,
+            operations.described,
             constants_of(traced, operations),
             layout.divided.spec,
             layout.divided.fingerprint,
@@ -443,6 +445,14 @@ def _values_of(result: object, model: keras.Model) -> list[tf.Tensor]:
     weights = [v for v in collect(model).weights if not spans_ranks(v)]
     values = [copy_on_tower(native(weight)).read_value() for weight in weights]
     return data_lib.tensors_in(result) + values
+
+
+def _free_graphs(layout: StepLayout) -> None:
+    """Free what a step was built of, once it is in the current graph."""
+    free_graphs(compat.get_default_graph())
+    for graph in layout.traced.graph, *layout.program.graphs:
+        if graph is layout.traced.graph or isinstance(graph, ProgramGraph):
+            compat.free_graph(graph)
 
 
 def _scale_or_zero(

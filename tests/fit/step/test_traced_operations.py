@@ -28,7 +28,8 @@ def step_of(model, kind="fit"):
     found = []
     outer.get_concrete_function()
     operations = TracedOperations(found[-1], model)
-    return ComparedStep((), operations, constants_of(found[-1], operations))
+    constants = constants_of(found[-1], operations)
+    return ComparedStep((), operations.described, constants)
 
 
 def made(*layers, number=0, loss="mse", **options):
@@ -228,7 +229,7 @@ def test_other_steps_are_told_apart(what):
     ]
     if shown == [None, None]:
         assert firsts == shown
-        described = [set(step.constants.describe()) for step in (one, other)]
+        described = [set(step.constants.described) for step in (one, other)]
         assert described[0] != described[1]
         return
     for first, text in zip(firsts, shown, strict=True):
@@ -267,7 +268,7 @@ def test_what_is_not_needed_does_not_count_but_the_order_does():
 
         traces = []
         outer.get_concrete_function()
-        return TracedOperations(traces[0], keras.Sequential())
+        return TracedOperations(traces[0], keras.Sequential()).described
 
     one, prints, other = (
         traced(*options) for options in ((0, 0), (0, 1), (1, 0))
