@@ -155,9 +155,6 @@ TrackableSaver = _tf("checkpoint.checkpoint:TrackableSaver")
 Trackable = _tf("trackable.base:Trackable")
 func_graph_from_py_func = _tf("framework.func_graph:func_graph_from_py_func")
 FuncGraph = _tf("framework.func_graph:FuncGraph")
-# Frees a graph at once: it has references to itself, which only the collector
-# would find.
-free_graph = _tf("framework.func_graph:dismantle_func_graph")
 AutomaticControlDependencies = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies"
 )
@@ -362,16 +359,15 @@ def function_of_definition(definition: FunctionDef) -> object:
     return function_module.from_function_def(definition, None)
 
 
-def take_graph(function: Any, kind: type[tf.Graph]) -> tf.Graph | None:
-    """Take the graph of a function away, if it is of a kind.
+def forget_graphs(caller: tf.Graph, kind: type[tf.Graph]) -> None:
+    """Let functions that a graph calls keep no graphs of a kind.
 
-    TensorFlow makes another one of its definition if it needs one.
+    TensorFlow runs their definitions, of which it would make graphs if it
+    needed any.
     """
-    graph = getattr(function, "_cached_graph", None)
-    if not isinstance(graph, kind):
-        return None
-    function._cached_graph = function._cached_definition = None
-    return graph
+    for function in caller._functions.values():
+        if isinstance(getattr(function, "_cached_graph", None), kind):
+            function._cached_graph = function._cached_definition = None
 
 
 def never_fold(function: Any) -> None:

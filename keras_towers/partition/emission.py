@@ -180,19 +180,8 @@ def value_of(tensor: Tensor, given: Mapping[Tensor, Any]) -> tf.Tensor:
     return emit([], given, [tensor])[0]
 
 
-class ProgramGraph(compat.FuncGraph):
-    """A graph that is made of a program, and has no use once a step is built.
-
-    TensorFlow runs the definition that it makes of a function's graph.
-    """
-
-
-def free_graphs(caller: tf.Graph) -> None:
-    """Free the graphs of the functions of programs that a graph calls."""
-    for function in caller._functions.values():
-        graph = compat.take_graph(function, ProgramGraph)
-        if graph is not None:
-            compat.free_graph(graph)
+class FunctionGraph(compat.FuncGraph):
+    """The graph of a function of a program, in use until a step is built."""
 
 
 def graph_of(function: Function, graphs: Iterable[tf.Graph] = ()) -> tf.Graph:
@@ -220,7 +209,7 @@ def graph_of_inputs(
         add: adds operations to the current graph, given its placeholders by the
             inputs; returns the outputs.
     """
-    graph = ProgramGraph("towers")
+    graph = FunctionGraph("towers")
     with graph.as_default():
         placeholders = {tensor: placeholder_of(tensor) for tensor in inputs}
         graph.inputs = list(placeholders.values())

@@ -20,12 +20,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition.column_exchanges import as_operation
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.emission import (
-    ProgramGraph,
-    emit,
-    placeholder_of,
-    value_of,
-)
+from keras_towers.partition.emission import emit, placeholder_of, value_of
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
@@ -146,7 +141,7 @@ class _ColumnGraph:
     """
 
     def __init__(self, program: Program, rows: int | None):
-        self.graph = ProgramGraph("column")
+        self.graph = compat.FuncGraph("column")
         self.inputs: list[ColumnInput] = []
         self.names: dict[str, str] = {}
         self.sources: dict[str, tf.Operation] = {}

@@ -87,23 +87,35 @@ def _common_line(
     return ""
 
 
-def line_of(operation: tf.Operation) -> str:
+def line_of(
+    operation: tf.Operation, known: dict[Any, tuple[str, str]] | None = None
+) -> str:
     """Return the innermost line of the user's code.
 
     Without one, return the name of the operation, and the function of Keras
     that added it.
+
+    Args:
+        operation: the operation.
+        known: gets what is found by stack, of which many operations have the
+            same. It must not outlive the graph, which has the stacks.
     """
-    line, function = _innermost(operation.traceback)
+    known, stack = {} if known is None else known, operation.traceback
+    if stack not in known:
+        known[stack] = _innermost(stack)
+    line, function = known[stack]
     scope = operation.name.rpartition("/")[0] or operation.type
     return line or f"{scope}{function}"
 
 
-# Most operations of a call of a layer have the stack of another one.
-@functools.lru_cache(maxsize=512)
-def _innermost(stack: Iterable[Any]) -> tuple[str, str]:
-    """Return the innermost line of the user's code, and function of Keras."""
+def _innermost(stack: Iterable[Any] | None) -> tuple[str, str]:
+    """Return the innermost line of the user's code, and function of Keras.
+
+    Args:
+        stack: the stack; None: of an imported operation.
+    """
     function = ""
-    for frame in reversed(list(stack)):
+    for frame in reversed(list(stack or ())):
         path = frame.filename
         if path == trace.__file__:
             break

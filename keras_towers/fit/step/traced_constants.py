@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit.ranks.step_agreement import Constants, ConstantText
+from keras_towers.fit.ranks.compared_step import Constants, ConstantText
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.step.traced_operations import TracedOperations

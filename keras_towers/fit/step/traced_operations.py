@@ -11,13 +11,13 @@ from __future__ import annotations
 import collections
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.ranks.step_agreement import Operations, OperationText
+from keras_towers.fit.ranks.compared_step import Operations, OperationText
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.trace import Trace, handle_of
 from keras_towers.fit.weights.model_state import ModelState, collect
@@ -68,6 +68,7 @@ class TracedOperations:
         # before they are called.
         self._checksums: list[int] = []
         self._texts: list[OperationText] = []
+        self._lines: dict[Any, tuple[str, str]] = {}
         self._content: dict[int, bytes] = {}
         self.places: collections.Counter[int] = collections.Counter()
         self.first_uses: dict[int, int] = {}
@@ -114,7 +115,7 @@ class TracedOperations:
             checksum = self._checksum(operation, operands, values)
             number = _number(checksum)
             self._checksums.append(number)
-            self._texts.append(_describe(operation))
+            self._texts.append(_describe(operation, self._lines))
             for index, tensor in enumerate(outputs):
                 values[id(tensor)] = checksum + bytes([index % 256])
             used: collections.Counter[int] = collections.Counter()
@@ -174,7 +175,9 @@ class TracedOperations:
         return self._content[id(called)]
 
 
-def _describe(operation: tf.Operation) -> OperationText:
+def _describe(
+    operation: tf.Operation, lines: dict[Any, tuple[str, str]]
+) -> OperationText:
     outputs = [
         f"{tensor.dtype.name} {tensor.shape}"
         for tensor in operation.outputs
@@ -186,7 +189,7 @@ def _describe(operation: tf.Operation) -> OperationText:
         if value.WhichOneof("value") not in ("func", "type", "tensor")
     }
     result = " ".join((operation.type, *outputs[:1]))
-    return OperationText(result, attributes, line_of(operation))
+    return OperationText(result, attributes, line_of(operation, lines))
 
 
 def _attributes(operation: tf.Operation) -> Iterator[tuple[str, AttrValue]]:

@@ -7,14 +7,14 @@ import tensorflow as tf
 
 from keras_towers.fit.data.batches import TowerBatch
 from keras_towers.fit.ranks import step_agreement
-from keras_towers.fit.ranks.step_agreement import (
+from keras_towers.fit.ranks.compared_step import (
     ComparedStep,
     Constants,
     ConstantText,
     Operations,
     OperationText,
-    StepAgreement,
 )
+from keras_towers.fit.ranks.step_agreement import StepAgreement
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
