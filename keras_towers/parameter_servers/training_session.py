@@ -126,7 +126,7 @@ class Session:
         """
         assert step.operations is not None
         store, key = self.connection.store, f"{self.name}/traced"
-        own = *step.numbers, step.operations.checksums
+        own = *step.numbers, [*step.operations.checksums]
         with tf.init_scope():
             store.put(f"{key}-{self.rank}", own)
             others = store.by_rank(key, range(self.peers.size))

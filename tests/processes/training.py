@@ -325,7 +325,7 @@ def own_data_of_other_static_shapes():
 
     x, strategy = s.X.reshape(s.COUNT, 2, 2), s.Strategy(batches="each")
     whole = {"drop_remainder": True}
-    for length, end, options in (2, 26, whole), (2, 26, {}), (None, 25, {}):
+    for length, end, options in (2, 26, whole), (None, 25, {}):
         # Each rank has two batches, rank 0 of 8 rows, and rank 1 of 5 or fewer.
         rows = [(0, 8), (8, 16)], [(16, 21), (21, end)]
         both = [
