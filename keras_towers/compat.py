@@ -591,10 +591,15 @@ def unknown(value: Any) -> tf.Tensor:
     it would do this to them, too. Only a branch prevents that: TensorFlow looks
     through placeholders and reshapes. The result has no gradient.
     """
+    return all_unknown([value])[0]
+
+
+def all_unknown(values: Sequence[Any]) -> list[tf.Tensor]:
+    """Return values that TensorFlow treats as unknown, as ``unknown`` does."""
     if tf.executing_eagerly():
-        return value
-    _, hidden = tf.raw_ops.Switch(data=value, pred=_true().read_value())
-    return hidden
+        return list(values)
+    pred = _true().read_value()
+    return [tf.raw_ops.Switch(data=value, pred=pred)[1] for value in values]
 
 
 @functools.cache
