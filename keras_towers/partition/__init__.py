@@ -140,6 +140,8 @@ follows what is done with a program.
   Divides a level into functions that XLA compiles, and single operations.
 ``mesh``
   Divides a step over a mesh of two dimensions: the layout pass runs twice.
+``list_memory``
+  Which lists of a loop have the same tensors in memory.
 ``tensor_sizes``
   The sizes of a program's tensors, for an assumed batch.
 ``memory_estimate``
