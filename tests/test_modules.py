@@ -30,9 +30,7 @@ SHOWN_BY = {
         fit/context/patches fit/context/thread_state
     """,
     "fit/step/test_auto_micro_batches.py": "fit/step/memory_retries",
-    "fit/step/test_remat_scope.py": """
-        fit/context/remat_scopes partition/segments
-    """,
+    "fit/step/test_remat_scope.py": "fit/context/remat_scopes",
     "fit/data/test_inputs.py": """
         fit/data/batches fit/data/data_use fit/data/epoch_iterator
         fit/data/shuffle_order
@@ -65,9 +63,6 @@ SHOWN_BY = {
     "partition/test_conversions.py": "partition/list_conversions",
     "partition/test_layouts.py": "partition/values",
     "partition/test_ranks.py": "partition/undivided",
-    "partition/test_schedule.py": """
-        partition/gradient_buckets partition/rematerialization
-    """,
     "partition/test_partitioned.py": """
         partition/emission partition/nodes partition/program
     """,

@@ -1,7 +1,7 @@
 """Patches Keras and TensorFlow while a strategy is in scope; lists all patches.
 
-``context/patches.py`` replaces names, and puts them back, after errors too. The
-names in ``_PATCHES`` are patched while the scope of at least one of our
+``fit/context/patches.py`` replaces names, and puts them back, after errors too.
+The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
 current one.
 
@@ -20,7 +20,7 @@ Wrapped for good, when this package is imported:
   ``jit_compile="auto"``, the two that give a variable its first value, the
   functions by which Keras stores and uses a distribution, ``export``, and the
   filter of tracebacks
-* ``calls/saving.py``: functions that write models and checkpoints
+* ``fit/calls/saving.py``: functions that write models and checkpoints
 * ``compat.py``: AutoGraph leaves this package alone
 
 Patched classes and modules:
@@ -41,16 +41,18 @@ Patched classes and modules:
 
 Patched attributes of a single object:
 
-* ``calls/tower_call.py``, ``calls/lone_call.py``, ``strategies/noop.py``,
-  ``parameter_servers/worker_fit.py``: a model, during a call
+* ``fit/calls/tower_call.py``, ``fit/calls/lone_call.py``,
+  ``strategies/noop.py``, ``parameter_servers/worker_fit.py``: a model, during a
+  call
 * ``fit/step/adaptive_function.py``: a model, while Keras makes its functions
 * ``fit/step/dry_run.py``: a model, while a step is planned
 * ``fit/update/optimizers.py``: an optimizer, during an update
 * ``fit/update/weight_update.py``: an optimizer, while it makes slots
-* ``calls/callback_effects.py``, ``calls/callback_roles.py``: callbacks
+* ``engines/dropin/gradient_reducer.py``: an optimizer, for good
+* ``fit/calls/callback_effects.py``, ``fit/calls/callback_roles.py``: callbacks
 * ``strategies/keras_distribution.py``: a distribution, during a call
-* ``data/read_ahead_limit.py``, ``data/epoch_iterator.py``: Keras's reader of
-  data
+* ``fit/data/read_ahead_limit.py``, ``fit/data/epoch_iterator.py``: Keras's
+  reader of data
 * ``explanation.py``: a strategy, while it explains a step
 """
 

@@ -122,6 +122,10 @@ follows what is done with a program.
   Lays out the trace of the one-device step over towers, in one pass.
 ``estimated_work``
   Estimates the work of an operation from the sizes of its tensors.
+``list_memory``
+  Which lists of a loop have the same tensors in memory.
+``tensor_sizes``
+  The sizes of a program's tensors, for an assumed batch.
 ``layout_choice``
   Choice between two layouts of a step by their estimated cost.
 ``traced_graph``
@@ -140,10 +144,6 @@ follows what is done with a program.
   Divides a level into functions that XLA compiles, and single operations.
 ``mesh``
   Divides a step over a mesh of two dimensions: the layout pass runs twice.
-``list_memory``
-  Which lists of a loop have the same tensors in memory.
-``tensor_sizes``
-  The sizes of a program's tensors, for an assumed batch.
 ``memory_estimate``
   An estimate of the memory of a tower at each time of a step.
 ``local_step``

@@ -116,8 +116,8 @@ class Converter:
 
     def assemble(self, value: Value) -> Tensor:
         """Return the whole value; add an exchange if it is needed."""
-        if value.sharded is not None and value.sharded.of_variables:
-            return self._gather_late(value, value.sharded, ONCE)
+        if value.shards is not None:
+            return self._gather_late(value, value.shards, ONCE)
         if value.whole is None:
             value.whole = self._assemble(value)
         return value.whole
@@ -260,8 +260,8 @@ class Converter:
         """Return the whole value as a tensor on every tower."""
         if value.layout == REPLICATED and value.local is not None:
             return value.local
-        if value.sharded is not None and value.sharded.of_variables:
-            return self._gather_late(value, value.sharded, TOWERS)
+        if value.shards is not None:
+            return self._gather_late(value, value.shards, TOWERS)
         return self.assemble(value)
 
     def shard(self, value: Value, layout: Sharded) -> Tensor:
@@ -430,8 +430,7 @@ class Converter:
 
     def gathered(self, value: Value) -> Value:
         """Return a value; if it is a variable's rows, gather them."""
-        rows = value.sharded
-        if rows is None or not rows.of_variables:
+        if value.shards is None:
             return value
         return Value(REPLICATED, self.replicate(value), shape=value.shape)
 

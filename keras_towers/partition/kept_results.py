@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Collection, Mapping
 
 ALWAYS = math.inf
 """The user of what is needed in any case."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RematLimits:
+    """The limits of what may be recomputed.
+
+    Attributes:
+        limit: the bytes of a tower for which as little as possible is computed
+            again, or as needs least if nothing suffices; with 0 it is as
+            much as is worth its time.
+        most_work: the part of the step's work that may be computed again.
+    """
+
+    limit: float = math.inf
+    most_work: float = math.inf
+
+
+KEEP_ALL = RematLimits()
 
 
 def worth_keeping(

@@ -10,15 +10,15 @@ also lays the step out with rows there, and the cheaper program wins.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import tensorflow as tf
 
 from keras_towers.partition.effects import is_draw
 from keras_towers.partition.estimated_work import work_of
-from keras_towers.partition.program import Exchange, Program
+from keras_towers.partition.program import Program
 from keras_towers.partition.sizes import ASSUMED_LENGTH
+from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.partition.units import Units
 
 # The exchange of a byte takes about as long as so many multiplications.
@@ -54,7 +54,9 @@ def cheaper(program: Program, other: Program) -> Program:
 def _cost_of(program: Program) -> float:
     """Return the cost of a program, in multiplications."""
     work = sum(map(work_of, _undivided(program)))
-    return work + _WORK_PER_BYTE * sum(map(_bytes, program.exchanges))
+    sizes = TensorSizes(program, towers=1, rows=ASSUMED_LENGTH)
+    moved = sum(sizes.bytes_of(e.result) for e in program.exchanges)
+    return work + _WORK_PER_BYTE * moved
 
 
 def _undivided(program: Program) -> Iterable[tf.Operation]:
@@ -66,12 +68,3 @@ def _undivided(program: Program) -> Iterable[tf.Operation]:
         and "micro_batches" not in operation.axes
     }
     return undivided.values()
-
-
-def _bytes(exchange: Exchange) -> int:
-    """Estimate how many bytes an exchange moves."""
-    sizes = exchange.sizes
-    if sizes is None:
-        sizes = exchange.given.shape if exchange.given.shape.rank else ()
-    lengths = (s if isinstance(s, int) else ASSUMED_LENGTH for s in sizes)
-    return math.prod(lengths, start=exchange.given.dtype.size)

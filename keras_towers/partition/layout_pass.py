@@ -233,10 +233,9 @@ def _hand_back(node: Node, inputs: Values, outputs: Values) -> None:
     if all(layout.of_variables for layout in rows):
         return
     for value in outputs:
-        if value.layout != REPLICATED or value.whole is None:
-            continue
         with contextlib.suppress(NotDivided):
-            require(value.known is None and value.whole.handle is None)
+            require(value.layout == REPLICATED and value.known is None)
+            require(value.whole is not None and value.whole.handle is None)
             layout = _rows_among(node, value.sizes, rows)
             value.local = node.converter.shard(value, layout)
             value.layout = layout
@@ -411,7 +410,7 @@ def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
         if not to:
             value.whole = total
         return total
-    if to and rows is not None and not rows.of_variables:
+    if to and rows is not None and value.shards is None:
         return converter.gather_on_towers(value, rows)
     if to:
         return converter.replicate(value)
@@ -424,13 +423,12 @@ def _complete(
     """Add the shapes of outputs, and their known entries."""
     shapes = _symbolic_shapes(node, inputs)
     for index, value in enumerate(outputs):
-        if isinstance(value.layout, ListOf):
-            continue
         if known is not None and value.known is None:
             value.known = known[index]
-        if node.shapes[index].rank is None:
+        traced = node.shapes[index]
+        if traced.rank is None or isinstance(value.layout, ListOf):
             continue
-        sizes = list(sizes_of(node.shapes[index]))
+        sizes = list(sizes_of(traced))
         for shape in (value.shape, shapes[index]):
             if shape is not None and len(shape) == len(sizes):
                 sizes = [

@@ -26,6 +26,9 @@ from keras_towers.partition.program import (
 from keras_towers.partition.registry import facts_of
 from keras_towers.partition.tensor_sizes import TensorSizes
 
+ALIKE = 1.02
+"""Bytes that differ by a smaller factor are alike."""
+
 
 def events_of(program: Program) -> list[Operation | Exchange]:
     """Return the operations and exchanges of a step in order.

@@ -28,8 +28,13 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from keras_towers.partition.kept_results import ALWAYS, worth_keeping
+from keras_towers.partition.kept_results import (
+    ALWAYS,
+    RematLimits,
+    worth_keeping,
+)
 from keras_towers.partition.memory_estimate import (
+    ALIKE,
     MemoryEstimate,
     made_by,
     used_by,
@@ -41,10 +46,10 @@ from keras_towers.partition.program import (
     Program,
     Schedule,
     Tensor,
+    depends_on_batch,
     is_pure,
 )
 from keras_towers.partition.segments import (
-    ALIKE,
     Division,
     Segments,
     ends_of_segments,
@@ -63,21 +68,17 @@ _MOST_PEAKS = 3
 def rematerialize(
     program: Program,
     sizes: TensorSizes,
-    limit: float = 0,
-    most_work: float = math.inf,
-    parts: int = 1,
-    segments: Segments | None = None,
+    parts: int,
+    limits: RematLimits,
+    segments: Segments | None,
 ) -> tuple[Program, Schedule, list[Operation]]:
     """Recompute as little as possible, so that memory stays below a limit.
 
     Args:
         program: the program; its operations are changed.
         sizes: the sizes of its tensors; gets those of what is added.
-        limit: the bytes that a tower may have at a time; if no plan needs so
-            few, the one that needs least is chosen. 0: as few as are worth the
-            time.
-        most_work: the part of the work that may be computed again.
         parts: the number of micro-batches of a tower.
+        limits: what may be computed again.
         segments: what is computed again in any case; None: nothing.
 
     Returns:
@@ -105,12 +106,13 @@ def rematerialize(
         peak = _Peak(program, sizes, parts, before)
         use(min(peak.plans_of(segments), key=lambda plan: plan.bytes))
     for _ in range(_MOST_PEAKS):
-        if best.bytes <= limit:
+        if best.bytes <= limits.limit:
             break
         peak = _Peak(program, sizes, parts, before)
-        plans = [*peak.plans(limit, most_work - best.work)]
-        plans = [p for p in plans if best.work + p.work <= most_work]
-        plan = _chosen(plans, limit, best)
+        left = limits.most_work - best.work
+        plans = [*peak.plans(limits.limit, left)]
+        plans = [plan for plan in plans if plan.work <= left]
+        plan = _chosen(plans, limits.limit, best)
         if plan is None:
             break
         use(plan)
@@ -198,12 +200,9 @@ class _Peak:
         # By what they gather: the gathers of weights in shards.
         self._gathers: dict[Tensor, list[Exchange]] = {}
         for exchange in program.exchanges:
-            if (
-                exchange.kind == "gather"
-                and "micro_batches" not in exchange.given.axes
-            ):
-                same = self._gathers.setdefault(exchange.given, [])
-                same.append(exchange)
+            given = exchange.given
+            if exchange.kind == "gather" and not depends_on_batch([given]):
+                self._gathers.setdefault(given, []).append(exchange)
         self._exchanged = {e.result: e for e in program.exchanges}
         # How many bytes that the backward pass uses are made up to a position,
         # and how many pass it to be used before the peak.

@@ -34,7 +34,9 @@ from keras_towers.partition.gradient_buckets import (
     bucket_gradients,
     divide_levels,
 )
+from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
 from keras_towers.partition.memory_estimate import (
+    ALIKE,
     MemoryEstimate,
     rounds_over_ranks,
 )
@@ -47,7 +49,7 @@ from keras_towers.partition.program import (
     is_pure,
 )
 from keras_towers.partition.rematerialization import rematerialize
-from keras_towers.partition.segments import ALIKE, Segments
+from keras_towers.partition.segments import Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 
 # The part of what a tower has at most, with its variables, that may be in
@@ -63,55 +65,49 @@ _SMALL_BYTES = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class RematLimits:
-    """The limits of what may be recomputed.
+class BatchSplit:
+    """How a batch is split over towers.
 
     Attributes:
-        limit: the bytes of a tower for which as little as possible is computed
-            again; with 0 it is as much as is worth its time.
-        most_work: the part of the step's work that may be computed again.
+        towers: the number of towers, or of their micro-batches, in all
+            processes.
+        rows: the number of examples of each of them.
+        parts: the number of micro-batches of a tower.
+        sharing: the number of towers that share memory.
+        over_ranks: whether there are several processes.
     """
 
-    limit: float = math.inf
-    most_work: float = math.inf
-
-
-KEEP_ALL = RematLimits()
+    towers: int
+    rows: int
+    parts: int = 1
+    sharing: int = 1
+    over_ranks: bool = False
 
 
 def schedule(
     program: Program,
-    towers: int,
-    rows: int,
-    parts: int = 1,
+    split: BatchSplit,
     remat: RematLimits = KEEP_ALL,
-    xla: bool = False,
     segments: Segments | None = None,
-    sharing: int = 1,
-    over_ranks: bool = False,
+    xla: bool = False,
 ) -> Program:
     """Order the operations of a program, and recompute some.
 
     Args:
         program: the program, whose operations are changed.
-        towers: the number of towers, or of their micro-batches, in all
-            processes.
-        rows: the number of examples of each of them.
-        parts: the number of micro-batches of a tower.
+        split: how the batch is split.
         remat: what may be computed again.
-        xla: whether XLA compiles it.
         segments: what is computed again in any case; None: nothing.
-        sharing: the number of towers that share memory.
-        over_ranks: whether there are several processes.
+        xla: whether XLA compiles it.
     """
-    sizes = TensorSizes(program, towers, rows)
+    sizes, parts = TensorSizes(program, split.towers, split.rows), split.parts
     program = compute_late(program, sizes)
     # Gradients of several micro-batches are added up first.
     begins = bucket_gradients(program, sizes) if parts == 1 else []
     if begins:
         program = divide_levels(program, begins)
     program, summary, segment_begins = rematerialize(
-        program, sizes, remat.limit, remat.most_work, parts, segments
+        program, sizes, parts, remat, segments
     )
     if not xla:
         keep_order(program, sizes, parts)
@@ -119,9 +115,9 @@ def schedule(
     elif segment_begins and parts == 1:
         # XLA merges equal operations of a function.
         program = divide_levels(program, segment_begins)
-    estimate = MemoryEstimate(program, sizes, parts, sharing)
+    estimate = MemoryEstimate(program, sizes, parts, split.sharing)
     shared, rounds = estimate.peak_bytes(), list[Mapping[str, int]]()
-    if over_ranks:
+    if split.over_ranks:
         shared = estimate.peak_bytes_over_ranks()
         rounds = rounds_over_ranks(program, sizes)
     summary = dataclasses.replace(
@@ -156,13 +152,11 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
     for tensor in program.results:
         use([tensor], _Place.at_end_of(tensor.level))
     places: list[tuple[_Place, Operation]] = []
-    repeated: list[Operation] = []
     for index, operation in reversed([*enumerate(program.operations)]):
         users = [first[t] for t in operation.outputs if t in first]
         phase = operation.phase
         place = _Place(operation.level, phase, index, index)
         if operation.is_repeated:
-            repeated.insert(0, operation)
             for used in (first, last):
                 for tensor in operation.outputs:
                     if tensor in used:
@@ -190,7 +184,8 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
             use([tensor], place if is_ready else at_end)
         places.append((place, operation))
     places.sort(key=lambda pair: pair[0])
-    operations = [*repeated, *(operation for _, operation in places)]
+    operations = [o for o in program.operations if o.is_repeated]
+    operations += [operation for _, operation in places]
     return dataclasses.replace(program, operations=operations)
 
 

@@ -10,10 +10,8 @@ import bisect
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from keras_towers.partition.memory_estimate import ALIKE
 from keras_towers.partition.program import Exchange, Operation
-
-ALIKE = 1.02
-"""Bytes that differ by less are alike."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -219,6 +219,12 @@ class Value:
         return self.layout if isinstance(self.layout, Sharded) else None
 
     @property
+    def shards(self) -> Sharded | None:
+        """The layout if it is that of a variable in shards, or None."""
+        rows = self.sharded
+        return rows if rows is not None and rows.of_variables else None
+
+    @property
     def is_replicated(self) -> bool:
         """Whether every tower has the whole value."""
         if isinstance(self.layout, Replicated):

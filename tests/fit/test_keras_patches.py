@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import pathlib
+import re
 import sys
 import threading
 from unittest import mock
@@ -14,6 +16,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.conformance import case_models as m
 from keras_towers.conformance.outcomes import assert_ordinary
+from keras_towers.fit import keras_patches
 from keras_towers.fit.context import patches
 from keras_towers.strategies import keras_distribution
 from tests.fit.one_device import trained
@@ -22,6 +25,18 @@ from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, fit, linear
 
 pytestmark = pytest.mark.alternate
+
+
+def test_each_file_that_patches_is_listed():
+    folder = pathlib.Path(kt.__file__).parent
+    listed = re.findall(r"``(\w[\w/]*\.py)``", keras_patches.__doc__)
+    assert all((folder / name).exists() for name in listed)
+    patching = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if re.search("context import patches", path.read_text())
+    }
+    assert patching - {*listed} == {"fit/keras_patches.py"}
 
 
 def _everything() -> dict:

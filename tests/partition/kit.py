@@ -8,6 +8,7 @@
 import dataclasses
 import itertools
 import threading
+import types
 from collections import Counter
 
 import numpy as np
@@ -27,6 +28,7 @@ from keras_towers.partition.layouts import (
     RowSplits,
     Sharded,
 )
+from keras_towers.partition.program import Program
 from keras_towers.partition.sizes import UNKNOWN, Size
 from keras_towers.partition.values import BelowLimit
 from keras_towers.transport import SingleProcess
@@ -203,6 +205,13 @@ def laid_out(function, *given, captured=REPLICATED, handed=None, **options):
     outputs = _fetched(graph)
     handed = handed or {}
     return partition_graph(graph, layouts, outputs, handed, options=options)
+
+
+def by_hand(builder, *inputs, results=(), copies=None):
+    """Return a program of what a builder has added."""
+    given = types.SimpleNamespace(of_graph=inputs, copies=copies or {})
+    operations, exchanges = builder.operations, builder.exchanges
+    return Program(given, operations, exchanges, results, [], {}, {})
 
 
 def _fetched(graph):

@@ -40,6 +40,7 @@ CONVERSIONS = {
     "rows of texts to a whole": (lambda x: tf.reverse(x, [0]), TEXTS),
     "a sum to a whole": (tf.square, TOTAL),
     "a sum to a whole for rows": (lambda t, x: x * tf.exp(t), TOTAL, X),
+    "the largest of all rows": (lambda x: tf.reduce_max(x, 0), X),
     "a whole to a term of a sum": (lambda t, w: t + w, TOTAL, W),
     "a whole back to rows": (lambda x: 2 * _once(x), X),
     "a whole back to blocks": (lambda x: tf.reverse(x, [1]) * x, BLOCKS),

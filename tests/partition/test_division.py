@@ -1,9 +1,16 @@
 """Along which axis an operation is divided, and where a sum is completed."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tests.partition.kit import partial_sum, replicated, sharded
+from tests.partition.kit import (
+    check_divided,
+    exchange_counts,
+    partial_sum,
+    replicated,
+    sharded,
+)
 from tests.partition.layout_list import as_listed
 from tests.partition.rules.cases.case import axis_size
 
@@ -76,10 +83,14 @@ FACTORS = {
     "rows": (lambda t, x: t + x, TOTAL, X),
     "a term": (lambda t, w: t - w, TOTAL, W),
     "a term of rows": (lambda t, x: t + tf.reduce_sum(x, 0), TOTAL, X),
+    "another result": (lambda t: (tf.exp(t), -t), TOTAL),
+    "a smaller result": (lambda t: (tf.exp(t), tf.reduce_sum(t)), TOTAL),
 }
 
 
-test_where_a_sum_meets_it = as_listed("division: factors", FACTORS)
+test_where_a_sum_meets_it = as_listed(
+    "division: factors", FACTORS, exchanges=True
+)
 
 
 # Sums are rounded once, not each term.
@@ -110,6 +121,7 @@ CHOICES = {
         X,
     ),
     "no axis": (lambda x: tf.reverse(x, [0]), X),
+    "an axis that is not divided": (lambda x: tf.cumsum(x, 0), X),
     "rows beside columns": (lambda x, y: tf.tensordot(x, y, 0), X, COLUMNS),
 }
 
@@ -143,3 +155,25 @@ MADE = {
 
 
 test_rows_of_what_is_made_from_sizes = as_listed("division: made", MADE)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "hidden", "gathers"),
+    [(None, (), False), (32, (), True), (33, (), False), (32, (1,), False)],
+)
+def test_rows_are_gathered_in_place_of_so_much_larger_sums(
+    ratio, hidden, gathers
+):
+    """A gradient of 60 x 70 entries, for each row of 60 and 70."""
+
+    def function(x, w, v):
+        large, small = tf.gradients(tf.tanh(x @ w) @ v, [w, v])
+        return large / 3, small
+
+    given = sharded(-1, 60, hidden=hidden), replicated(60, 70)
+    program = check_divided(
+        function, *given, replicated(70, 1), gather_ratio=ratio
+    )
+    wanted = {"gather": 2, "sum": 1} if gathers else {"sum": 2}
+    assert exchange_counts(program) == wanted
+    assert program.replaced_sums == (4 * 60 * 70 if gathers else 0)

@@ -1,13 +1,18 @@
 """``MemoryEstimate``: the bytes that a tower has at a time."""
 
+import pytest
 import tensorflow as tf
 
+from keras_towers.partition.axes import BATCH
+from keras_towers.partition.builder import Builder
 from keras_towers.partition.memory_estimate import (
     MemoryEstimate,
+    held_tensors,
     rounds_over_ranks,
 )
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.tensor_sizes import TensorSizes
-from tests.partition.kit import laid_out, replicated, sharded
+from tests.partition.kit import by_hand, laid_out, replicated, sharded
 
 
 def estimate(step, *given, towers=2, rows=8):
@@ -62,19 +67,25 @@ def test_a_result_takes_over_only_what_ends_and_is_as_large():
     assert found.peak_bytes() >= 3 * 8 * 50 * 4
 
 
-def test_towers_that_share_memory_have_one_sum():
-    def step(x):
-        return tf.matmul(x, x, transpose_a=True)
-
-    program = laid_out(step, sharded(-1, 500))
-    sizes, total = TensorSizes(program, towers=2, rows=8), 500 * 500 * 4
-    alone = MemoryEstimate(program, sizes).peak_bytes()
-    # What a tower has of the sum, and the sum.
-    assert 2 * total <= alone < 2 * total + 1000
-    # What both have, of which one becomes the sum, beside their rows.
-    rows = 8 * 500 * 4
-    shared = MemoryEstimate(program, sizes, sharing=2).peak_bytes()
-    assert 2 * total <= shared <= 2 * (total + rows) + 1000
+# Towers that share memory add up in the memory of one of them. Of micro-batches
+# the inputs are there, and a sum over earlier ones.
+@pytest.mark.parametrize(
+    ("options", "live"),
+    [
+        ({}, [800, 400, 800, 800]),
+        ({"sharing": 2}, [1600, 800, 800, 800]),
+        ({"parts": 2}, [1600, 800, 800, 800]),
+    ],
+)
+def test_the_bytes_at_each_time(options, live):
+    builder, shape = Builder(), tf.TensorShape([10, 10])
+    x = Tensor(tf.float32, shape, BATCH)
+    product = builder.op("MatMul", [x, x], shape)
+    total = builder.exchange("sum", builder.op("Exp", [product], shape))
+    result = builder.op("MatMul", [total, total], shape)
+    program = by_hand(builder, x, results=[result])
+    sizes = TensorSizes(program, 1, 1)
+    assert MemoryEstimate(program, sizes, **options).live == live
 
 
 def test_a_list_is_once_in_memory_whatever_loops_do_to_it():
@@ -139,3 +150,21 @@ def test_ranks_exchange_beside_the_next_level():
         {"sum": product + total + last},
         {"sum": last},
     ]
+
+
+def test_what_later_levels_use_is_held_of_all_micro_batches():
+    builder, shape = Builder(), tf.TensorShape([4])
+    x, whole = Tensor(tf.float32, shape, BATCH), Tensor(tf.float32, shape)
+    used_later, gathered = (
+        builder.op(type_, [x], shape) for type_ in ("Exp", "Sin")
+    )
+    builder.op("Neg", [used_later], shape)
+    total = builder.exchange("sum", builder.op("Cos", [x], shape))
+    builder.exchange("gather", gathered)
+    # It is computed again, and what does not vary is there once.
+    size = builder.compute_size("Mul", builder.axis_size(x), 2)
+    builder.op("Fill", [builder.size_vector([size], tf.int64), total], shape)
+    builder.op("Mul", [used_later, total], shape)
+    builder.op("Add", [whole, total], shape)
+    held = held_tensors(by_hand(builder, x, whole))
+    assert held == {used_later, gathered}

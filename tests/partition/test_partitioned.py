@@ -148,22 +148,6 @@ def test_a_mean_of_halves_may_have_a_large_sum():
     check_on_towers(tf.reduce_mean, given, tolerance=2e-3)
 
 
-@pytest.mark.parametrize("ratio", [None, 100])
-def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
-    """Two gradients, of a large and a small matrix; the large one is scaled."""
-
-    def function(x, w, v):
-        large, small = tf.gradients(tf.tanh(x @ w) @ v, [w, v])
-        return large / 3, small
-
-    given = sharded(-1, 600), replicated(600, 700), replicated(700, 1)
-    program = check_divided(function, *given, gather_ratio=ratio)
-    assert exchange_counts(program) == (
-        {"gather": 2, "sum": 1} if ratio else {"sum": 2}
-    )
-    assert program.replaced_sums == (4 * 600 * 700 if ratio else 0)
-
-
 def test_a_batch_may_be_empty():
     def function(x):
         size = tf.shape(x)[0]

@@ -4,7 +4,8 @@ import contextlib
 
 import pytest
 
-from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
+from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
+from keras_towers.partition.schedule import BatchSplit, schedule
 from tests.kit.sampling import SEED, long_unless, sample_of
 from tests.partition import kit
 from tests.partition.random_programs import GIVEN, KINDS, Program
@@ -46,7 +47,7 @@ def test_random_programs_that_compute_again_need_no_more_memory(number):
     sizes = []
 
     def scheduled(program, remat=AGAIN):
-        program = schedule(program, towers=2, rows=1000, remat=remat)
+        program = schedule(program, BatchSplit(2, 1000), remat)
         sizes.append(program.schedule.bytes)
         return program
 

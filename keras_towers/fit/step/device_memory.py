@@ -41,7 +41,7 @@ from keras_towers.fit.step.step_layout import (
     scheduled,
 )
 from keras_towers.fit.weights.least_loaded import byte_size
-from keras_towers.partition.schedule import KEEP_ALL, RematLimits
+from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY

@@ -27,16 +27,17 @@ from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.partition.axes import SHARDS, TOWERS
 from keras_towers.partition.conversions import LayoutOptions
+from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
 from keras_towers.partition.layouts import FIXED, REPLICATED
 from keras_towers.partition.local_step import (
     LocalStep,
     to_local_step,
     write_only_rows,
 )
+from keras_towers.partition.memory_estimate import ALIKE
 from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
-from keras_towers.partition.schedule import KEEP_ALL, RematLimits, schedule
-from keras_towers.partition.segments import ALIKE
+from keras_towers.partition.schedule import BatchSplit, schedule
 from keras_towers.partition.sizes import ASSUMED_LENGTH
 
 # Fewer rows per tower are not worth a separate exchange.
@@ -196,16 +197,19 @@ def scheduled(
     places, examples = settings.places, settings.examples or ASSUMED_LENGTH
     towers = places.ranks.batch.size * config.num_towers * places.micro_batches
     has_segments = settings.trains and config.options.remat is not False
-    program = schedule(
-        layout.program,
+    split = BatchSplit(
         towers,
-        -(-examples // towers),
-        places.micro_batches,
-        remat=remat if settings.trains else KEEP_ALL,
-        xla=settings.xla,
-        segments=layout.traced.segments if has_segments else None,
+        rows=-(-examples // towers),
+        parts=places.micro_batches,
         sharing=places.towers if devices.all_on_host(config.devices) else 1,
         over_ranks=places.ranks.step.size > 1,
+    )
+    program = schedule(
+        layout.program,
+        split,
+        remat if settings.trains else KEEP_ALL,
+        layout.traced.segments if has_segments else None,
+        xla=settings.xla,
     )
     step_reports.record_costs(
         config, settings.kind, settings.model, program, places

@@ -1,0 +1,59 @@
+"""The program of a deep network and its gradients, and what every one keeps."""
+
+import functools
+
+import tensorflow as tf
+
+from keras_towers.partition.kept_results import KEEP_ALL
+from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.memory_estimate import MemoryEstimate, events_of
+from keras_towers.partition.program import Operation
+from keras_towers.partition.schedule import BatchSplit, schedule
+from keras_towers.partition.tensor_sizes import TensorSizes
+from tests.partition.kit import laid_out, replicated, sharded
+
+ROWS, TOWERS, WIDTH, LAYERS = 2048, 2, 256, 12
+SPLIT = BatchSplit(TOWERS, ROWS)
+
+
+def gradients(x, *weights):
+    """Return those of the weights of a deep network."""
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        for weight in weights:
+            x = tf.nn.gelu(x @ weight)
+        loss = tf.reduce_sum(x)
+    found = tape.gradient(loss, weights)
+    return tf.raw_ops.IdentityN(input=found, name="handed")
+
+
+@functools.cache
+def deep(xla=False, remat=KEEP_ALL, parts=1):
+    """Return the scheduled program of a deep network and its gradients."""
+    given = sharded(-1, WIDTH), *[replicated(WIDTH, WIDTH)] * LAYERS
+    handed = {"handed": [REPLICATED] * LAYERS}
+    program = laid_out(gradients, *given, handed=handed)
+    return schedule(program, BatchSplit(TOWERS, ROWS, parts), remat, xla=xla)
+
+
+def peak_bytes(program):
+    """Return the most bytes that a tower has at a time."""
+    sizes = TensorSizes(program, TOWERS, ROWS)
+    return MemoryEstimate(program, sizes).peak_bytes()
+
+
+def check_order(program):
+    """Every tensor is computed before it is used, and nothing waits for it."""
+    done = set()
+    for event in events_of(program):
+        if not isinstance(event, Operation):
+            done.add(event.result)
+            continue
+        for tensor in event.inputs:
+            source = tensor.operation
+            is_there = source is None or source.is_repeated or tensor in done
+            is_before = tensor.level <= event.level
+            assert is_there and is_before, event.name
+        missing = [o.name for o in event.after if o.outputs[0] not in done]
+        assert not missing, event.name
+        done.update(event.outputs)

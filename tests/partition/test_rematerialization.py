@@ -1,0 +1,139 @@
+"""``rematerialize``: what a program computes again, without running it."""
+
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition.axes import BATCH
+from keras_towers.partition.builder import Builder
+from keras_towers.partition.kept_results import RematLimits
+from keras_towers.partition.layouts import InShards
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.rematerialization import rematerialize
+from keras_towers.partition.schedule import BatchSplit, schedule
+from keras_towers.partition.tensor_sizes import TensorSizes
+from tests.partition.deep_network import (
+    LAYERS,
+    SPLIT,
+    TOWERS,
+    WIDTH,
+    check_order,
+    deep,
+    gradients,
+    peak_bytes,
+)
+from tests.partition.kit import by_hand, laid_out, replicated, sharded
+
+SIDE = 1024
+TENSOR = SIDE * SIDE * 4
+
+
+def chain(layers=6):
+    """A program by hand: products and exponentials, and their gradients."""
+    builder, shape = Builder(), tf.TensorShape([SIDE, SIDE])
+    x = Tensor(tf.float32, shape, BATCH)
+
+    def add(name, type_, *inputs):
+        builder.name = name
+        return builder.op(type_, inputs, shape)
+
+    kept, last = [], x
+    for k in range(layers):
+        product = add(f"product {k}", "MatMul", last, x)
+        last = add(f"exp {k}", "Exp", product)
+        kept.insert(0, (product, last))
+    for product, exp in kept:
+        last = add("", "MatMul", add("", "Mul", last, exp), product)
+    return by_hand(builder, x, results=[last])
+
+
+EXPS = [f"exp {k}" for k in reversed(range(5))]
+DEEPER = "product 0", "exp 0", "product 1", "exp 1", "product 2", "exp 2"
+# Limits, in tensors; how many a tower then has at a time; what runs again.
+PLANS = {
+    "what fits": (RematLimits(13 * TENSOR), 13, []),
+    "what takes little work": (RematLimits(9.5 * TENSOR), 9, EXPS[1:]),
+    "what is worth its work": (RematLimits(0), 8, EXPS),
+    "as much as possible": (
+        RematLimits(1),
+        7,
+        ["exp 3", *DEEPER, *DEEPER[:4], *DEEPER[:2]],
+    ),
+    "a part of the work": (RematLimits(1, most_work=0.1), 8, EXPS),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_runs_again(name):
+    limits, tensors, again = PLANS[name]
+    program = chain()
+    sizes = TensorSizes(program, 1, 1)
+    program, summary, _ = rematerialize(program, sizes, 1, limits, None)
+    names = [o.name for o in program.operations if o.suffix]
+    assert names == again
+    assert summary.bytes // TENSOR == tensors
+    assert summary.recomputed == len(again)
+    assert (summary.work > 0.1) == ("product 0" in again)
+
+
+def test_what_may_be_computed_again_saves_memory():
+    kept, again = deep(), deep(remat=RematLimits(0))
+    check_order(again)
+    before, after = kept.schedule, again.schedule
+    # Programs are long: a failure is not to print them.
+    assert [peak_bytes(kept), peak_bytes(again)] == [before.bytes, after.bytes]
+    assert before.bytes - after.bytes == after.saved > 0.5 * before.bytes
+    assert 0 < after.work < 0.5
+    copies = [o for o in again.operations if o.suffix.endswith("_again")]
+    assert len(copies) == after.recomputed
+
+
+def types_again(program):
+    return {o.type for o in program.operations if o.suffix.endswith("_again")}
+
+
+def test_weights_in_shards_are_gathered_before_copies_use_them():
+    weights = [tf.Variable(tf.ones([WIDTH, WIDTH])) for _ in range(LAYERS)]
+    program = laid_out(
+        lambda x: gradients(x, *weights),
+        sharded(-1, WIDTH),
+        captured=InShards(0, WIDTH),
+        gather_bytes=4 * WIDTH * WIDTH * 4,
+    )
+    again = schedule(program, SPLIT, RematLimits(0))
+    check_order(again)
+    assert again.schedule.recomputed > 0
+
+
+def test_xla_computes_segments_again_in_functions_of_their_own():
+    kept, again = deep(xla=True), deep(xla=True, remat=RematLimits(0))
+    check_order(again)
+    levels = kept.levels, again.levels
+    assert levels[0] < levels[1]
+    firsts = {o.name: o.level for o in again.operations if not o.suffix}
+    for operation in again.operations:
+        if operation.suffix.endswith("_again"):
+            level = operation.level
+            assert level > firsts[operation.name]
+    waits = sum(len(o.after) for o in kept.operations)
+    assert waits == 0
+    # The first one waits until the backward pass has come to it.
+    first, *_ = (o for o in again.operations if o.suffix.endswith("_again"))
+    assert len(first.after) > 0
+
+
+def test_nothing_that_acts_or_draws_runs_again():
+    def step(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            for _ in range(6):
+                x = tf.nn.gelu(x @ w) * tf.random.uniform([512])
+                x = tf.debugging.check_numerics(x, "wrong")
+            loss = tf.reduce_sum(x)
+        return tape.gradient(loss, w)
+
+    program = laid_out(step, sharded(-1, 512), replicated(512, 512))
+    program = schedule(program, BatchSplit(TOWERS, 1024), RematLimits(0))
+    check_order(program)
+    again = types_again(program)
+    assert "MatMul" in again
+    assert "RandomUniform" not in again
