@@ -111,31 +111,6 @@ def test_a_list_is_once_in_memory_whatever_loops_do_to_it():
     assert 10 * rows <= found.peak_bytes() <= 12 * rows + 100
 
 
-def test_a_state_is_once_in_memory_whatever_lists_have_it():
-    variable = tf.Variable(tf.ones([50, 50]))
-
-    def step(x):
-        given = tf.TensorArray(tf.float32, 16).unstack(x)
-        found = tf.TensorArray(tf.float32, 16, element_shape=[8, 50])
-
-        def act(k, h, found):
-            h = tf.tanh(h @ variable + given.read(k) ** 2)
-            return k + 1, h, found.write(k, h)
-
-        with tf.GradientTape() as tape:
-            begin = 0, tf.zeros_like(x[0]), found
-            *_, found = tf.while_loop(
-                lambda k, h, found: k < 16, act, begin, maximum_iterations=16
-            )
-            loss = tf.reduce_sum(found.stack())
-        return tape.gradient(loss, variable)
-
-    _, found = estimate(step, replicated(16, 8, 50))
-    rows = 16 * 8 * 50 * 4
-    # What is given, and the states, of which the second is in a stack, too.
-    assert 2 * rows <= found.peak_bytes() < 3 * rows + 50 * 50 * 4
-
-
 def test_ranks_exchange_beside_the_next_level():
     def step(x):
         product = tf.matmul(x, x, transpose_a=True)
