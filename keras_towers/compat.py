@@ -359,6 +359,17 @@ def function_of_definition(definition: FunctionDef) -> object:
     return function_module.from_function_def(definition, None)
 
 
+def forget_graphs(caller: tf.Graph, kind: type[tf.Graph]) -> None:
+    """Let functions that a graph calls keep no graphs of a kind.
+
+    TensorFlow runs their definitions, of which it would make graphs if it
+    needed any.
+    """
+    for function in caller._functions.values():
+        if isinstance(getattr(function, "_cached_graph", None), kind):
+            function._cached_graph = function._cached_definition = None
+
+
 def never_fold(function: Any) -> None:
     """Call a function as one with effects, which TensorFlow does not fold."""
     options = function._call_options
@@ -580,10 +591,15 @@ def unknown(value: Any) -> tf.Tensor:
     it would do this to them, too. Only a branch prevents that: TensorFlow looks
     through placeholders and reshapes. The result has no gradient.
     """
+    return all_unknown([value])[0]
+
+
+def all_unknown(values: Sequence[Any]) -> list[tf.Tensor]:
+    """Return values that TensorFlow treats as unknown, as ``unknown`` does."""
     if tf.executing_eagerly():
-        return value
-    _, hidden = tf.raw_ops.Switch(data=value, pred=_true().read_value())
-    return hidden
+        return list(values)
+    pred = _true().read_value()
+    return [tf.raw_ops.Switch(data=value, pred=pred)[1] for value in values]
 
 
 @functools.cache

@@ -40,7 +40,9 @@ SHOWN_BY = {
         fit/components fit/step/step_layout fit/step/tower_functions
     """,
     "fit/test_options.py": "fit/given_values",
-    "fit/ranks/test_step_order.py": "fit/ranks/step_agreement",
+    "fit/ranks/test_step_order.py": """
+        fit/ranks/compared_step fit/ranks/step_agreement
+    """,
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "fit/weights/test_tower_variables.py": "fit/weights/copies",

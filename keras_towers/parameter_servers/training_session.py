@@ -19,7 +19,7 @@ from keras_towers import compat
 from keras_towers._types import ConcreteFunction, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
-from keras_towers.fit.ranks.step_agreement import ComparedStep
+from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_connection import (
@@ -126,7 +126,7 @@ class Session:
         """
         assert step.operations is not None
         store, key = self.connection.store, f"{self.name}/traced"
-        own = *step.numbers, step.operations.checksums
+        own = *step.numbers, [*step.operations.checksums]
         with tf.init_scope():
             store.put(f"{key}-{self.rank}", own)
             others = store.by_rank(key, range(self.peers.size))

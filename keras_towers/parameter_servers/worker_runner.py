@@ -20,7 +20,7 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.places import Places
-from keras_towers.fit.ranks.step_agreement import ComparedStep
+from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import ServerPeers

@@ -180,6 +180,10 @@ def value_of(tensor: Tensor, given: Mapping[Tensor, Any]) -> tf.Tensor:
     return emit([], given, [tensor])[0]
 
 
+class FunctionGraph(compat.FuncGraph):
+    """The graph of a function of a program, in use until a step is built."""
+
+
 def graph_of(function: Function, graphs: Iterable[tf.Graph] = ()) -> tf.Graph:
     """Return the graph of a function.
 
@@ -205,7 +209,7 @@ def graph_of_inputs(
         add: adds operations to the current graph, given its placeholders by the
             inputs; returns the outputs.
     """
-    graph = compat.FuncGraph("towers")
+    graph = FunctionGraph("towers")
     with graph.as_default():
         placeholders = {tensor: placeholder_of(tensor) for tensor in inputs}
         graph.inputs = list(placeholders.values())

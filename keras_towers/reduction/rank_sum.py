@@ -199,8 +199,11 @@ class RankSum:
                 f"the next state of {self._name} needs the structure, shapes "
                 f"and dtypes of that of init: {error}"
             ) from error
-        # Nothing else in the graph depends on the assignments.
-        with tf.control_dependencies(tf.nest.flatten(stored)):
+        assignments = tf.nest.flatten(stored)
+        if not assignments:
+            return [*sums]
+        # Nothing else in the graph depends on them.
+        with tf.control_dependencies(assignments):
             return [tf.identity(total) for total in sums]
 
     def _variables(

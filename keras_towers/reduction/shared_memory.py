@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import mmap
 import os
 import pathlib
 import secrets
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -96,9 +97,10 @@ class SharedMemoryAllReduce:
         shared = self._memories.setdefault(
             (memory, rank, size), SharedMemory(rank, size)
         )
+        shapes: Any = [tensor.shape.as_list() for tensor in tensors]
         bucket = SharedBucket(
             shared,
-            [tensor.shape.num_elements() for tensor in tensors],
+            shapes,
             np.dtype(tensors[0].dtype.as_numpy_dtype),
         )
         name = tf.numpy_function(bucket.post, tensors, tf.int64)
@@ -113,15 +115,13 @@ class SharedMemoryAllReduce:
                 bucket.collect, [ranks], [t.dtype for t in tensors]
             )
             # An in-place operation would overwrite what other ranks read.
-            return [
-                tf.reshape(tf.raw_ops.DeepCopy(x=view), t.shape)
-                for view, t in zip(
-                    # Eagerly, a single view is not wrapped in a list.
-                    tf.nest.flatten(views),
-                    tensors,
-                    strict=True,
-                )
+            # Eagerly, a single view is not wrapped in a list.
+            totals = [
+                tf.raw_ops.DeepCopy(x=view) for view in tf.nest.flatten(views)
             ]
+            for total, tensor in zip(totals, tensors, strict=True):
+                total.set_shape(tensor.shape)
+            return totals
 
         return tf.cond(
             tf.equal(ranks, transport.size),
@@ -272,10 +272,14 @@ class SharedBucket:
     """
 
     def __init__(
-        self, memory: SharedMemory, lengths: Sequence[int], dtype: np.dtype
+        self,
+        memory: SharedMemory,
+        shapes: Sequence[Sequence[int]],
+        dtype: np.dtype,
     ):
         self._memory = memory
-        self._lengths, self._dtype = list(lengths), dtype
+        self._shapes, self._dtype = shapes, dtype
+        lengths = [*map(math.prod, shapes)]
         step = _ALIGNMENT // self._dtype.itemsize
         *self._starts, self._total = itertools.accumulate(
             (-(-length // step) * step for length in lengths), initial=0
@@ -330,8 +334,8 @@ class SharedBucket:
         """Return the sums, in memory that the next bucket overwrites."""
         self._memory.remove_name()
         return [
-            self._sums[start : start + length]
-            for start, length in zip(self._starts, self._lengths, strict=True)
+            self._sums[start:][: math.prod(shape)].reshape(shape)
+            for start, shape in zip(self._starts, self._shapes, strict=True)
         ]
 
     @property

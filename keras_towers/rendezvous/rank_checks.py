@@ -211,6 +211,15 @@ def describe_steps(
     return " Besides, ".join(texts)
 
 
+def describe_shapes(ranks: Sequence[str]) -> str:
+    """Describe the shapes of batches that make the steps of ranks differ."""
+    return (
+        " It may be that the step depends on the shapes of a batch, which "
+        f"differ: {describe_ranks(ranks, '; ')}. Give the data of all ranks "
+        "the same shapes, and where sizes differ None."
+    )
+
+
 def _only_on(ranks: Sequence[Collection[tuple[Hashable, str]]]) -> str:
     """Describe names that some ranks lack.
 

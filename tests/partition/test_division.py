@@ -7,11 +7,12 @@ import tensorflow as tf
 from tests.partition.kit import (
     check_divided,
     exchange_counts,
+    laid_out,
     partial_sum,
     replicated,
     sharded,
 )
-from tests.partition.layout_list import as_listed
+from tests.partition.layout_list import as_listed, described
 from tests.partition.rules.cases.case import axis_size
 
 X, W, TOTAL = sharded(-1, 4), replicated(4), partial_sum(4)
@@ -177,3 +178,11 @@ def test_rows_are_gathered_in_place_of_so_much_larger_sums(
     wanted = {"gather": 2, "sum": 1} if gathers else {"sum": 2}
     assert exchange_counts(program) == wanted
     assert program.replaced_sums == (4 * 60 * 70 if gathers else 0)
+
+
+def test_over_columns_a_sum_with_several_users_is_added_up_before_them():
+    """Each might need an exchange with other columns."""
+    steps = (lambda t: 2.0 * t), (lambda t: (2.0 * t, 3.0 * t))
+    programs = [laid_out(step, TOTAL, over_columns=True) for step in steps]
+    whole = "whole [4]"
+    assert [*map(described, programs)] == ["sum of [4]", f"{whole}, {whole}"]

@@ -44,9 +44,15 @@ _NUMBERS = {
         name: _binary(raw_op(name))
         for name in (
             *("Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "Less"),
-            *("LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
+            *("LessEqual", "Greater", "Equal", "NotEqual"),
         )
     },
+    # A product may wrap around in 32 bits.
+    "GreaterEqual": lambda n: (
+        *_binary(raw_op("GreaterEqual"))(n),
+        2 * n >= 0,
+        2 * tf.cast(n, tf.int64) >= 0,
+    ),
     **{
         name: _unary(raw_op(name))
         for name in (

@@ -108,20 +108,32 @@ def test_a_loop_gets_whole_weights():
     assert exchange_counts(program) == {"gather": 2}
 
 
-@pytest.mark.parametrize("xla", [False, True])
-def test_xla_compiles_functions_of_what_variables_hold(xla):
+@pytest.mark.parametrize(
+    ("xla", "acts", "has_handles"),
+    [(False, False, True), (True, False, False), (True, True, True)],
+)
+def test_xla_compiles_functions_of_what_variables_hold(xla, acts, has_handles):
+    """But for what acts, which one device does."""
     weight = tf.Variable(tf.ones([4, 4]))
 
     def step(x):
         def sort():
+            if acts:
+                tf.print(x)
             return tf.sort(x, 0) @ weight
 
         return tf.cond(tf.reduce_sum(x) > 0, sort, lambda: -x)
 
     program = laid_out(step, X, xla=xla)
     (branch,) = (o for o in program.operations if o.functions or "If" in o.type)
-    has_handles = any(t.dtype == tf.resource for t in branch.inputs)
-    assert has_handles is not xla
+    found = any(t.dtype == tf.resource for t in branch.inputs)
+    assert found == has_handles
+
+
+def test_towers_make_their_rows_of_what_is_made_from_sizes():
+    program = laid_out(lambda x: x * tf.fill([6, 4], 2.0), KNOWN)
+    types = [operation.type for operation in program.operations]
+    assert "Fill" in types and "Slice" not in types
 
 
 def test_shapes_are_completed_of_each_result():

@@ -20,9 +20,11 @@ from tests.fit.step import (
 from tests.fit.step.acts import Stepping
 from tests.kit import untuned
 from tests.kit.compare import assert_all_close, assert_finite
+from tests.kit.graphs import assert_freed
 from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.partition.cases import CASES
+from tests.processes import small
 from tests.processes.exact import assert_one_device
 from tests.processes.small import (
     RANK,
@@ -48,6 +50,14 @@ def state_that_a_step_writes_whatever_runs_in_between():
         return history.history, logs, model.state()
 
     assert_exact(written.made(), act)
+
+
+@check
+def what_a_step_is_built_of_is_freed():
+    for options in {}, {"updates": "sharded", "remat": True}:
+        mine = small.model(keras.layers.BatchNormalization())
+        with Strategy(**options), assert_freed():
+            small.fit(mine)
 
 
 @check

@@ -292,6 +292,77 @@ def own_data_of_unequal_length():
     assert int(mine.optimizer.iterations) == 2 * 4 + 5
 
 
+class BelowMaximum(keras.layers.Layer):
+    """Needs the largest values of all ranks' rows: gathers of equal parts."""
+
+    def call(self, x):
+        return x - keras.ops.max(x, axis=0, keepdims=True)
+
+
+@check
+def own_data_of_other_static_shapes():
+    """Some ranks know sizes that others do not know, or have other ones."""
+
+    def made(length):
+        keras.utils.set_random_seed(1)
+        layers = keras.layers
+        mine = keras.Sequential(
+            [
+                keras.Input((length, 2)),
+                layers.Dense(4),
+                layers.BatchNormalization(),
+                BelowMaximum(),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+        mine.compile("sgd", "mse", metrics=["mae"])
+        return mine
+
+    def act(mine, data):
+        logs = s.fit(mine, data, None, epochs=2).history
+        return logs, mine.evaluate(data, verbose=0)
+
+    x, strategy = s.X.reshape(s.COUNT, 2, 2), s.Strategy(batches="each")
+    whole = {"drop_remainder": True}
+    for length, end, options in (2, 26, whole), (None, 25, {}):
+        # Each rank has two batches, rank 0 of 8 rows, and rank 1 of 5 or fewer.
+        rows = [(0, 8), (8, 16)], [(16, 21), (21, end)]
+        both = [
+            tuple(np.concatenate([a[i:j], a[k:m]]) for a in (x, s.Y))
+            for (i, j), (k, m) in zip(*rows, strict=True)
+        ]
+        together = tf.data.Dataset.from_generator(
+            functools.partial(iter, both),
+            output_signature=(
+                tf.TensorSpec((None, 2, 2)),
+                tf.TensorSpec((None, 3)),
+            ),
+        )
+        first, last = rows[s.RANK]
+        mine = slice(first[0], last[1])
+        own = tf.data.Dataset.from_tensor_slices((x[mine], s.Y[mine]))
+        own = own.batch(5, **options) if s.RANK else own.batch(8, **whole)
+        trained = made(length)
+        s.assert_as_one_process(
+            trained,
+            functools.partial(act, data=own),
+            made(length),
+            reference=functools.partial(act, data=together),
+            strategy=strategy,
+        )
+        with strategy:
+            found = trained.predict(own, verbose=0)
+        assert len(found) == len(x[mine])
+    # The shape of what is gathered is only known to rank 0.
+    spec = own.element_spec
+    if s.RANK:
+        spec = (tf.TensorSpec((None, None, 2)), spec[1])
+    unknown = tf.data.Dataset.from_generator(lambda: own, output_signature=spec)
+    with strategy, s.refused("Only on rank 0: gather", "(None, None, 2)"):
+        s.fit(made(None), unknown, None)
+
+
 def images_in(folder, **options):
     return keras.utils.image_dataset_from_directory(
         folder, image_size=(4, 4), label_mode="binary", verbose=False, **options

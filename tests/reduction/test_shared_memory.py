@@ -100,7 +100,7 @@ def test_a_rank_takes_no_room_for_its_own_share(folder):
     taken = []
     for rank in range(4):
         memory = shared_memory.SharedMemory(rank, 4)
-        shared_memory.SharedBucket(memory, [LARGE], ones.dtype).post(ones)
+        shared_memory.SharedBucket(memory, [[LARGE]], ones.dtype).post(ones)
         (file,) = folder.iterdir()
         taken.append(512 * file.stat().st_blocks / ones.nbytes)
         del memory

@@ -316,12 +316,12 @@ class HorovodTransport(EngineTransport):
     ) -> list[tf.Tensor]:
         return [
             self.engine.mpi_ops._allreduce(
-                compat.unknown(tensor),
+                tensor,
                 name=f"{key}.{index}",
                 op=self.engine.Sum,
                 **self._options,
             )
-            for index, tensor in enumerate(tensors)
+            for index, tensor in enumerate(compat.all_unknown(tensors))
         ]
 
     def engine_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:

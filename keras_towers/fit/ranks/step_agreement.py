@@ -1,29 +1,31 @@
 """Agreement of ranks on the step that they take, and on its data.
 
-``traced_operations.py`` and ``traced_constants.py`` in ``fit/step`` describe a
-step; ``step_order.py`` runs the comparison before the first exchange.
+``compared_step.py`` has what ranks compare; ``step_order.py`` runs the
+comparison before the first exchange.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.data.same_data import (
     SIZE,
     different_numbers,
     refuse_other_batch,
+)
+from keras_towers.fit.ranks.compared_step import (
+    ComparedStep,
+    Constants,
+    ConstantText,
 )
 from keras_towers.fit.weights.copies import copy_first, read_handle
 from keras_towers.rendezvous import rank_checks
@@ -40,120 +42,6 @@ UPDATE_KEY = "gradients"
 _COMPARES = "compares the steps"
 # In place of the digest of a step: the data has ended.
 _END = -1
-
-
-class OperationText(NamedTuple):
-    """Describes an operation of a step.
-
-    Attributes:
-        result: its type, and the dtype and shape of what it returns.
-        attributes: its settings, by their names.
-        line: the line of code that has added it.
-    """
-
-    result: str
-    attributes: dict[str, str]
-    line: str
-
-    def __str__(self) -> str:
-        return f"{self.result} of {self.line}"
-
-
-class ConstantText(NamedTuple):
-    """Describes a constant of a step.
-
-    Attributes:
-        place: where the step uses it: a number that is equal on all ranks.
-        digest: of its shape and dtype, and of integers and booleans.
-        approximate: of real numbers: integers that differ by at most one
-            between ranks whose numbers differ by rounding only.
-        text: its first values, and the line of code that has added it.
-        used_at: the index of the operation that first uses it.
-    """
-
-    place: int
-    digest: int
-    approximate: Sequence[int]
-    text: str
-    used_at: int = 0
-
-
-class Operations(Protocol):
-    """The operations of a step.
-
-    Attributes:
-        checksum: 32 bits of the step.
-        checksums: of each operation, in their order.
-    """
-
-    checksum: int
-
-    @property
-    def checksums(self) -> list[int]: ...
-
-    def first_beside(self, others: Sequence[int]) -> OperationText | None:
-        """Return the first operation that other ranks do not have."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Constants:
-    """The numbers among the constants of a step.
-
-    Attributes:
-        digest: a checksum of shapes and dtypes, and of the values of integers
-            and booleans.
-        approximate: three integers that differ by at most one between ranks
-            whose real numbers differ by rounding only.
-        describe: describes each of them.
-    """
-
-    digest: int = 0
-    approximate: tuple[int, int, int] = (0, 0, 0)
-    describe: Callable[[], Sequence[ConstantText]] = tuple
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ComparedStep:
-    """A step in the form in which ranks compare it.
-
-    Attributes:
-        exchanged: describes what they exchange, in its order.
-        operations: its operations, which must be the same, too, on ranks that
-            have traced it for the same specs; None: they are not compared.
-        constants: its constants, which are compared with its operations.
-        spec: the specs of the batch for which it was traced.
-        fingerprint: integers of the global batch, which differ by at most one
-            between ranks with the same batch; None: each has its own.
-    """
-
-    exchanged: Sequence[str]
-    operations: Operations | None = None
-    constants: Constants = Constants()
-    spec: Structure = None
-    fingerprint: tf.Tensor | None = None
-
-    @functools.cached_property
-    def numbers(self) -> tuple[list[int], Sequence[int]]:
-        """The numbers that are equal on all ranks, and nearly equal ones."""
-        kinds = map(rank_checks.without_numbers, self.exchanged)
-        leaves = tf.nest.flatten(self.spec)
-        shapes = [str(getattr(leaf, "shape", None)) for leaf in leaves]
-        exact = [
-            zlib.crc32("\n".join(kinds).encode()),
-            0 if self.operations is None else self.operations.checksum,
-            self.constants.digest,
-            zlib.crc32(" ".join(shapes).encode()),
-        ]
-        return exact, self.constants.approximate
-
-    def is_like(self, exact: Sequence[int], approximate: Sequence[int]) -> bool:
-        """Whether it equals another step, given the numbers of that step."""
-        own, nearly = self.numbers
-        *same, same_sizes = (a == b for a, b in zip(own, exact, strict=True))
-        pairs = zip(nearly, approximate, strict=True)
-        same.append(all(abs(a - b) <= 1 for a, b in pairs))
-        return all(same) or (same[0] and not same_sizes)
 
 
 class StepAgreement:
@@ -188,7 +76,8 @@ class StepAgreement:
         name = (*exact, *approximate)
         # The last one is the one that was traced last.
         self._traced.pop(name, None)
-        self._traced[name] = step
+        # Not the fingerprint, a tensor of a graph that may be freed.
+        self._traced[name] = dataclasses.replace(step, fingerprint=None)
         # At the end of the data there is no batch, and the step is cancelled.
         # TensorFlow's collectives hang if they are cancelled while they run.
         with tf.control_dependencies(after):
@@ -294,18 +183,20 @@ class StepAgreement:
         odd = odd or [*traced.values()]
         last = odd[-1] if odd else ComparedStep(())
         operations = last.operations
-        checksums = operations.checksums if operations else []
-        described = [tuple(constant) for constant in last.constants.describe()]
+        checksums = [*operations.checksums] if operations else []
+        described = [tuple(constant) for constant in last.constants.described]
         gathered = rank_checks.gather(
-            self._transport, (checksums, described), where
+            self._transport, (checksums, described, last.shapes), where
         )
-        listed = [of_rank for of_rank, _ in gathered]
-        constants = [_by_place(of_rank) for _, of_rank in gathered]
-        if any(of_rank != listed[0] for of_rank in listed):
+        listed, constants, shapes = map(list, zip(*gathered, strict=True))
+        constants = [*map(_by_place, constants)]
+        # On the sizes of a batch operations depend.
+        have_equal_sizes = len({*shapes}) == 1
+        if have_equal_sizes and any(own != listed[0] for own in listed):
             # Such as an axis, on which later operations depend.
             before = [
                 _by_place(of_rank, _first_difference(own, listed))
-                for own, of_rank in gathered
+                for own, of_rank, _ in gathered
             ]
             causes = _differing(before, set.intersection(*map(set, before)))
             if any(causes):
@@ -326,12 +217,12 @@ class StepAgreement:
             )
         ]
         exchanges = rank_checks.gather(self._transport, exchanged, where)
-        return TowerError(
-            rank_checks.describe_steps(
-                [[(tuple(k), name) for k, name in own] for own in exchanges],
-                _differing(constants, set().union(*constants)),
-            )
+        told = rank_checks.describe_steps(
+            [[(tuple(k), name) for k, name in own] for own in exchanges],
+            _differing(constants, set().union(*constants)),
         )
+        sizes = "" if have_equal_sizes else rank_checks.describe_shapes(shapes)
+        return TowerError(f"{told}{sizes}")
 
 
 class Equal(NamedTuple):

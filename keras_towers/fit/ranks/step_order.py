@@ -22,10 +22,10 @@ from keras_towers.fit.data.batches import (
     tensors_in,
 )
 from keras_towers.fit.data.same_data import check_results
+from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.ranks.step_agreement import (
     STEP_KEY,
     UPDATE_KEY,
-    ComparedStep,
     StepAgreement,
 )
 from keras_towers.reduction.rank_sum import sum_over_ranks

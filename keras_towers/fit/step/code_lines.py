@@ -9,7 +9,8 @@ import functools
 import importlib.util
 import linecache
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -86,27 +87,47 @@ def _common_line(
     return ""
 
 
-def line_of(operation: tf.Operation) -> str:
+def line_of(
+    operation: tf.Operation, known: dict[Any, tuple[str, str]] | None = None
+) -> str:
     """Return the innermost line of the user's code.
 
     Without one, return the name of the operation, and the function of Keras
     that added it.
+
+    Args:
+        operation: the operation.
+        known: gets what is found by stack, of which many operations have the
+            same. It must not outlive the graph, which has the stacks.
+    """
+    known, stack = {} if known is None else known, operation.traceback
+    if stack not in known:
+        known[stack] = _innermost(stack)
+    line, function = known[stack]
+    scope = operation.name.rpartition("/")[0] or operation.type
+    return line or f"{scope}{function}"
+
+
+def _innermost(stack: Iterable[Any] | None) -> tuple[str, str]:
+    """Return the innermost line of the user's code, and function of Keras.
+
+    Args:
+        stack: the stack; None: of an imported operation.
     """
     function = ""
-    for frame in reversed(list(operation.traceback)):
+    for frame in reversed(list(stack or ())):
         path = frame.filename
         if path == trace.__file__:
             break
         if _is_users(path):
             line = linecache.getline(path, frame.lineno).strip()
-            return f"{os.path.basename(path)}:{frame.lineno}: {line}"
+            return f"{os.path.basename(path)}:{frame.lineno}: {line}", function
         # Python 3.12 has no frame for a comprehension.
         of_keras = path.startswith(_LIBRARIES[0]) and frame.name[0] != "<"
         if not function and of_keras and not path.startswith(_HELPERS):
             file = os.path.basename(path)
             function = f", in {frame.name}() of Keras's {file}"
-    scope = operation.name.rpartition("/")[0] or operation.type
-    return f"{scope}{function}"
+    return "", function
 
 
 @functools.cache

@@ -32,7 +32,8 @@ from keras_towers.fit.context.without_collection import without_collection
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.same_data import rounded_fingerprint
 from keras_towers.fit.places import ALONE, Places, Ranks
-from keras_towers.fit.ranks.step_agreement import STEP_KEY, ComparedStep
+from keras_towers.fit.ranks.compared_step import ComparedStep
+from keras_towers.fit.ranks.step_agreement import STEP_KEY
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step import step_clock
 from keras_towers.fit.step.device_memory import DeviceMemory
@@ -67,6 +68,7 @@ from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
+from keras_towers.partition.emission import FunctionGraph
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Program
 from keras_towers.reduction.gradients import Gradient, on_values, scaled
@@ -103,13 +105,14 @@ class GlobalStep:
             return self._on_one_device(step, batch, settings)
         return self._add_once(step, batch, settings)
 
+    @without_collection()
     def _add_to_graph(
         self, step: Step, batch: Structure, settings: StepSettings
     ) -> Structure:
         """Add a step to the current graph; return what it returns."""
         # Each tower's rows of the batch, once the previous step has ended.
         divided = self._divide(batch, settings)
-        with self._begun(divided, settings), without_collection():
+        with self._begun(divided, settings):
             # The step of one device, with its calls of optimizers.
             traced = self._trace(step, divided, settings)
             # What each tower computes, what towers exchange, and when, within
@@ -122,6 +125,7 @@ class GlobalStep:
         # The next step may begin.
         result = self.order.end_step(result)
         settings.on_trace(compat.get_default_graph(), layout)
+        compat.forget_graphs(compat.get_default_graph(), FunctionGraph)
         return result
 
     def _divide(self, data: Structure, settings: StepSettings) -> DividedBatch:
@@ -204,7 +208,7 @@ class GlobalStep:
         operations = TracedOperations(traced, model)
         compared = ComparedStep(
             [*exchanges, *variables, *traced.fixed_tables.values()],
-            operations,
+            operations.described,
             constants_of(traced, operations),
             layout.divided.spec,
             layout.divided.fingerprint,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit.ranks.step_agreement import Constants, ConstantText
+from keras_towers.fit.ranks.compared_step import Constants, ConstantText
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.step.traced_operations import TracedOperations
@@ -34,7 +34,7 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
         traced: the step.
         operations: its operations.
     """
-    digest, sums, constants = 0, np.zeros(3), []
+    digest, sums, described = 0, np.zeros(3), []
     # Sums, because the order of operations may differ between processes.
     for inside, value in _constants_in(traced):
         if value.dtype.kind == "V":
@@ -50,23 +50,16 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
             own = _fingerprint(value)
         sums += (1 + place / 2**64) * own
         digest += zlib.crc32(place.to_bytes(8, "little") + exact)
-        constants.append(
-            (place, zlib.crc32(exact), _rounded(own), _show(value), inside)
-        )
-
-    def describe() -> list[ConstantText]:
-        return [
+        described.append(
             ConstantText(
                 place,
-                exact,
-                approximate,
-                f"{shown} of {line_of(inside.op)}",
+                zlib.crc32(exact),
+                _rounded(own),
+                f"{_show(value)} of {line_of(inside.op)}",
                 operations.first_uses.get(id(inside), 0),
             )
-            for place, exact, approximate, shown, inside in constants
-        ]
-
-    return Constants(digest % 2**32, _rounded(sums), describe)
+        )
+    return Constants(digest % 2**32, _rounded(sums), described)
 
 
 def _rounded(sums: np.ndarray) -> tuple[int, int, int]:

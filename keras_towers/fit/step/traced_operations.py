@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.ranks.step_agreement import OperationText
+from keras_towers.fit.ranks.compared_step import Operations, OperationText
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.trace import Trace, handle_of
 from keras_towers.fit.weights.model_state import ModelState, collect
@@ -54,7 +54,8 @@ class TracedOperations:
         model: the model that runs it.
 
     Attributes:
-        checksum: 32 bits, equal on all ranks that have traced the same step.
+        described: them, as ranks compare them, without the trace. The checksum
+            is equal on all ranks that have traced the same step.
         places: of constants and captured tensors, by their ids: a number that
             tells where the step uses them.
         first_uses: of the same: the index of the operation that first uses
@@ -65,7 +66,9 @@ class TracedOperations:
         self._needed = traced.needed_by_graph
         # In the order of the step, but for those of functions, which come
         # before they are called.
-        self._listed: list[tuple[int, tf.Operation]] = []
+        self._checksums: list[int] = []
+        self._texts: list[OperationText] = []
+        self._lines: dict[Any, tuple[str, str]] = {}
         self._content: dict[int, bytes] = {}
         self.places: collections.Counter[int] = collections.Counter()
         self.first_uses: dict[int, int] = {}
@@ -81,30 +84,10 @@ class TracedOperations:
         self._add(traced.graph, _name_inputs(traced, model), traced.results)
         results = self._content[id(traced.graph)]
         # Ranks exchange what operations return in the order of these.
-        total = _digest(repr(self.checksums).encode(), results)
-        self.checksum: int = _number(total) % 2**32
-
-    @property
-    def checksums(self) -> list[int]:
-        """The checksums of its operations, in their order."""
-        return [checksum for checksum, _ in self._listed]
-
-    def first_beside(self, others: Sequence[int]) -> OperationText | None:
-        """Return the first operation that others do not have.
-
-        Args:
-            others: the checksums of the operations of another step.
-
-        Returns:
-            It, or the first one in another order; None: there is none.
-        """
-        counts = collections.Counter(others)
-        for checksum, operation in self._listed:
-            if not counts[checksum]:
-                return _describe(operation)
-            counts[checksum] -= 1
-        pairs = zip(self._listed, others, strict=False)
-        return next((_describe(o) for (c, o), d in pairs if c != d), None)
+        total = _number(_digest(repr(self._checksums).encode(), results))
+        self.described: Operations = Operations.of(
+            total % 2**32, self._checksums, self._texts
+        )
 
     def _add(
         self,
@@ -131,7 +114,8 @@ class TracedOperations:
             operands = [id(tensor) for tensor in operation.inputs]
             checksum = self._checksum(operation, operands, values)
             number = _number(checksum)
-            self._listed.append((number, operation))
+            self._checksums.append(number)
+            self._texts.append(_describe(operation, self._lines))
             for index, tensor in enumerate(outputs):
                 values[id(tensor)] = checksum + bytes([index % 256])
             used: collections.Counter[int] = collections.Counter()
@@ -145,7 +129,7 @@ class TracedOperations:
             else:
                 for constant, place in used.items():
                     self.places[constant] += number + _PLACES * place
-                    index = len(self._listed) - 1
+                    index = len(self._checksums) - 1
                     self.first_uses.setdefault(constant, index)
         returned = [values.get(id(tensor), b"") for tensor in results]
         self._content[id(graph)] = _digest(*returned)
@@ -191,7 +175,9 @@ class TracedOperations:
         return self._content[id(called)]
 
 
-def _describe(operation: tf.Operation) -> OperationText:
+def _describe(
+    operation: tf.Operation, lines: dict[Any, tuple[str, str]]
+) -> OperationText:
     outputs = [
         f"{tensor.dtype.name} {tensor.shape}"
         for tensor in operation.outputs
@@ -203,7 +189,7 @@ def _describe(operation: tf.Operation) -> OperationText:
         if value.WhichOneof("value") not in ("func", "type", "tensor")
     }
     result = " ".join((operation.type, *outputs[:1]))
-    return OperationText(result, attributes, line_of(operation))
+    return OperationText(result, attributes, line_of(operation, lines))
 
 
 def _attributes(operation: tf.Operation) -> Iterator[tuple[str, AttrValue]]:

@@ -28,7 +28,7 @@ from keras_towers.fit.components import (
     check_equal_gradients,
 )
 from keras_towers.fit.context import patches
-from keras_towers.fit.ranks.step_agreement import ComparedStep
+from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.sharding_policy import ShardingPolicy

@@ -7,13 +7,14 @@ import tensorflow as tf
 
 from keras_towers.fit.data.batches import TowerBatch
 from keras_towers.fit.ranks import step_agreement
-from keras_towers.fit.ranks.step_agreement import (
+from keras_towers.fit.ranks.compared_step import (
     ComparedStep,
     Constants,
     ConstantText,
+    Operations,
     OperationText,
-    StepAgreement,
 )
+from keras_towers.fit.ranks.step_agreement import StepAgreement
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
@@ -159,21 +160,11 @@ def test_data_ends_on_all_ranks_or_on_none(ends):
         assert f"(rank 0: 3, rank 1: {ends[1] or 'more'})" in one
 
 
-class Listed:
+def listed(*names):
     """The operations of a step, by their names."""
-
-    def __init__(self, *names):
-        self.checksums = [zlib.crc32(name.encode()) for name in names]
-        self.checksum = sum(self.checksums) % 2**32
-        self._names = names
-
-    def first_beside(self, others):
-        others = list(others)
-        for checksum, name in zip(self.checksums, self._names, strict=True):
-            if checksum not in others:
-                return OperationText(name, {"padding": name[-1]}, "mine.py:1")
-            others.remove(checksum)
-        return None
+    checksums = [zlib.crc32(name.encode()) for name in names]
+    texts = [OperationText(n, {"padding": n[-1]}, "mine.py:1") for n in names]
+    return Operations.of(sum(checksums) % 2**32, checksums, texts)
 
 
 def _step(exchanged, constants=("1",), operations=("a",)):
@@ -185,8 +176,8 @@ def _step(exchanged, constants=("1",), operations=("a",)):
     ]
     return ComparedStep(
         exchanged,
-        Listed(*operations),
-        Constants(digest, describe=lambda: described),
+        listed(*operations),
+        Constants(digest, described=described),
     )
 
 

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.compare import assert_exact
+from tests.kit.graphs import assert_freed
+from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.training import X, Y, fit, linear, stacked
 
 pytestmark = pytest.mark.alternate
@@ -61,6 +63,32 @@ def test_eager_steps_run_as_on_one_device_and_warn_once(logged, cause):
     assert [rows for _, rows, _ in model.asked] == [12] * 4
     ((level, said),) = logged("runs eagerly")
     assert level == "WARNING" and f"leave out {cause}" in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"updates": "sharded", "micro_batches": 2},
+        {"weights": "sharded", "remat": True},
+        {"jit_compile": True},
+    ],
+    ids=str,
+)
+def test_what_a_step_is_built_of_is_freed(options):
+    compiles = options.pop("jit_compile", False)
+    middle = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    model = linear(*middle, jit_compile=compiles)
+    with kt.TowerStrategy(2, **options), assert_freed():
+        fit(model)
+        model.evaluate(X, Y, verbose=0)
+
+
+def test_the_graph_of_a_column_is_freed():
+    model = linear()
+    layouts = layout_map(mesh_of(2, 2), {"dense.*kernel": ("model", None)})
+    with kt.ModelParallelStrategy(layouts), assert_freed():
+        fit(model)
 
 
 class Generating(keras.Sequential):

@@ -110,13 +110,13 @@ def test_texts_are_captured_beside_numbers():
     def step(x):
         return x * number + tf.cast(tf.strings.length(text), x.dtype)
 
-    described = compared(trace_of(step)).describe()
+    described = compared(trace_of(step)).described
     assert any(constant.text.startswith("3.5 of ") for constant in described)
 
 
 def test_a_constant_is_shown_with_its_line():
     for constant, value in (np.float32(0.3), "0.3"), (tf.range(999), "[0, 1,"):
-        described = traced(constant).describe()
+        described = traced(constant).described
         shown = [c.text for c in described if c.text.startswith(value)]
         assert all(" of test_traced_constants.py:" in text for text in shown)
         assert shown
@@ -125,7 +125,7 @@ def test_a_constant_is_shown_with_its_line():
 def test_large_constants_are_told_apart_by_what_is_not_shown():
     one, other = MANY.copy(), MANY.copy()
     other[-1, -1] += 9
-    one, other = (traced(value).describe() for value in (one, other))
+    one, other = (traced(value).described for value in (one, other))
     only = {c.text for c in other} - {c.text for c in one}
     assert len(only) == 1
     assert "of shape (40, 30) and norm 3" in only.pop()
@@ -168,11 +168,11 @@ def test_what_only_a_summary_shows_may_differ(tmp_path, wrapped, written):
         shown = trace_of(step)
     assert len(shown.captures) > len(without.captures)
     of_shown, of_without = compared(shown), compared(without)
-    assert of_shown.describe() == of_without.describe()
+    assert of_shown.described == of_without.described
     assert of_shown.digest == of_without.digest
     assert of_shown.approximate == of_without.approximate
     checksums = {
-        TracedOperations(found, keras.Sequential()).checksum
+        TracedOperations(found, keras.Sequential()).described.checksum
         for found in (shown, without)
     }
     assert len(checksums) == 1

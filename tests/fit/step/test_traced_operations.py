@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.ranks.step_agreement import ComparedStep
+from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.step.trace import trace
 from keras_towers.fit.step.traced_constants import constants_of
 from keras_towers.fit.step.traced_operations import TracedOperations
@@ -28,7 +28,8 @@ def step_of(model, kind="fit"):
     found = []
     outer.get_concrete_function()
     operations = TracedOperations(found[-1], model)
-    return ComparedStep((), operations, constants_of(found[-1], operations))
+    constants = constants_of(found[-1], operations)
+    return ComparedStep((), operations.described, constants)
 
 
 def made(*layers, number=0, loss="mse", **options):
@@ -88,6 +89,15 @@ def scanned(factor=2.0, reverse=False):
     return made(Scan(), D.Reshape((2, 1)))
 
 
+def imported(x):
+    """Operations that Python has not made one by one have no line."""
+    with tf.Graph().as_default() as graph:
+        tf.nn.relu(tf.compat.v1.placeholder(tf.float32, name="x"), name="y")
+    definition, taken = graph.as_graph_def(), {"x": x}
+    (result,) = tf.graph_util.import_graph_def(definition, taken, ["y:0"])
+    return tf.ensure_shape(result, x.shape)
+
+
 ALIKE = {
     "names and seeds": lambda k: made(D.Dense(2, "relu"), number=3 * k),
     "own names": lambda k: made(D.Dense(2, name=f"mine_{k}")),
@@ -98,6 +108,7 @@ ALIKE = {
     "lambdas": lambda k: made(D.Lambda(lambda x: x * 2)),
     "a learning rate": lambda k: made_with_rate([0.1, 0.2][k]),
     "functions": lambda k: scanned(),
+    "what is imported": lambda k: made(D.Lambda(imported)),
 }
 UNLIKE = {
     "activation": (
@@ -228,7 +239,7 @@ def test_other_steps_are_told_apart(what):
     ]
     if shown == [None, None]:
         assert firsts == shown
-        described = [set(step.constants.describe()) for step in (one, other)]
+        described = [set(step.constants.described) for step in (one, other)]
         assert described[0] != described[1]
         return
     for first, text in zip(firsts, shown, strict=True):
@@ -267,7 +278,7 @@ def test_what_is_not_needed_does_not_count_but_the_order_does():
 
         traces = []
         outer.get_concrete_function()
-        return TracedOperations(traces[0], keras.Sequential())
+        return TracedOperations(traces[0], keras.Sequential()).described
 
     one, prints, other = (
         traced(*options) for options in ((0, 0), (0, 1), (1, 0))
