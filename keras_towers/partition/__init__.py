@@ -122,6 +122,8 @@ follows what is done with a program.
   Lays out the trace of the one-device step over towers, in one pass.
 ``estimated_work``
   Estimates the work of an operation from the sizes of its tensors.
+``list_memory``
+  Which lists of a loop have the same tensors in memory.
 ``tensor_sizes``
   The sizes of a program's tensors, for an assumed batch.
 ``layout_choice``

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from keras_towers.partition.effects import LOOPS
+from keras_towers.partition.list_memory import popped_lists, shared_lists
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -104,12 +105,15 @@ class MemoryEstimate:
                 continue
             # Some operations have further inputs, such as a shape.
             pairs = zip(event.inputs, event.outputs, strict=False)
+            shared = shared_lists(event)
             for source, copy in pairs:
-                root = self.rooted(source)
+                root = self.rooted(shared.get(copy, source))
                 # A loop changes a list, unless it begins with an empty one,
                 # which is repeated where it is used.
                 is_list = event.type in LOOPS and copy.dtype == tf.variant
-                if is_list and root in made:
+                if copy in shared:
+                    self._root[copy] = root
+                elif is_list and root in made:
                     self._root[copy] = root
                     most = self._bytes.get(root, sizes.bytes_of(root))
                     self._bytes[root] = max(most, sizes.bytes_of(copy))
@@ -144,9 +148,12 @@ class MemoryEstimate:
             own = [t for t in made_by(event) if t not in self._root]
             size = sum(map(self.bytes_of, own))
             reused = self._reused(event, ending)
-            made = size
-            if reused is not None:
-                made = max(0, size - self.bytes_of(reused))
+            ended = [] if reused is None else [reused]
+            if isinstance(event, Operation):
+                # A loop frees elements while it makes others.
+                popped = set(map(self.rooted, popped_lists(event)))
+                ended += [t for t in ending if t in popped]
+            made = max(0, size - sum(map(self.bytes_of, ended)))
             self.made.append(made)
             self.reused.append(reused)
             is_exchange = isinstance(event, Exchange)

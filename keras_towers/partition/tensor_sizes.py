@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.estimated_work import estimated_work, rounds_of
 from keras_towers.partition.layouts import ListOf, Sharded, Unit, stacked_layout
+from keras_towers.partition.list_memory import shared_lists
 from keras_towers.partition.program import (
     Exchange,
     Function,
@@ -22,7 +23,6 @@ from keras_towers.partition.program import (
     Program,
     Tensor,
 )
-from keras_towers.partition.registry import facts_of
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
@@ -32,9 +32,6 @@ from keras_towers.partition.sizes import (
     symbol_name,
 )
 from keras_towers.partition.values import Value
-
-# Where facts say that an output is in the memory of an input.
-_SAME = "input", "variable"
 
 
 class TensorSizes:
@@ -145,7 +142,11 @@ class TensorSizes:
     def _length_of_list(self, list_: Tensor, known: Dimension) -> Dimension:
         """Return the number of elements of a list that take memory."""
         loop = list_.operation
-        if known is not UNKNOWN or loop is None or loop.type not in LOOPS:
+        if loop is None or loop.type not in LOOPS:
+            return known
+        if list_ in shared_lists(loop):
+            return 0
+        if known is not UNKNOWN:
             return known
         body = loop.functions.get("body")
         if not isinstance(body, Function):
@@ -154,8 +155,6 @@ class TensorSizes:
         if added is None or added.type != "TensorListPushBack":
             like = self._shapes.get(loop.inputs[list_.index])
             return like[0] if like else known
-        if _is_of_variable(added.inputs[1]):
-            return 0
         return UNKNOWN if loop.source is None else rounds_of(loop.source)
 
     def _own_rows(self, layout: Sharded) -> int:
@@ -213,12 +212,3 @@ class TensorSizes:
                 whole if exchange.kind == "gather" else part
             )
         self._shapes[result] = shape
-
-
-def _is_of_variable(tensor: Tensor) -> bool:
-    """Whether a tensor is in the memory of a variable."""
-    operation = tensor.operation
-    while operation and facts_of(operation.type).memory in _SAME:
-        tensor = operation.inputs[tensor.index]
-        operation = tensor.operation
-    return tensor.dtype == tf.resource

@@ -26,8 +26,8 @@ from keras_towers.fit.step.step_costs import StepCosts, costs_of
 from keras_towers.partition.program import Program, Schedule
 from keras_towers.partition.xla_pieces import Stages
 
-# The part of its memory that TensorFlow's allocator of CPUs leaves free between
-# tensors, and does not give back.
+# The part that is not used of what TensorFlow's allocator of CPUs and glibc
+# hold: they take larger pieces of memory than needed, and keep freed ones.
 _GAPS = 12
 
 # The bytes of a process for an operation in a graph: of Python, and several

@@ -294,7 +294,7 @@ def _sizes_in(entries: Any, rank: int) -> list[Dimension]:
 # ---- what is known of them ---------------------------------------------------
 
 
-def _on_lists(types: str, takes: str, gives: str) -> None:
+def _on_lists(types: str, takes: str, gives: str, **facts: Any) -> None:
     """Register operations on lists.
 
     Args:
@@ -302,14 +302,16 @@ def _on_lists(types: str, takes: str, gives: str) -> None:
         takes: the role of each input: a list, one of its elements, a stack of
             elements, the shape of an element, or a replicated tensor.
         gives: the role of each output.
+        **facts: other attributes of ``OperationFacts``.
     """
     roles = takes.split(), gives.split()
     note = functools.partial(_note_elements, *roles)
-    operation(types, functools.partial(_lay_out, *roles), notes=[note])
+    rule = functools.partial(_lay_out, *roles)
+    operation(types, rule, notes=[note], **facts)
 
 
 _on_lists("EmptyTensorList TensorListReserve", "shape same", "list")
-_on_lists("TensorListFromTensor", "stack shape", "list")
+_on_lists("TensorListFromTensor", "stack shape", "list", memory="input")
 _on_lists("TensorListScatterV2", "stack same shape same", "list")
 _on_lists("TensorListSetItem", "list same item", "list")
 _on_lists("TensorListPushBack", "list item", "list")
