@@ -273,7 +273,7 @@ def test_a_share_counts_all_rounds_of_a_loop(differentiated, share):
             return x, y
         return x, tf.gradients(tf.reduce_sum(y), [x])
 
-    found = costs(function, (6, 1000), (1000, 1000))
+    found = costs(function, (1000, 5000), (5000, 5000))
     total = sum(once.share for once in found.once.values())
     assert total == pytest.approx(share, abs=0.05)
 
