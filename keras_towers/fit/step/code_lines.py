@@ -101,9 +101,10 @@ def line_of(
             same. It must not outlive the graph, which has the stacks.
     """
     known, stack = {} if known is None else known, operation.traceback
-    if stack not in known:
-        known[stack] = _innermost(stack)
-    line, function = known[stack]
+    found = known.get(stack)
+    if found is None:
+        found = known[stack] = _innermost(stack)
+    line, function = found
     scope = operation.name.rpartition("/")[0] or operation.type
     return line or f"{scope}{function}"
 

@@ -55,7 +55,7 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
                 place,
                 zlib.crc32(exact),
                 _rounded(own),
-                f"{_show(value)} of {line_of(inside.op)}",
+                f"{_show(value)} of {line_of(inside.op, operations.lines)}",
                 operations.first_uses.get(id(inside), 0),
             )
         )

@@ -60,6 +60,7 @@ class TracedOperations:
             tells where the step uses them.
         first_uses: of the same: the index of the operation that first uses
             what is computed of constants alone.
+        lines: as ``line_of`` has found them.
     """
 
     def __init__(self, traced: Trace, model: keras.Model):
@@ -68,7 +69,7 @@ class TracedOperations:
         # before they are called.
         self._checksums: list[int] = []
         self._texts: list[OperationText] = []
-        self._lines: dict[Any, tuple[str, str]] = {}
+        self.lines: dict[Any, tuple[str, str]] = {}
         self._content: dict[int, bytes] = {}
         self.places: collections.Counter[int] = collections.Counter()
         self.first_uses: dict[int, int] = {}
@@ -115,7 +116,7 @@ class TracedOperations:
             checksum = self._checksum(operation, operands, values)
             number = _number(checksum)
             self._checksums.append(number)
-            self._texts.append(_describe(operation, self._lines))
+            self._texts.append(_describe(operation, self.lines))
             for index, tensor in enumerate(outputs):
                 values[id(tensor)] = checksum + bytes([index % 256])
             used: collections.Counter[int] = collections.Counter()
