@@ -59,6 +59,9 @@ _IN_FLIGHT = 16
 _SMALL = 512
 # The most rounds of a loop that run at a time.
 _ROUNDS = 4
+# The most operations that run at a time after they waited for memory. One alone
+# would leave cores idle, as in an update, which has no others.
+_AT_A_TIME = 4
 # Tensors of fewer bytes never wait. So a counter of steps does not wait for the
 # batch, as on one device: there may be no other batch.
 _SMALL_BYTES = 1024
@@ -294,8 +297,12 @@ class _Queue:
         self._freed: collections.deque[tuple[int, list[Operation]]]
         self._freed = collections.deque()
         self._bytes = 0
-        # The last operation that has waited, after which all others are.
-        self._last: Operation | None = None
+        # The last operations that have waited, each with those for which the
+        # ones before it did not wait.
+        self._waited: collections.deque[tuple[Operation, list[Operation]]]
+        self._waited = collections.deque()
+        # The last one before them, after which all that it waited for are.
+        self._last: list[Operation] = []
 
     def free(self, size: int, users: list[Operation]) -> None:
         """Note that memory is free once these operations have run."""
@@ -312,10 +319,12 @@ class _Queue:
             freed, last = self._freed.popleft()
             self._bytes -= freed
             users += last
-        before = [] if self._last is None else [self._last]
-        self.wait(operation, [*before, *users])
         if users:
-            self._last = operation
+            self._waited.append((operation, users))
+        if len(self._waited) > _AT_A_TIME:
+            self._last = [self._waited.popleft()[0]]
+        others = [user for _, users in self._waited for user in users]
+        self.wait(operation, self._last + others)
 
     def wait(self, operation: Operation, others: list[Operation]) -> None:
         """Make an operation run after others, none of which depends on it."""
