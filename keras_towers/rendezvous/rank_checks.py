@@ -216,7 +216,7 @@ def describe_shapes(ranks: Sequence[str]) -> str:
     return (
         " It may be that the step depends on the shapes of a batch, which "
         f"differ: {describe_ranks(ranks, '; ')}. Give the data of all ranks "
-        "the same shapes, and where sizes differ None."
+        "the same shapes, with None where sizes differ."
     )
 
 

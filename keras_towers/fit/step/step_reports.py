@@ -32,7 +32,7 @@ _GAPS = 12
 
 # The bytes of a process for an operation in a graph: of Python, and several
 # times of TensorFlow.
-_PER_OPERATION = 22 * 2**10
+_PER_OPERATION = 17 * 2**10
 
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
