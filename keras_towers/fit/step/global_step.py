@@ -56,7 +56,7 @@ from keras_towers.fit.step.step_layout import (
 from keras_towers.fit.step.step_reports import (
     log_no_xla,
     log_not_compiled,
-    record_graphs,
+    record_graph,
 )
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, components_of, trace
@@ -250,8 +250,8 @@ class GlobalStep:
                     around = rounds.around_update(optimizer, self.order)
                     stack.enter_context(around)
             results = towers.add_to_graph(inputs)
-        graphs = [traced.graph, compat.get_default_graph()]
-        record_graphs(config, settings.kind, settings.model, graphs)
+        graph = compat.get_default_graph()
+        record_graph(config, settings.kind, settings.model, graph)
         self._push(layout, results)
         log_not_compiled(settings.model, settings.trains, towers.xla)
         return traced.output_with(results)

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import keras
 import tensorflow as tf
@@ -32,7 +32,7 @@ _GAPS = 12
 
 # The bytes of a process for an operation in a graph: of Python, and several
 # times of TensorFlow.
-_PER_OPERATION = 17 * 2**10
+_PER_OPERATION = 32 * 2**10
 
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
@@ -63,23 +63,20 @@ def record_costs(
         announce(f"{name}: {said}")
 
 
-def record_graphs(
-    config: TowerConfig,
-    kind: str,
-    model: keras.Model,
-    graphs: Sequence[tf.Graph],
+def record_graph(
+    config: TowerConfig, kind: str, model: keras.Model, graph: tf.Graph
 ) -> None:
-    """Record the graphs of a step, once it has been added to the last one.
+    """Record the graph of a step, once the step has been added.
 
     Args:
         config: the towers that run the step.
         kind: the method of Keras that the step belongs to.
         model: its model.
-        graphs: all graphs that were made for it.
+        graph: the graph, with all functions that it calls.
     """
-    called = itertools.chain(*(graph._functions.values() for graph in graphs))
-    number = sum(len(graph.get_operations()) for graph in graphs)
-    number += sum(len(function.definition.node_def) for function in called)
+    number = len(graph.get_operations())
+    for function in graph._functions.values():
+        number += len(function.definition.node_def)
     costs, name = _costs[config.strategy], _name_of(kind, model)
     graph_bytes = _PER_OPERATION * number
     costs[name] = dataclasses.replace(costs[name], graph_bytes=graph_bytes)
