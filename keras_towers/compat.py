@@ -129,15 +129,19 @@ _conversion = _tf("autograph.core.ag_ctx:control_status_ctx")
 
 # TensorFlow: functions, their graphs, and how these are optimized.
 function_module = _tf("eager.polymorphic_function.atomic_function")
-call_in_graph = _tf(
-    "eager.polymorphic_function.atomic_function:make_call_op_in_graph"
+_note_read_only = _tf(
+    "eager.polymorphic_function.atomic_function"
+    ":_set_read_only_resource_inputs_attr"
 )
+_COLLECTIVES = _tf("framework.auto_control_deps_utils:COLLECTIVE_MANAGER_IDS")
+_XLA_COMPILE = _tf("eager.polymorphic_function.attributes:XLA_COMPILE")
 get_default_graph = _tf("framework.ops:get_default_graph")
 # This import makes it what ``tf.compat.v1`` is, as a script's import would.
 v1 = private_name("tensorflow.compat.v1")
 _lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 _gradient_function = _tf("eager.backprop:_gradient_function")
 _gradients = _tf("framework.ops:gradient_registry")
+_set_traceback = _tf("client.pywrap_tf_session:TF_SetOpStackTrace")
 # The functions that compute gradients: of a tape, of ``tf.gradients``.
 _GRADIENTS_OF = (
     _tf("eager.imperative_grad:imperative_grad"),
@@ -336,6 +340,51 @@ def add_functions(graph: tf.Graph, functions: Iterable[object]) -> None:
         graph._add_function_recursive(function)
 
 
+def call_in_graph(
+    function: Any, inputs: Sequence[tf.Tensor], config: bytes, infer: bool
+) -> list[tf.Tensor]:
+    """Add a call of a function to the current graph; return its results.
+
+    Args:
+        function: one as ``function_module`` makes them.
+        inputs: its inputs.
+        config: how to run it: a serialized ``ConfigProto``.
+        infer: whether TensorFlow infers the shapes of its results, for which
+            the current graph keeps a copy of the function's graph.
+    """
+    graph = get_default_graph()
+    graph._add_function_recursive(function)
+    options, given = function.call_options, function.definition.attr
+    attributes = {
+        "f": tf.compat.v1.AttrValue(func={"name": function.name}),
+        "Tin": _types([tensor.dtype for tensor in inputs]),
+        "Tout": _types([o.dtype for o in function.function_type.flat_outputs]),
+        "config_proto": tf.compat.v1.AttrValue(s=config),
+        "_disable_call_shape_inference": tf.compat.v1.AttrValue(b=not infer),
+        _COLLECTIVES: tf.compat.v1.AttrValue(
+            list={"i": options.collective_manager_ids_used}
+        ),
+    }
+    compiled = {key: given[key] for key in (_XLA_COMPILE,) if key in given}
+    kind = (
+        "StatefulPartitionedCall" if options.is_stateful else "PartitionedCall"
+    )
+    call = graph.create_op(
+        kind,
+        list(inputs),
+        [output.dtype for output in function.function_type.flat_outputs],
+        attrs=attributes | compiled,
+    )
+    _note_read_only(call, function.graph)
+    return list(call.outputs)
+
+
+def _types(dtypes: Iterable[tf.DType]) -> Any:
+    return tf.compat.v1.AttrValue(
+        list={"type": [d.as_datatype_enum for d in dtypes]}
+    )
+
+
 def definition_of_function(
     graphs: Iterable[tf.Graph], name: str
 ) -> FunctionDef | None:
@@ -362,11 +411,14 @@ def function_of_definition(definition: FunctionDef) -> object:
 def forget_graphs(caller: tf.Graph, kind: type[tf.Graph]) -> None:
     """Let functions that a graph calls keep no graphs of a kind.
 
-    TensorFlow runs their definitions, of which it would make graphs if it
-    needed any.
+    Nor do they keep graphs within those. TensorFlow runs their definitions, of
+    which it would make graphs if it needed any.
     """
     for function in caller._functions.values():
-        if isinstance(getattr(function, "_cached_graph", None), kind):
+        graph = getattr(function, "_cached_graph", None)
+        while isinstance(graph, FuncGraph) and not isinstance(graph, kind):
+            graph = graph.outer_graph
+        if isinstance(graph, kind):
             function._cached_graph = function._cached_definition = None
 
 
@@ -487,6 +539,28 @@ def frames_of_gradient(
         if _is_in(frames[index], _gradient_function):
             return frames[index + 1 :]
     return None
+
+
+def share_traceback(
+    operation: tf.Operation, key: Any, shared: dict[Any, Any]
+) -> None:
+    """Let operations that were added alike have one traceback.
+
+    TensorFlow writes out the traceback of each operation that is asked for it,
+    and keeps it as long as the graph.
+
+    Args:
+        operation: one whose traceback was read.
+        key: tells what was added elsewhere.
+        shared: gets the tracebacks, by keys.
+    """
+    stack = operation.traceback
+    added = frames_of_gradient(list(stack))
+    key = key, None if added is None else tuple(map(str, added[:1]))
+    if key not in shared:
+        # A part belongs to itself, not to the operation.
+        shared[key] = stack[:]
+    _set_traceback(operation._c_op, shared[key])
 
 
 def is_of_gradient(operation: tf.Operation) -> bool:

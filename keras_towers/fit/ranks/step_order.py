@@ -215,6 +215,8 @@ class StepOrder:
                 self._turn.assign_add(1, read_value=False),
                 self._is_first.assign(False, read_value=False),
             ]
+        # They would keep the graph.
+        self.gate, self._exchanged = [], []
         with tf.control_dependencies(done):
             return identity_of(result)
 

@@ -30,6 +30,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   A step on all towers, stage by stage, from a batch to new weights.
 ``graph_function``
   A traced function, called as one operation or inlined into its caller.
+``heap_trim``
+  Gives back to the system what building a step has freed.
 ``memory_retries``
   Repeats steps that run out of memory, with plans that need less.
 ``placed_tensors``
@@ -40,6 +42,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   Marks in a training step: the times at which towers reach certain points.
 ``step_costs``
   The costs of a step on towers: exchanges, and undivided computations.
+``step_function``
+  A step of all towers as a function of its own.
 ``step_inputs``
   A batch divided over towers, and the other inputs of a program.
 ``step_layout``

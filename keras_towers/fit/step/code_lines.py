@@ -88,7 +88,7 @@ def _common_line(
 
 
 def line_of(
-    operation: tf.Operation, known: dict[Any, tuple[str, str]] | None = None
+    operation: tf.Operation, shared: dict[Any, Any] | None = None
 ) -> str:
     """Return the innermost line of the user's code.
 
@@ -97,14 +97,13 @@ def line_of(
 
     Args:
         operation: the operation.
-        known: gets what is found by stack, of which many operations have the
-            same. It must not outlive the graph, which has the stacks.
+        shared: gets the tracebacks of all operations whose lines are asked for,
+            which then share them; None: each keeps its own.
     """
-    known, stack = {} if known is None else known, operation.traceback
-    found = known.get(stack)
-    if found is None:
-        found = known[stack] = _innermost(stack)
-    line, function = found
+    stack = operation.traceback
+    line, function = _innermost(stack)
+    if shared is not None and stack is not None:
+        compat.share_traceback(operation, (line, function), shared)
     scope = operation.name.rpartition("/")[0] or operation.type
     return line or f"{scope}{function}"
 

@@ -38,6 +38,8 @@ from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.step import step_clock
 from keras_towers.fit.step.device_memory import DeviceMemory
 from keras_towers.fit.step.exchange_kinds import GradientExchange
+from keras_towers.fit.step.heap_trim import HeapTrim
+from keras_towers.fit.step.step_function import StepFunction
 from keras_towers.fit.step.step_inputs import (
     DividedBatch,
     as_one_batch,
@@ -68,7 +70,6 @@ from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.emission import FunctionGraph
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.program import Program
 from keras_towers.reduction.gradients import Gradient, on_values, scaled
@@ -89,6 +90,7 @@ class GlobalStep:
         self.config: TowerConfig = update.config
         self.update = update
         self.memory: DeviceMemory = DeviceMemory(update.config)
+        self._heap = HeapTrim()
         self._eager_steps = itertools.count()
 
     def run_step(
@@ -105,7 +107,6 @@ class GlobalStep:
             return self._on_one_device(step, batch, settings)
         return self._add_once(step, batch, settings)
 
-    @without_collection()
     def _add_to_graph(
         self, step: Step, batch: Structure, settings: StepSettings
     ) -> Structure:
@@ -125,7 +126,6 @@ class GlobalStep:
         # The next step may begin.
         result = self.order.end_step(result)
         settings.on_trace(compat.get_default_graph(), layout)
-        compat.forget_graphs(compat.get_default_graph(), FunctionGraph)
         return result
 
     def _divide(self, data: Structure, settings: StepSettings) -> DividedBatch:
@@ -295,6 +295,7 @@ class GlobalStep:
         traced = self._trace(step, divided, settings)
         return traced, self._lay_out(traced, divided, settings).program
 
+    @without_collection()
     def _add_once(
         self, step: Step, batch: Structure, settings: StepSettings
     ) -> Structure:
@@ -306,14 +307,13 @@ class GlobalStep:
         for other, again in repeated:
             if other == key:
                 return again(batch)
-        draws = compat.draws_of_graphs.get(graph, 0)
-        result = self._add_to_graph(step, batch, settings)
+        add = functools.partial(self._add_to_graph, step, settings=settings)
+        function = StepFunction(add, batch)
         # Draws without a seed are others in each step.
-        if draws == compat.draws_of_graphs.get(graph, 0):
-            run = functools.partial(self._add_to_graph, step, settings=settings)
-            again = tf.function(run, autograph=False, reduce_retracing=True)
-            repeated.append((key, again))
-        return result
+        if not function.draws:
+            repeated.append((key, function))
+        with tf.control_dependencies(self._heap.before_step()):
+            return function(batch)
 
     def _on_one_device(
         self, step: Step, batch: Structure, settings: StepSettings

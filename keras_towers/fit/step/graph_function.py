@@ -32,12 +32,24 @@ _numbers = itertools.count()
 class GraphFunction:
     """A function of tensors; captured tensors are its graph's last inputs.
 
+    Args:
+        graph: its graph.
+        mode: how it is called.
+        has_shapes: whether inputs have the shapes of the graph's inputs, so
+            that results have those of its outputs.
+
     Attributes:
         mode: how it is called.
     """
 
-    def __init__(self, graph: tf.Graph, mode: CallMode = "called"):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        mode: CallMode = "called",
+        has_shapes: bool = False,
+    ):
         self.mode: CallMode = mode
+        self._has_shapes = has_shapes
         self._shapes = [output.shape for output in graph.outputs]
         # With control flow, the graph contains functions of branches and loops.
         self._is_final: bool = mode == "called" and not (
@@ -63,8 +75,9 @@ class GraphFunction:
         """Add a call of the function to the current graph."""
         if self._is_final:
             inputs = [_not_constant(tensor) for tensor in inputs]
-        options = {"config_proto": self._config, "executor_type": ""}
-        outputs = compat.call_in_graph(self._function, inputs, options)
+        outputs = compat.call_in_graph(
+            self._function, inputs, self._config, infer=not self._has_shapes
+        )
         if self._is_kept and not self._has_effects:
             compat.run_independently(outputs[0].op)
         for output, shape in zip(outputs, self._shapes, strict=True):
@@ -73,7 +86,7 @@ class GraphFunction:
             # other one is wrong, as that of a loss whose labels are broadcast.
             if output.shape.is_compatible_with(shape):
                 output.set_shape(shape)
-        return list(outputs)
+        return outputs
 
 
 def _draws(graph: tf.Graph) -> bool:

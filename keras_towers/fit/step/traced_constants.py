@@ -50,12 +50,13 @@ def constants_of(traced: Trace, operations: TracedOperations) -> Constants:
             own = _fingerprint(value)
         sums += (1 + place / 2**64) * own
         digest += zlib.crc32(place.to_bytes(8, "little") + exact)
+        line = line_of(inside.op, operations.tracebacks)
         described.append(
             ConstantText(
                 place,
                 zlib.crc32(exact),
                 _rounded(own),
-                f"{_show(value)} of {line_of(inside.op, operations.lines)}",
+                f"{_show(value)} of {line}",
                 operations.first_uses.get(id(inside), 0),
             )
         )

@@ -60,7 +60,7 @@ class TracedOperations:
             tells where the step uses them.
         first_uses: of the same: the index of the operation that first uses
             what is computed of constants alone.
-        lines: as ``line_of`` has found them.
+        tracebacks: those of the operations, which share them.
     """
 
     def __init__(self, traced: Trace, model: keras.Model):
@@ -69,7 +69,7 @@ class TracedOperations:
         # before they are called.
         self._checksums: list[int] = []
         self._texts: list[OperationText] = []
-        self.lines: dict[Any, tuple[str, str]] = {}
+        self.tracebacks: dict[Any, Any] = {}
         self._content: dict[int, bytes] = {}
         self.places: collections.Counter[int] = collections.Counter()
         self.first_uses: dict[int, int] = {}
@@ -116,7 +116,7 @@ class TracedOperations:
             checksum = self._checksum(operation, operands, values)
             number = _number(checksum)
             self._checksums.append(number)
-            self._texts.append(_describe(operation, self.lines))
+            self._texts.append(_describe(operation, self.tracebacks))
             for index, tensor in enumerate(outputs):
                 values[id(tensor)] = checksum + bytes([index % 256])
             used: collections.Counter[int] = collections.Counter()
@@ -177,7 +177,7 @@ class TracedOperations:
 
 
 def _describe(
-    operation: tf.Operation, lines: dict[Any, tuple[str, str]]
+    operation: tf.Operation, tracebacks: dict[Any, Any]
 ) -> OperationText:
     outputs = [
         f"{tensor.dtype.name} {tensor.shape}"
@@ -190,7 +190,7 @@ def _describe(
         if value.WhichOneof("value") not in ("func", "type", "tensor")
     }
     result = " ".join((operation.type, *outputs[:1]))
-    return OperationText(result, attributes, line_of(operation, lines))
+    return OperationText(result, attributes, line_of(operation, tracebacks))
 
 
 def _attributes(operation: tf.Operation) -> Iterator[tuple[str, AttrValue]]:
