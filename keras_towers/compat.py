@@ -415,7 +415,7 @@ def forget_graphs(caller: tf.Graph, kind: type[tf.Graph]) -> None:
     which it would make graphs if it needed any.
     """
     for function in caller._functions.values():
-        graph = getattr(function, "_cached_graph", None)
+        graph: Any = getattr(function, "_cached_graph", None)
         while isinstance(graph, FuncGraph) and not isinstance(graph, kind):
             graph = graph.outer_graph
         if isinstance(graph, kind):

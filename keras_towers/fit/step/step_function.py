@@ -8,6 +8,7 @@ runs its definition.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -78,10 +79,10 @@ class StepFunction:
         )
 
 
-def _inside(leaf: object) -> object:
+def _inside(leaf: Any) -> Any:
     """Return a leaf of a batch as the current graph has it."""
     return capture(leaf) if tf.is_tensor(leaf) else leaf
 
 
-def _tensors_in(batch: Structure) -> list[object]:
+def _tensors_in(batch: Structure) -> list[Any]:
     return tf.nest.flatten(batch, expand_composites=True)
