@@ -129,6 +129,8 @@ _conversion = _tf("autograph.core.ag_ctx:control_status_ctx")
 
 # TensorFlow: functions, their graphs, and how these are optimized.
 function_module = _tf("eager.polymorphic_function.atomic_function")
+# The bytes of a constant that a graph has at most once.
+_SMALL = 256
 _note_read_only = _tf(
     "eager.polymorphic_function.atomic_function"
     ":_set_read_only_resource_inputs_attr"
@@ -406,6 +408,47 @@ def definition_of_function(
 def function_of_definition(definition: FunctionDef) -> object:
     """Return a function for graphs, given its definition."""
     return function_module.from_function_def(definition, None)
+
+
+class CompactGraph(FuncGraph):  # type: ignore[valid-type, misc]
+    """The graph of a function that has each small constant once.
+
+    It does not depend on what other operations wait for: TensorFlow merges
+    equal constants only if they wait for nothing.
+    """
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self._constants: dict[Any, tf.Operation] = {}
+
+    def _create_op_internal(
+        self, op_type: str, inputs: Any, *args: Any, **options: Any
+    ) -> tf.Operation:
+        create = super()._create_op_internal
+        key = None
+        if op_type == "Const":
+            key = self._key_of(**options)
+        if key is None:
+            return create(op_type, inputs, *args, **options)
+        if key not in self._constants:
+            with self.control_dependencies(None):
+                made = create(op_type, inputs, *args, **options)
+            self._constants[key] = made
+        return self._constants[key]
+
+    def _key_of(
+        self, attrs: Any = None, compute_device: bool = True, **_: Any
+    ) -> Any:
+        """Return what tells constants apart; None: make a new one."""
+        value = attrs["value"].tensor
+        is_placed = any(True for _ in self._colocation_stack.peek_objs())
+        if is_placed or value.ByteSize() > _SMALL:
+            return None
+        devices = [
+            device.raw_string or device.function
+            for device in self._device_function_stack.peek_objs()
+        ]
+        return value.SerializeToString(), compute_device, *devices
 
 
 def forget_graphs(caller: tf.Graph, kind: type[tf.Graph]) -> None:

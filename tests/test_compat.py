@@ -312,3 +312,18 @@ def test_what_is_unknown_is_computed_in_each_step_and_for_each_operation(
     # TensorFlow does compute constants before a step.
     assert runs_of(lambda tensor: tensor) < 6
     assert runs_of(compat.unknown) == 6
+
+
+def test_a_compact_graph_has_each_small_constant_once():
+    with compat.CompactGraph("compact").as_default():
+        first = tf.constant([1, 2])
+        with tf.control_dependencies([tf.random.uniform([])]):
+            again, large = tf.constant([1, 2]), tf.zeros(100) + 1
+            real = tf.constant([1.0, 2.0])
+        with tf.device("/device:CPU:1"):
+            elsewhere = tf.constant([1, 2])
+    assert again is first and not first.op.control_inputs
+    assert len({id(t) for t in (first, real, elsewhere)}) == 3
+    assert elsewhere.device.endswith("CPU:1") and not first.device
+    # What waits does so itself.
+    assert large.op.control_inputs

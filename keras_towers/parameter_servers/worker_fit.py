@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._types import Logs, Step, Structure, Variable
+from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.components import TowerFunction
@@ -20,6 +19,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.training_session import Session
@@ -134,9 +134,11 @@ class WorkerFit(ReplicaCall):
                 "callback."
             )
 
-    def run_step(self, step: Step, batch: Structure) -> Structure:
-        run = functools.partial(super().run_step, step, batch)
-        return self.session.trace_step(run)
+    @property
+    def settings(self) -> StepSettings:
+        return dataclasses.replace(
+            super().settings, around=self.session.trace_step
+        )
 
     def _data_use(self, kind: str) -> DataUse:
         use = super()._data_use(kind)

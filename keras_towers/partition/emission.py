@@ -180,7 +180,7 @@ def value_of(tensor: Tensor, given: Mapping[Tensor, Any]) -> tf.Tensor:
     return emit([], given, [tensor])[0]
 
 
-class FunctionGraph(compat.FuncGraph):
+class FunctionGraph(compat.CompactGraph):
     """The graph of a function of a program, in use until a step is built."""
 
 

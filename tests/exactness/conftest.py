@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers.fit.step.graph_function import GraphFunction
+from keras_towers.fit.step.graph_function import CallMode, GraphFunction
 from keras_towers.fit.step.tower_program import TowerProgram
 
 
@@ -12,8 +12,8 @@ def functions(monkeypatch):
     noted = {"compiled": 0, "not": []}
     init, add_to_graph = GraphFunction.__init__, TowerProgram.add_to_graph
 
-    def made(function, graph, mode="called"):
-        init(function, graph, mode)
+    def made(function, graph, mode: CallMode = "called", has_shapes=False):
+        init(function, graph, mode, has_shapes)
         noted["compiled"] += mode == "xla"
 
     def add(program, *args):

@@ -1,7 +1,5 @@
 """Where the weights of parameter-server towers are, and that they come back."""
 
-import gc
-
 import keras
 import pytest
 
@@ -72,13 +70,15 @@ def test_weights_are_spread_by_bytes_and_exist_once():
             assert {place(slot) for slot in slots} == {place(weight)}
 
 
-def graphs():
-    return [g for g in gc.get_objects() if isinstance(g, compat.FuncGraph)]
+def definitions():
+    context = compat.eager_context()
+    names = context.list_function_names()
+    return {name: context.get_function_def(name) for name in names}
 
 
 @pytest.mark.parametrize("ps_device", ["host", "towers"])
 def test_update_is_computed_beside_its_weight(ps_device):
-    before = graphs()
+    before = definitions()
     model = build(optimizer=keras.optimizers.AdamW)
     towers = ["/device:CPU:2", "/device:CPU:1"]
     with kt.ParameterServerTowerStrategy(towers, ps_device=ps_device):
@@ -90,11 +90,11 @@ def test_update_is_computed_beside_its_weight(ps_device):
     assert places == ({0} if ps_device == "host" else {1, 2})
     # Of each weight the optimizer takes the root of a slot.
     roots = [
-        operation.device
-        for graph in graphs()
-        if graph not in before
-        for operation in graph.get_operations()
-        if operation.type == "Sqrt" and operation.device
+        node.device
+        for name, definition in definitions().items()
+        if name not in before
+        for node in definition.node_def
+        if node.op == "Sqrt" and node.device
     ]
     assert len(roots) >= len(model.trainable_variables)
     assert {int(device[-1]) for device in roots} == places

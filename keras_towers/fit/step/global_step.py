@@ -307,7 +307,12 @@ class GlobalStep:
         for other, again in repeated:
             if other == key:
                 return again(batch)
-        add = functools.partial(self._add_to_graph, step, settings=settings)
+
+        def add(batch: Structure) -> Structure:
+            return settings.around(
+                lambda: self._add_to_graph(step, batch, settings)
+            )
+
         function = StepFunction(add, batch)
         # Draws without a seed are others in each step.
         if not function.draws:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._notices import first_time, logger
+from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
@@ -89,6 +90,8 @@ class StepSettings:
             of its own; None: the number of micro-batches is given.
         failed: the plan with which memory has run out; None: it has not.
         on_trace: called with the graph of the step, and its layout.
+        around: called with what adds the step to a graph, and adds what else
+            belongs to it; returns what the step returns.
     """
 
     model: keras.Model
@@ -99,6 +102,7 @@ class StepSettings:
     rows: int | None = None
     failed: MemoryPlan | None = None
     on_trace: Callable[[tf.Graph, StepLayout], None] = lambda *_: None
+    around: Callable[[Callable[[], Structure]], Structure] = lambda add: add()
 
     @property
     def trains(self) -> bool:

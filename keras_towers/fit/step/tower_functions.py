@@ -103,9 +103,14 @@ class FunctionCall:
         """
         with tf.control_dependencies([*self.gate, *after]):
             taken = [value_of(t, known) for t in self.body.inputs]
-            if after:
+            if after and self.is_inlined:
                 taken = [_after_dependencies(value) for value in taken]
             known.update(with_shapes(self.body.outputs, self._called(taken)))
+
+    @property
+    def is_inlined(self) -> bool:
+        """Whether nothing waits for the call, but for what it computes."""
+        return self.function.mode == "inlined"
 
     @functools.cached_property
     def _called(self) -> GraphFunction | StackedLists:

@@ -220,9 +220,10 @@ class TowerProgram:
                     tensors.add(t, here) if t in self._summed else here[t]
                     for t in call.body.outputs
                 ]
-                # Where TensorFlow inlines the call, who waits for it waits for
-                # none of its results.
-                before = [tf.identity(value) for value in values]
+                before = values
+                if call.is_inlined:
+                    # Who waits for the call waits for none of its results.
+                    before = [tf.identity(value) for value in values]
             computed += before
         return computed
 

@@ -10,7 +10,7 @@ from keras_towers.fit.step.step_function import StepFunction
 
 def test_a_function_has_the_results_of_the_step_and_no_graph():
     """Also the second call, with another batch, of a ragged result and none."""
-    graphs, weight = [], tf.Variable(2.0)
+    graphs, weight = [], tf.Variable(tf.constant(2.0))
 
     def add(batch):
         graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
