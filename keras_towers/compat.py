@@ -420,13 +420,22 @@ class CompactGraph(FuncGraph):  # type: ignore[valid-type, misc]
     def __init__(self, name: str):
         super().__init__(name)
         self._constants: dict[Any, tf.Operation] = {}
+        self._captures_one = False
+
+    def capture(self, *args: Any, **options: Any) -> Any:
+        """Capture a tensor; a small one by a constant that is an input."""
+        before, self._captures_one = self._captures_one, True
+        try:
+            return super().capture(*args, **options)
+        finally:
+            self._captures_one = before
 
     def _create_op_internal(
         self, op_type: str, inputs: Any, *args: Any, **options: Any
     ) -> tf.Operation:
         create = super()._create_op_internal
         key = None
-        if op_type == "Const":
+        if op_type == "Const" and not self._captures_one:
             key = self._key_of(**options)
         if key is None:
             return create(op_type, inputs, *args, **options)

@@ -315,15 +315,19 @@ def test_what_is_unknown_is_computed_in_each_step_and_for_each_operation(
 
 
 def test_a_compact_graph_has_each_small_constant_once():
-    with compat.CompactGraph("compact").as_default():
+    graph, eager = compat.CompactGraph("compact"), tf.ones(2)
+    with graph.as_default():
         first = tf.constant([1, 2])
         with tf.control_dependencies([tf.random.uniform([])]):
-            again, large = tf.constant([1, 2]), tf.zeros(100) + 1
-            real = tf.constant([1.0, 2.0])
+            again, real = tf.constant([1, 2]), tf.constant([1.0, 2.0])
+            late = again + 1
         with tf.device("/device:CPU:1"):
             elsewhere = tf.constant([1, 2])
+        # They become inputs of the function, which are different ones.
+        captured = [graph.capture(t) for t in (eager, tf.identity(eager))]
+        ones = tf.constant([1.0, 1.0])
     assert again is first and not first.op.control_inputs
-    assert len({id(t) for t in (first, real, elsewhere)}) == 3
     assert elsewhere.device.endswith("CPU:1") and not first.device
-    # What waits does so itself.
-    assert large.op.control_inputs
+    assert late.op.control_inputs
+    different = [first, real, elsewhere, ones, *captured]
+    assert len({id(tensor) for tensor in different}) == 6
