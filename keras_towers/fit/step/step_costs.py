@@ -95,6 +95,8 @@ class StepCosts:
         schedule: what is computed again; None: not decided.
         graph_bytes: what a process has for the graphs of the step: an estimate;
             0: they are not made yet.
+        building_bytes: what it has for them at a time until the first step
+            begins.
     """
 
     exchanges: int
@@ -110,6 +112,7 @@ class StepCosts:
     replaced_sums: int
     schedule: Schedule | None = None
     graph_bytes: int = 0
+    building_bytes: int = 0
 
     @property
     def remat_summary(self) -> str:

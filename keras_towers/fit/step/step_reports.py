@@ -30,9 +30,10 @@ from keras_towers.partition.xla_pieces import Stages
 # hold: they take larger pieces of memory than needed, and keep freed ones.
 _GAPS = 12
 
-# The bytes of a process for an operation in a graph: of Python, and several
-# times of TensorFlow.
-_PER_OPERATION = 32 * 2**10
+# The bytes of a process for an operation in a graph, and those until TensorFlow
+# has optimized the graph: of Python, and several times of TensorFlow.
+_PER_OPERATION = 17 * 2**10
+_PER_BUILT = 25 * 2**10
 
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
@@ -74,12 +75,24 @@ def record_graph(
         model: its model.
         graph: the graph, with all functions that it calls.
     """
-    number = len(graph.get_operations())
+    operations = graph.get_operations()
+    calls = collections.Counter(
+        operation.get_attr("f").name
+        for operation in operations
+        if operation.type.endswith("PartitionedCall")
+    )
+    built = held = len(operations)
     for function in graph._functions.values():
-        number += len(function.definition.node_def)
+        number = len(function.definition.node_def)
+        built += number
+        # TensorFlow has one for each tower that calls it.
+        held += number * max(1, calls[tf.compat.as_str(function.name)])
     costs, name = _costs[config.strategy], _name_of(kind, model)
-    graph_bytes = _PER_OPERATION * number
-    costs[name] = dataclasses.replace(costs[name], graph_bytes=graph_bytes)
+    costs[name] = dataclasses.replace(
+        costs[name],
+        graph_bytes=_PER_OPERATION * held,
+        building_bytes=_PER_BUILT * built,
+    )
 
 
 def _name_of(kind: str, model: keras.Model) -> str:
@@ -116,10 +129,18 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
     # For each 256 bytes that it has reserved, twice as many each time, the
     # allocator keeps 8.
     gaps = total // _GAPS + (1 << total.bit_length()) // 32
+    messages = _message_bytes(strategy, schedules)
+    # The first step's is built before there are any tensors of a step.
+    free = tensors["a step"] + messages + gaps
+    graphs, most = 0, 0
+    for step in costs:
+        graphs += step.graph_bytes
+        most = max(most, step.building_bytes - step.graph_bytes - free)
+        free = 0
     return tensors | {
-        "messages between ranks": _message_bytes(strategy, schedules),
+        "messages between ranks": messages,
         "gaps between tensors": gaps,
-        "the graphs of steps": sum(c.graph_bytes for c in costs),
+        "the graphs of steps": graphs + most,
     }
 
 
