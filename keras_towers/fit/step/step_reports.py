@@ -130,13 +130,15 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
     # allocator keeps 8.
     gaps = total // _GAPS + (1 << total.bit_length()) // 32
     messages = _message_bytes(strategy, schedules)
-    # The first step's is built before there are any tensors of a step.
-    free = tensors["a step"] + messages + gaps
-    graphs, most = 0, 0
+    # A graph is built before there are any tensors of its step, but beside the
+    # memory that TensorFlow keeps of those before it.
+    graphs, most, kept = 0, 0, 0
     for step in costs:
         graphs += step.graph_bytes
+        free = tensors["a step"] + messages + gaps - kept
         most = max(most, step.building_bytes - step.graph_bytes - free)
-        free = 0
+        if step.schedule is not None:
+            kept = max(kept, step.schedule.shared)
     return tensors | {
         "messages between ranks": messages,
         "gaps between tensors": gaps,
