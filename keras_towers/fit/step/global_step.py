@@ -305,7 +305,7 @@ class GlobalStep:
         # Each call gets another wrapper of AutoGraph.
         key = inspect.unwrap(step), settings.kind
         for other, again in repeated:
-            if other == key:
+            if other == key and again.takes(batch):
                 return again(batch)
 
         def add(batch: Structure) -> Structure:

@@ -55,11 +55,16 @@ class StepFunction:
             graph.structured_outputs,
         )
         self._function = GraphFunction(graph, "inlined", has_shapes=True)
+        self._specs = _specs_of(batch)
         self._places = {id(t): k for k, t in enumerate(_tensors_in(batch))}
         self._captured = [
             (self._places.get(id(tensor)), tensor)
             for tensor in graph.external_captures
         ]
+
+    def takes(self, batch: Structure) -> bool:
+        """Whether a batch has the specs of the first one."""
+        return _specs_of(batch) == self._specs
 
     def __call__(self, batch: Structure) -> Structure:
         """Add the step to the current graph; return what it returns."""
@@ -82,6 +87,13 @@ class StepFunction:
 def _inside(leaf: Any) -> Any:
     """Return a leaf of a batch as the current graph has it."""
     return capture(leaf) if tf.is_tensor(leaf) else leaf
+
+
+def _specs_of(batch: Structure) -> list[Any]:
+    return [
+        tf.TensorSpec(leaf.shape, leaf.dtype) if tf.is_tensor(leaf) else leaf
+        for leaf in _tensors_in(batch)
+    ]
 
 
 def _tensors_in(batch: Structure) -> list[Any]:
