@@ -179,6 +179,30 @@ def a_batch_of_one_row_leaves_a_rank_with_constants_only():
 
 
 @check
+def what_a_step_waits_for_is_no_input_of_a_convolution():
+    """TensorFlow ends a process that waits so, while it optimizes the step."""
+
+    def make():
+        keras.utils.set_random_seed(0)
+        given = keras.Input((8, 8, 3))
+        x = keras.layers.Conv2D(4, 3, padding="same")(given)
+        inner = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+        x += keras.layers.Conv2D(4, 3, padding="same")(inner)
+        model = keras.Model(given, keras.layers.GlobalAveragePooling2D()(x))
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    images = tf.reshape(tf.range(8 * 192.0) % 7, (8, 8, 8, 3))
+    untuned.do_not_optimize_graphs(False)
+    try:
+        assert_exact(
+            make, lambda model: model.train_on_batch(images, tf.ones((8, 4)))
+        )
+    finally:
+        untuned.do_not_optimize_graphs()
+
+
+@check
 def ranks_take_as_many_micro_batches_as_one_of_them_needs():
     """Memory ends on rank 1, and in the last batch nobody has much."""
     memory = auto.Memory(auto.COUNT)

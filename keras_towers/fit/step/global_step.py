@@ -317,8 +317,7 @@ class GlobalStep:
         # Draws without a seed are others in each step.
         if not function.draws:
             repeated.append((key, function))
-        with tf.control_dependencies(self._heap.before_step()):
-            return function(batch)
+        return function(self._heap.before_step(batch))
 
     def _on_one_device(
         self, step: Step, batch: Structure, settings: StepSettings

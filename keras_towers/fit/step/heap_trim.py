@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat, system
+from keras_towers._types import Structure
 
 
 class HeapTrim:
@@ -18,10 +19,16 @@ class HeapTrim:
     def __init__(self) -> None:
         self._is_due = compat.hidden_variable(False)
 
-    def before_step(self) -> list[tf.Tensor]:
-        """Return what the step that is traced must wait for."""
-        if compat.in_xla_context(compat.get_default_graph()):
-            return []
+    def before_step(self, batch: Structure) -> Structure:
+        """Return the batch of a step that is traced, once the heap is trimmed.
+
+        The step waits in no other way: TensorFlow, which fuses convolutions by
+        oneDNN, ends the process if one waits for more than its inputs.
+        """
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        if compat.in_xla_context(compat.get_default_graph()) or not tensors:
+            return batch
         with tf.init_scope():
             self._is_due.assign(True)
 
@@ -29,9 +36,11 @@ class HeapTrim:
             system.return_freed_memory()
             return np.array(False)
 
-        def first() -> tf.Tensor:
+        def first() -> list[tf.Tensor]:
             is_due = tf.numpy_function(trim, [], tf.bool)
             with tf.control_dependencies([self._is_due.assign(is_due)]):
-                return tf.identity(is_due)
+                return [tf.identity(tensor) for tensor in tensors]
 
-        return [tf.cond(self._is_due, first, lambda: tf.constant(False))]
+        later = iter(tf.cond(self._is_due, first, lambda: tensors))
+        packed = [next(later) if tf.is_tensor(t) else t for t in leaves]
+        return tf.nest.pack_sequence_as(batch, packed, expand_composites=True)
