@@ -184,11 +184,14 @@ def what_a_step_waits_for_is_no_input_of_a_convolution():
 
     def make():
         keras.utils.set_random_seed(0)
+        layers = keras.layers
         given = keras.Input((8, 8, 3))
-        x = keras.layers.Conv2D(4, 3, padding="same")(given)
-        inner = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
-        x += keras.layers.Conv2D(4, 3, padding="same")(inner)
-        model = keras.Model(given, keras.layers.GlobalAveragePooling2D()(x))
+        x = inner = layers.Conv2D(4, 3, padding="same")(given)
+        for _ in range(2):
+            inner = layers.ReLU()(layers.BatchNormalization()(inner))
+            inner = layers.Conv2D(4, 3, padding="same", use_bias=False)(inner)
+        pooled = layers.GlobalAveragePooling2D()(x + inner)
+        model = keras.Model(given, layers.Dense(10)(pooled))
         model.compile("sgd", "mse", jit_compile=False)
         return model
 
@@ -196,7 +199,7 @@ def what_a_step_waits_for_is_no_input_of_a_convolution():
     untuned.do_not_optimize_graphs(False)
     try:
         assert_exact(
-            make, lambda model: model.train_on_batch(images, tf.ones((8, 4)))
+            make, lambda model: model.train_on_batch(images, tf.ones((8, 10)))
         )
     finally:
         untuned.do_not_optimize_graphs()
