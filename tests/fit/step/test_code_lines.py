@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.step.code_lines import cause_of
+from keras_towers.fit.step.code_lines import cause_of, line_of
 
 pytestmark = pytest.mark.alternate
 
@@ -75,3 +75,17 @@ def test_a_gradient_that_a_user_has_written_is_that_of_its_line():
         return x**3, gradient
 
     assert "return upstream * tf.sin(x)" in _causes(cubed, 3, scope="")
+
+
+def test_operations_of_one_line_share_their_traceback():
+    with tf.Graph().as_default() as graph:
+        x = tf.zeros(2)
+        for _ in range(3):
+            x = tf.sin(x)
+        tf.cos(x)
+    operations = graph.get_operations()
+    shared: dict[object, object] = {}
+    lines = [line_of(operation) for operation in operations]
+    assert [line_of(operation, shared) for operation in operations] == lines
+    assert len(shared) == len({*lines}) == 3
+    assert [line_of(operation) for operation in operations] == lines
