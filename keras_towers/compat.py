@@ -103,6 +103,11 @@ _default_mode = _tf("distribute.distribute_lib:_get_default_replica_mode")
 # TensorFlow: variables.
 BaseResourceVariable = _tf("ops.resource_variable_ops:BaseResourceVariable")
 UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
+_FUNCTION = "eager.polymorphic_function.polymorphic_function"
+_UnliftedVariable = _tf(f"{_FUNCTION}:UnliftedInitializerVariable")
+_initialize_variables = _tf(
+    f"{_FUNCTION}:Function._initialize_uninitialized_variables"
+)
 # The module whose function creates every variable.
 variables_module = _tf("ops.variables")
 
@@ -140,7 +145,6 @@ _XLA_COMPILE = _tf("eager.polymorphic_function.attributes:XLA_COMPILE")
 get_default_graph = _tf("framework.ops:get_default_graph")
 # This import makes it what ``tf.compat.v1`` is, as a script's import would.
 v1 = private_name("tensorflow.compat.v1")
-_lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 _gradient_function = _tf("eager.backprop:_gradient_function")
 _gradients = _tf("framework.ops:gradient_registry")
 _set_traceback = _tf("client.pywrap_tf_session:TF_SetOpStackTrace")
@@ -653,19 +657,53 @@ def _is_in(frame: FrameSummary, function: object) -> bool:
     )
 
 
-def value_outside(tensor: tf.Tensor) -> tf.Tensor:
-    """Compute a tensor of another graph in a ``tf.init_scope``.
+class FirstCall:
+    """Makes variables as the first call of a ``tf.function`` does.
 
-    A ``tf.function`` does so for the first value of a variable that it makes.
+    What computes their first values is a part of the graph that is traced. A
+    trace in which variables were made is not run: TensorFlow traces the
+    function once more.
 
-    Raises:
-        ValueError: it depends on inputs of the graph.
+    Attributes:
+        makes_variables: whether variables were made.
     """
 
-    def compute() -> tf.Tensor:
-        return _lift_to_graph([tensor], get_default_graph())[tensor]
+    def __init__(self) -> None:
+        self.makes_variables = False
+        # Variables without a value, and the tensors of their first values.
+        self._initializers: list[tuple[tf.Variable, tf.Tensor]] = []
+        self._has_new = False
 
-    return tf.function(compute, autograph=False)()
+    def makes(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which the current graph makes variables."""
+        graph = get_default_graph()
+        return graph._variable_creator_scope(self._make, _FUNCTION_PRIORITY)
+
+    def _make(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if kwargs.get("experimental_enable_variable_lifting") is False:
+            return next_creator(**kwargs)
+        self.note_made()
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                # The graph around it never runs.
+                return next_creator(**kwargs)
+        return _UnliftedVariable(
+            add_initializers_to=self._initializers, **kwargs
+        )
+
+    def note_made(self) -> None:
+        """Note a variable that was made."""
+        self.makes_variables = self._has_new = True
+
+    def initialize(self) -> bool:
+        """Give new variables their first values; return if there are any new.
+
+        Those that were there in the last call are not new.
+        """
+        new, self._initializers = self._initializers, []
+        _initialize_variables(None, new)
+        has_new, self._has_new = self._has_new, False
+        return has_new
 
 
 def in_replica() -> bool:
@@ -747,7 +785,7 @@ def global_seed_of(seed: int) -> Iterator[None]:
 
 
 class _TraceContext(_XlaContext):
-    """The context of one trace, whether XLA compiles it or not."""
+    """The context of traces, whether XLA compiles them or not."""
 
     def __init__(self, xla: bool):
         super().__init__()
@@ -760,22 +798,36 @@ class _TraceContext(_XlaContext):
         return True
 
 
+class Placement:
+    """Where variables are, until one of them moves.
+
+    A ``tf.function`` called by a step is traced again for another placement:
+    its other traces read variables where they were.
+    """
+
+    def __init__(self) -> None:
+        self.contexts = [_TraceContext(xla) for xla in (False, True)]
+        _placements.append(self)
+
+
 # TensorFlow tells contexts by their ids, which must not be used again.
-_contexts: list[_TraceContext] = []
+_placements: list[Placement] = []
 
 
 @contextlib.contextmanager
-def trace_context(xla: bool) -> Iterator[None]:
+def trace_context(xla: bool, placement: Placement | None) -> Iterator[None]:
     """Trace operations, as ``tf.function(jit_compile=xla)`` does.
-
-    A ``tf.function`` called in the block is traced again. Its other traces read
-    variables where they were, such as on one device before a strategy's block.
 
     Args:
         xla: whether XLA is to compile them.
+        placement: where variables are; None: where one device has them.
     """
-    context = _TraceContext(xla)
-    _contexts.append(context)
+    context = _XlaContext() if xla else None
+    if placement is not None:
+        context = placement.contexts[xla]
+    if context is None:
+        yield
+        return
     context.Enter()
     try:
         yield
@@ -783,7 +835,6 @@ def trace_context(xla: bool) -> Iterator[None]:
         context.Exit()
 
 
-@functools.cache
 def xla_kernels(type_: str, device_type: str) -> list[dict[str, set[int]]]:
     """Return the XLA kernels of a type of operations.
 

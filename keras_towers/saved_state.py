@@ -92,7 +92,7 @@ class SavedState:
         """
         call = tower_call.current()
         if call is not None:
-            call.prepare()
+            call.prepare_all()
         self._build_optimizers(model)
         variables = [*checkpoint.named_variables(model).values()]
         saved, own = [*self.shapes], [*variables]

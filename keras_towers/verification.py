@@ -17,7 +17,7 @@ from keras_towers._strategy import Strategy
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.errors import TowerError, described
 from keras_towers.fit import components
-from keras_towers.fit.context import patches
+from keras_towers.fit.calls import model_building
 from keras_towers.fit.data.epoch_iterator import (
     TowerEpochIterator,
     Undistributed,
@@ -117,6 +117,8 @@ def verify(
     towers = checked_strategy("verify", model, x, strategy)
     arrays = (x, y, sample_weight, batch_size)
     data = _first_batches(compat.TFEpochIterator(Undistributed, *arrays), steps)
+    if not model_state.runs_eagerly(model):
+        model_building.make_variables(model, "fit", data.element_spec)
     alone = _run_fit(model, data)
     rounded = _run_fit(model, data, before_step=_change_last_bits)
     divided = _run_fit(model, data, towers)
@@ -251,28 +253,16 @@ def _change_last_bits(model: keras.Model) -> None:
 
 @contextlib.contextmanager
 def restored_values(model: keras.Model) -> Iterator[None]:
-    """Restore the values of variables and random states after a block.
-
-    Variables that are created in the block return to their initial values.
-    """
+    """Restore the values of variables and random states after a block."""
     variables: list[Variable] = model_state.collect(model).everything()
     for layer in model._flatten_layers():
         plain = (v for v in vars(layer).values() if isinstance(v, tf.Variable))
         variables.extend(plain)
     values = [(variable, variable.numpy()) for variable in variables]
 
-    def record(
-        original: patches.Original, variable: Variable, value: object
-    ) -> None:
-        # A step may create variables while it is traced.
-        with tf.init_scope():
-            original(variable, value)
-            values.append((variable, variable.numpy()))
-
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with patches.replaced((compat.KerasVariable, "_initialize", record)):
-            yield
+        yield
     finally:
         with defer_interrupts():
             for variable, value in values:

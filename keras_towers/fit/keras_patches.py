@@ -165,30 +165,30 @@ def _create_variable(
     variable: Variable,
     value: Any,
 ) -> None:
-    strategy, call = components.active_strategy(), tower_call.current()
+    strategy = components.active_strategy()
     if thread_state.current_step() is not None:
-        # A step creates its variables as on one device.
-        with tf.init_scope(), compat.single_device_mode():
-            if tf.is_symbolic_tensor(value):
-                value = compat.value_outside(value)
-            original(variable, value)
+        # As on one device: what traces it counts the variables that it makes.
+        original(variable, value)
     elif strategy is None:
         with outside(variable):
             original(variable, value)
     else:
         with strategy._adoption.registering_variable(variable):
             original(variable, value)
-    if call is not None:
-        call.place_created(variable)
 
 
 def _create_by_initializer(
     original: patches.Original, variable: Variable, initializer: object
 ) -> None:
     """Create a variable; ranks may create only their rows of a large one."""
-    strategy, deferred = components.active_strategy(), None
-    if strategy is not None and thread_state.current_step() is None:
+    strategy, call = components.active_strategy(), tower_call.current()
+    step, deferred = thread_state.current_step(), None
+    if step is None and strategy is not None:
         deferred = strategy._adoption.defer(variable, initializer)
+    elif step and step.first_call and call and not tf.executing_eagerly():
+        deferred = call.adoption.defer_in_step(variable, initializer)
+        if deferred is not None:
+            step.first_call.note_made()
     if deferred is None:
         original(variable, initializer)
     else:

@@ -18,7 +18,6 @@ from keras_towers.fit.components import TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.data_use import DataUse
-from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
@@ -57,6 +56,8 @@ class WorkerFit(ReplicaCall):
     If ``fit`` fails on the chief, it fails on all workers.
     """
 
+    # The fit begins with an exchange of all weights.
+    makes_first = True
     refusal = (
         "parameter servers hold the weights of this model, so its train "
         "function runs only inside fit(): call fit()."
@@ -145,15 +146,6 @@ class WorkerFit(ReplicaCall):
         if kind != "fit":
             return use
         return dataclasses.replace(use, on_next_step=self._workers.beat)
-
-    def build(
-        self,
-        iterator: TowerEpochIterator | None = None,
-        data_batch: Structure = None,
-    ) -> None:
-        super().build(iterator, data_batch)
-        # The fit begins with an exchange of all weights.
-        self.prepare()
 
     def prepare(self) -> None:
         if self._prepared:

@@ -138,7 +138,7 @@ class TrainFunction(TowerFunction):
         call = tower_call.current()
         if not isinstance(call, self._call_type):
             raise TowerError(self._call_type.refusal)
-        call.prepare()
+        call.prepare_all()
         return call.train(self.steps, data)
 
 

@@ -21,7 +21,6 @@ from keras_towers.fit.components import KerasCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.model_state import build_optimizer
 from keras_towers.strategies.base import BaseStrategy
 
 # Makes Keras's iterator over data that no towers divide.
@@ -193,11 +192,8 @@ class _NoOpCall:
                 _count_only(iterator, batches)
         # Callbacks may read the weights and slots.
         trains = self.keras_call.trains and self.has_data
-        if trains and model_building.needs_build(model, "predict"):
-            failed = model_building.build(model, data_batch, kind)
-            if not failed and model_building.uses_optimizer(model, kind):
-                with compat.single_device_mode():
-                    build_optimizer(model.optimizer, model.trainable_variables)
+        if trains:
+            model_building.make_variables(model, kind, data_batch)
 
     def _report(self, _: object = None) -> dict[str, float]:
         return dict(self.logs)

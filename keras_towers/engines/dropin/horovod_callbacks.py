@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers._notices import logger
 from keras_towers._types import Logs, Structure, Variable
 from keras_towers.engines.dropin import connection, variable_key
@@ -95,14 +94,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast_at_first_batch(self, train_function: Callable) -> None:
         model = self.model
-        step = tf.autograph.experimental.do_not_convert(
-            compat.convert_optionals(model, model.train_step)
-        )
 
         def first(iterator: tf.data.Iterator) -> Structure:
             model.train_function = train_function
-            # Creates and initializes all variables without running the step.
-            tf.function(step).get_concrete_function(iterator.element_spec)
+            model_building.make_variables(model, "fit", iterator.element_spec)
             self._broadcast()
             return train_function(iterator)
 

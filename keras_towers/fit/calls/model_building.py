@@ -1,20 +1,19 @@
-"""Builds a model before its first step, as on one device."""
+"""What of a model is made, and the step that makes the rest of it."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._notices import first_time, logger
-from keras_towers._types import Structure
-from keras_towers.errors import TowerError
+from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit.components import TRAINING
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.fit.step.trace import trace
 from keras_towers.fit.weights import model_state
+from keras_towers.rendezvous import rank_checks
 
 # Attributes of a model that a step may build.
 _OPTIMIZER = ("optimizer",)
@@ -33,46 +32,54 @@ def batch_spec(iterator: TowerEpochIterator) -> Structure:
     )
 
 
-def build(model: keras.Model, batch: Structure, kind: str) -> Exception | None:
-    """Build the model and its metrics as on one device, not its optimizer.
+def placeholders(batch: Structure) -> Structure:
+    """Return a batch of placeholders, given its specs."""
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    inputs = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in leaves]
+    return tf.nest.pack_sequence_as(batch, inputs, expand_composites=True)
 
-    Returns the error if the model cannot be built, else None. Only the shapes
-    and dtypes of the batch are used, so no data is consumed.
+
+def step_of(model: keras.Model, kind: str) -> Step:
+    """Return the step of a method of Keras, such as ``train_step``."""
+    if kind in TRAINING:
+        return model.train_step
+    return model.predict_step if "predict" in kind else model.test_step
+
+
+def make_variables(model: keras.Model, kind: str, batch: Structure) -> None:
+    """Make the variables that a step of plain Keras would make.
+
+    This traces a step that never runs.
+
+    Args:
+        model: the model.
+        kind: the method of Keras that the step belongs to.
+        batch: the specs of a batch.
     """
-    if any(map(compat.awaits_restore, model._flatten_layers())):
-        if first_time(model, "restored before it is built"):
-            logger.warning(
-                "a checkpoint was restored into model %r before it was built: "
-                "on one device, too, TensorFlow then restores only some of its "
-                "weights. Build the model first, for example by a call on a "
-                "batch, and restore it then.",
-                model.name,
-            )
-        # The first step builds the model, as on one device.
-        return TowerError("a checkpoint is restored when its layers are built")
-    # Keep _symbolic_build from building it: its slots would lack its name.
-    later = _unbuilt(model, _OPTIMIZER)
-    if kind.startswith("predict"):
-        later += _unbuilt(model, _LOSSES_AND_METRICS)
-    with compat.single_device_mode(), contextlib.ExitStack() as stack:
-        for part in later:
-            part.built = True
-            stack.callback(setattr, part, "built", False)
-        unbuilt = _unbuilt(model, _LOSSES_AND_METRICS)
-        try:
-            model._symbolic_build(data_batch=batch)
-        except Exception as error:
-            # The first step builds the model, as on one device.
-            logger.debug("building %s by its step: %s", model.name, error)
-            for part in unbuilt:
-                # It may have been built with the wrong shapes.
-                part.built = False
-            return error
-        return None
+    if not needs_build(model, kind):
+        return
+
+    def build(optimizer: keras.Optimizer, weights: Sequence[Variable]) -> None:
+        with tf.init_scope():
+            if not optimizer.built:
+                model_state.build_optimizer(optimizer, weights)
+
+    step = compat.convert_optionals(model, step_of(model, kind))
+    xla = bool(model.jit_compile)
+    with compat.FuncGraph("variables").as_default():
+        trace(step, batch, kind, build, lambda: None, xla=xla, again=False)
+
+
+def parts_made(model: keras.Model) -> list[str]:
+    """Describe the variables that a model has, for ranks to compare."""
+    return [
+        f"{rank_checks.without_numbers(variable.path)} {variable.shape}"
+        for variable in model_state.collect(model).everything()
+    ]
 
 
 def needs_build(model: keras.Model, kind: str) -> bool:
-    """Whether a step of the model would create variables."""
+    """Whether a step of the model may make variables."""
     names: tuple[str, ...] = _OPTIMIZER if kind in TRAINING else ()
     if not kind.startswith("predict"):
         names += _LOSSES_AND_METRICS

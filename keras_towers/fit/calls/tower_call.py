@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
-import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Logs, Step, Structure
@@ -37,9 +37,8 @@ from keras_towers.fit.step.adaptive_function import (
 from keras_towers.fit.step.global_step import GlobalStep
 from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights import agreement, model_state
+from keras_towers.fit.weights import model_state
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
@@ -122,6 +121,7 @@ class TowerCall:
 
     Attributes:
         is_alone: whether other ranks do not make this call.
+        makes_first: whether all variables are made before the first step.
         places: where its steps compute, and with whom.
         meeting: how ranks meet while code of the user runs.
         examples: the usual number of examples of a batch, by the method of
@@ -129,6 +129,7 @@ class TowerCall:
     """
 
     is_alone = False
+    makes_first = False
 
     def __init__(
         self,
@@ -148,8 +149,6 @@ class TowerCall:
         self.epoch_iterator: TowerEpochIterator | None = None
         # Why what reads its data has failed, where TensorFlow wraps the error.
         self.refused: TowerError | None = None
-        # The error of building the model on one device, if that failed.
-        self.build_error: Exception | None = None
         self.meeting: Meeting = Meeting(self.config.transport)
         self._iterators: list[TowerEpochIterator] = []
         self.shuffle_order: ShuffleOrder | None = None
@@ -166,10 +165,9 @@ class TowerCall:
         self.examples: dict[str, int | None] = {}
         if outer is not None and outer.model is self.model:
             self.examples = outer.examples
-        # The specs of a batch, to build the model with.
+        # The specs of a batch, to trace a step with.
         self._batch: Structure = None
-        # Whether a step runs that builds the model.
-        self._builds = False
+        self._has_made_all = False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -250,7 +248,6 @@ class TowerCall:
                 and iterator is not None
                 and iterator.has_unknown_rows(),
                 from_now=from_now,
-                prepare=None if self._prepared else self._prepare_in_step,
             )
 
     def _make_function(self, step: Step) -> Step:
@@ -268,35 +265,17 @@ class TowerCall:
         """The settings of the call's steps, before functions adapt them."""
         examples = self.examples.get(self.kind)
         return StepSettings(
-            self.model, self.kind, self.places, self._undivided, examples
+            self.model,
+            self.kind,
+            self.places,
+            self._undivided,
+            examples,
+            place=self._place_made,
         )
 
     def run_step(self, step: Step, batch: Structure) -> Structure:
-        self._builds = not model_building.layers_are_built(self.model)
         settings = running_settings.get() or self.settings
-        try:
-            result = self._step.run_step(step, batch, settings)
-        finally:
-            self._builds = False
-        self.build_error = None
-        return result
-
-    def place_created(self, variable: keras.Variable) -> None:
-        """Give a variable that a step creates rank 0's value, and place it.
-
-        Copies of it are made together with those of an optimizer's slots.
-        """
-        transport, update = self.config.transport, self._step.update
-        # Each rank makes its rows of what is divided, equally on all.
-        if not self._builds or is_deferred(variable):
-            return
-        if self.places.ranks.job is not transport:
-            return
-        with tf.init_scope():
-            agreement.broadcast(transport, [variable])
-            if update.sharding.divide_new(variable):
-                update.variables.name(variable)
-                update.place(variable)
+        return self._step.run_step(step, batch, settings)
 
     def iterator(self, **kwargs: object) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
@@ -362,84 +341,90 @@ class TowerCall:
         iterator: TowerEpochIterator | None = None,
         data_batch: Structure = None,
     ) -> None:
-        """Replacement for ``_maybe_symbolic_build``.
+        """Replacement for ``_maybe_symbolic_build``: place what is there.
 
-        An unbuilt model is built when the first step is called, as on one
-        device: after metrics are reset, epochs begin and callbacks run.
+        The first step makes the other variables, as on one device.
         """
         if iterator is not None:
             data_batch = model_building.batch_spec(iterator)
         self._batch = data_batch
-        if self._prepared or not self._builds_in_step():
-            self.prepare()
-
-    def _builds_in_step(self) -> bool:
-        """Whether the first step builds the model, on all ranks."""
-        needs = model_building.needs_build(self.model, self.kind)
-        ranks = self.places.ranks
-        if ranks.job.size == 1:
-            return needs
-        # Only ranks that take the same steps prepare in the first one.
-        if self._is_nested or not ranks.in_lockstep:
-            return False
-        where = f"prepares {self.kind}"
-        return all(rank_checks.gather(ranks.job, needs, where))
-
-    def _prepare_in_step(self) -> None:
+        if self.makes_first or not self._all_ranks_have_the_same():
+            self.make_variables(data_batch)
         self.prepare()
-        if self.keras_call.trains:
-            self.adoption.begin_steps(self.model)
+
+    def _all_ranks_have_the_same(self) -> bool:
+        """Whether all ranks have made as much of the model."""
+        ranks = self.places.ranks.job
+        if self._prepared or self.is_alone or ranks.size == 1:
+            return True
+        where = f"prepares {self.kind}"
+        made = model_building.parts_made(self.model)
+        return len(set(rank_checks.gather(ranks, made, where))) == 1
+
+    def make_variables(self, batch: Structure) -> None:
+        """Make the variables that a step would make, by a trace of one.
+
+        Args:
+            batch: the specs of a batch.
+        """
+        model, kind = self.model, self.kind
+        if not model_building.needs_build(model, kind):
+            return
+        step = compat.convert_call(model_building.step_of(model, kind))
+        with compat.FuncGraph("variables").as_default():
+            inputs = model_building.placeholders(batch)
+            # They are placed with what all ranks have.
+            settings = dataclasses.replace(self.settings, place=lambda: None)
+            self._step.make_variables(step, inputs, settings)
 
     def prepare(self) -> None:
-        """Build the model, then place all its variables on the towers."""
+        """Place all variables that the model has on the towers."""
         if not self._prepared:
-            self._prepare(self._batch)
+            self._place_all(renews=True)
         if self.kind == "train_on_batch":
             self.adoption.begin_steps(self.model)
 
-    def _prepare(self, batch: Structure) -> None:
-        if model_building.needs_build(self.model, self.kind):
-            self.build_error = model_building.build(
-                self.model, batch, self.kind
-            )
+    def prepare_all(self) -> None:
+        """Make and place all variables, before any step."""
+        if not self._has_made_all:
+            self._has_made_all = True
+            self.make_variables(self._batch)
+            self._place_all(renews=True)
+
+    def _place_made(self) -> None:
+        """Place what a step has made; only its own function has used it."""
+        self._place_all(renews=False)
+        if self.keras_call.trains:
+            self.adoption.begin_steps(self.model)
+
+    def _place_all(self, renews: bool) -> None:
+        ranks = self.places.ranks.job
         # A call that is alone has what ranks have placed together.
         if not self.is_alone:
             self._step.memory.check_variables(
                 self.model,
                 self.kind,
-                self.places.ranks.job,
-                # Ranks compare their devices, built on all of them or not.
-                self.build_error is not None
-                or self.adoption.prepared.have(self.model, self.kind),
+                ranks,
+                self.adoption.prepared.have(self.model, self.kind),
             )
-        new = self.place_variables()
+        new = self.place_variables(renews)
         if new or self.kind == "fit" or not self._is_inner:
-            self.adoption.synchronize(
-                self.model,
-                self.places.ranks.job,
-                self.keras_call.trains,
-                self.build_error,
-            )
+            self.adoption.synchronize(self.model, ranks, self.keras_call.trains)
         # Ranks have yet to compare a model that a call uses alone.
         if not self.is_alone:
             self.adoption.prepared.add(self.model, self.kind)
         self._prepared = True
 
-    def place_variables(self) -> bool:
-        """Place the model's variables; return whether any were new."""
+    def place_variables(self, renews: bool = True) -> bool:
+        """Place the model's variables; return whether any were new.
+
+        Args:
+            renews: whether functions that have used them are made again.
+        """
         placed = self.adoption.agree_on_wholes(
-            self.model,
-            self.places.ranks.job,
-            self.keras_call.trains,
-            self.build_error,
+            self.model, self.places.ranks.job, self.keras_call.trains
         )
-        new = self.adoption.bind(self.model, placed)
-        uses_optimizer = model_building.uses_optimizer(self.model, self.kind)
-        if uses_optimizer and self.build_error is None:
-            self._step.update.make_ready(
-                self.model.optimizer, self.model.trainable_variables
-            )
-        return new
+        return self.adoption.bind(self.model, placed, renews)
 
     def _end_of_steps(self, logs: Logs) -> Logs:
         """Replacement for ``_get_metrics_result_or_logs``."""

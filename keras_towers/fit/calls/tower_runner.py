@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._types import Step, Structure
+from keras_towers._types import Structure
 from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit.calls import (
     callback_effects,
@@ -27,7 +27,6 @@ from keras_towers.fit.calls.callback_roles import ObservesFit, ResumesFit
 from keras_towers.fit.calls.lone_call import LoneCall, refuse_in_thread
 from keras_towers.fit.calls.tower_call import Runner, TowerCall
 from keras_towers.fit.components import (
-    TRAINING,
     FitStart,
     KerasCall,
     TowerConfig,
@@ -103,8 +102,8 @@ class TowerRunner(Runner):
         batch, examples = _batch_of(keras_call)
         if batch is None or model_state.runs_eagerly(model):
             return False
-        if model_building.needs_build(model, kind):
-            model_building.build(model, batch, kind)
+        with self._planned_call(model, kind) as call:
+            call.make_variables(batch)
         return self.step.memory.exceeds(model, kind, batch, examples)
 
     def _start(
@@ -214,10 +213,9 @@ class TowerRunner(Runner):
         with self._planned_call(model, kind) as call:
             call.examples[kind] = examples
             call.build(data_batch=batch)
-            call.prepare()
             with compat.FuncGraph("plan").as_default():
-                inputs = _placeholders(batch)
-                step = compat.convert_call(_step_of(model, kind))
+                inputs = model_building.placeholders(batch)
+                step = compat.convert_call(model_building.step_of(model, kind))
                 return self.step.plan(step, inputs, call.settings)
 
     def plan_variables(self, model: keras.Model, kind: str) -> None:
@@ -296,13 +294,6 @@ def _sums_metrics_within(outer: TowerCall | None, call: TowerCall) -> bool:
     )
 
 
-def _step_of(model: keras.Model, kind: str) -> Step:
-    """Return the step of a method of Keras, such as ``train_step``."""
-    if kind in TRAINING:
-        return model.train_step
-    return model.predict_step if "predict" in kind else model.test_step
-
-
 def _batch_of(keras_call: KerasCall) -> tuple[Structure, int | None]:
     """Return the specs and the number of examples of a batch of ``fit``.
 
@@ -320,12 +311,6 @@ def _batch_of(keras_call: KerasCall) -> tuple[Structure, int | None]:
     return dataset.element_spec, size
 
 
-def _placeholders(batch: Structure) -> Structure:
-    leaves = tf.nest.flatten(batch, expand_composites=True)
-    inputs = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in leaves]
-    return tf.nest.pack_sequence_as(batch, inputs, expand_composites=True)
-
-
 def run_on_one_device(keras_call: KerasCall) -> Structure:
     """Run a call as plain Keras does, on one device."""
     with (
@@ -338,23 +323,12 @@ def run_on_one_device(keras_call: KerasCall) -> Structure:
 
 @contextlib.contextmanager
 def noting_causes(call: TowerCall) -> Iterator[None]:
-    """Add possible causes to any error that a call raises.
-
-    If a model cannot be built beforehand, its first step builds it, and may
-    fail with another error.
-    """
-    model = call.model
+    """Add possible causes to any error that a call raises."""
     try:
         yield
     except Exception as error:
         if call.refused is not None and isinstance(error, tf.errors.OpError):
             raise call.refused from None
-        reason = call.build_error
-        if reason is not None and type(reason) is not type(error):
-            error.add_note(
-                f"Before this, model {model.name!r} could not be built on one "
-                f"device: {shorten(reason)}"
-            )
         iterator = call.epoch_iterator
         spec = None if iterator is None else iterator.source.element_spec
         # The targets are scalars, as if the dataset were unbatched.

@@ -57,6 +57,7 @@ class ActiveStep:
             one step.
         device: the tower's device; "": TensorFlow's default.
         remat: notes what is to be computed again; None: TensorFlow does that.
+        first_call: makes the variables of the step; None: TensorFlow does.
     """
 
     training: bool
@@ -67,6 +68,7 @@ class ActiveStep:
     total: int = 1
     device: str = ""
     remat: RematScopes | None = None
+    first_call: compat.FirstCall | None = None
 
     @property
     def takes_updates(self) -> bool:

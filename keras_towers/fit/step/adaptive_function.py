@@ -72,14 +72,12 @@ class AdaptiveFunction(TowerFunction):
         self._undivided: set[str] = set()
         # How many steps of this call were inspected.
         self._steps = 0
-        self._prepare: Callable[[], None] | None = None
 
     def begin_call(
         self,
         settings: StepSettings,
         rows_may_differ: bool,
         from_now: bool,
-        prepare: Callable[[], None] | None = None,
     ) -> None:
         """Inspect the first batches of a call, if needed.
 
@@ -89,11 +87,8 @@ class AdaptiveFunction(TowerFunction):
                 of rows.
             from_now: whether batches may differ from the batches of earlier
                 calls.
-            prepare: builds and places the model; the call's first step begins
-                with it.
         """
         self._settings = settings
-        self._prepare = prepare
         self._inspects = not self._model.run_eagerly and (
             self._retries is not None or rows_may_differ
         )
@@ -113,14 +108,6 @@ class AdaptiveFunction(TowerFunction):
         return result
 
     def _run_steps(self, data: Structure) -> Structure:
-        if self._prepare is not None:
-            prepare, self._prepare = self._prepare, None
-            function = getattr(self._model, self._name)
-            prepare()
-            if getattr(self._model, self._name) is not function:
-                # Placing variables has renewed it.
-                setattr(self._model, self._name, function)
-                self._retrace()
         if isinstance(data, list):
             if self._must_inspect(data):
                 return self._inspect(data, lambda: data)

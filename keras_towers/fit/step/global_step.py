@@ -18,6 +18,7 @@ import inspect
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -153,29 +154,53 @@ class GlobalStep:
             yield
 
     def _trace(
-        self, step: Step, divided: DividedBatch, settings: StepSettings
+        self,
+        step: Step,
+        divided: DividedBatch,
+        settings: StepSettings,
+        again: bool = True,
     ) -> Trace:
-        """Trace a step as one device runs it, with the first tower's values."""
+        """Trace a step as one device runs it, with the first tower's values.
+
+        Args:
+            step: as for ``run_step``.
+            divided: its batch.
+            settings: as for ``run_step``.
+            again: as for ``trace``.
+        """
         with contextlib.ExitStack() as view:
             view.enter_context(self.update.variables.first_copies())
 
-            def build(
-                optimizer: keras.Optimizer, weights: Sequence[Variable]
-            ) -> None:
-                # Slots are created next to all copies of their weights.
-                view.close()
-                self.update.make_ready(optimizer, weights)
-                view.enter_context(self.update.variables.first_copies())
+            def placing(place: Callable[..., None]) -> Callable[..., None]:
+                def with_all_copies(*args: Any) -> None:
+                    view.close()
+                    place(*args)
+                    view.enter_context(self.update.variables.first_copies())
+
+                return with_all_copies
 
             return trace(
                 step,
                 divided.spec,
                 settings.kind,
-                build,
+                # Slots are created next to all copies of their weights.
+                placing(self.update.make_ready),
+                placing(settings.place),
                 own_statistics=self.config.options.batch_norm == "tower",
                 xla=settings.xla,
+                find_placement=lambda: self._placement_for(settings),
                 update=self.update,
+                again=again,
             )
+
+    def _placement_for(self, settings: StepSettings) -> compat.Placement | None:
+        """Return where variables are for a step; None: as on one device."""
+        variables = self.update.variables
+        # A rank that uses what ranks divide alone has the whole for a call.
+        has_wholes = settings.places.ranks.shards.size < variables.access.size
+        if has_wholes or self.config.options.batch_norm == "tower":
+            return compat.Placement()
+        return variables.placement
 
     def _lay_out(
         self, traced: Trace, divided: DividedBatch, settings: StepSettings
@@ -294,6 +319,19 @@ class GlobalStep:
         divided = self._divide(batch, settings)
         traced = self._trace(step, divided, settings)
         return traced, self._lay_out(traced, divided, settings).program
+
+    def make_variables(
+        self, step: Step, batch: Structure, settings: StepSettings
+    ) -> None:
+        """Make the variables that a step makes, by a trace that never runs.
+
+        Args:
+            step: as for ``plan``, like the other arguments.
+            batch: a global batch, of placeholders.
+            settings: what it is traced for.
+        """
+        divided = self._divide(batch, settings)
+        self._trace(step, divided, settings, again=False)
 
     @without_collection()
     def _add_once(
@@ -423,7 +461,9 @@ def run_for_own_batch(
     Returns:
         What the step returns.
     """
-    traced = trace(step, batch, "fit", build, xla=True, active=active)
+    traced = trace(
+        step, batch, "fit", build, lambda: None, xla=True, active=active
+    )
     late = [name for c in traced.updates.values() for name in c.read_later]
     if late:
         weights = ", ".join(late)

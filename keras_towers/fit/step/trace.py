@@ -245,28 +245,40 @@ def trace(
     batch: Structure,
     kind: str,
     build: Callable[[keras.Optimizer, Sequence[Variable]], None],
+    place: Callable[[], None],
     own_statistics: bool = False,
     xla: bool = False,
+    find_placement: Callable[[], compat.Placement | None] = lambda: None,
     update: WeightUpdate | None = None,
     active: thread_state.ActiveStep | None = None,
+    again: bool = True,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
+
+    As by a ``tf.function``, it is traced once more if that makes variables.
 
     Args:
         step: a function of a batch.
         batch: the specs of a batch.
         kind: the method of Keras that the step belongs to.
         build: builds an optimizer for weights, unless it is built.
+        place: places variables that the step has made.
         own_statistics: whether BatchNormalization computes statistics for each
             tower's rows separately.
         xla: whether XLA is to compile it.
+        find_placement: returns where variables are, as for ``trace_context``.
         update: traces calls of optimizers; None: gradients are results.
         active: the step of a tower that trains a batch of its own.
+        again: whether to trace it once more. If not, a step that makes
+            variables must not run.
+
+    Raises:
+        TowerError: it makes variables each time, or uses a value that is no
+            part of the batch.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
-    calls, remat = _TracedCalls(outer, build, update), RematScopes()
 
     def run(*tensors: tf.Tensor) -> Structure:
         remaining = iter(tensors)
@@ -287,12 +299,30 @@ def trace(
             graph=graph,
             own_statistics=own_statistics,
             remat=remat,
+            first_call=first,
         )
-        with thread_state.tracing(tracing), compat.trace_context(xla):
+        with (
+            thread_state.tracing(tracing),
+            compat.trace_context(xla, find_placement()),
+            first.makes(),
+        ):
             return step(data)
 
-    with compat.single_device_mode():
-        graph = compat.func_graph_from_py_func("one_device", run, specs, {})
+    for _ in range(2):
+        first, remat = compat.FirstCall(), RematScopes()
+        settle = functools.partial(_settle, first, place)
+        calls = _TracedCalls(build, update, settle)
+        with compat.single_device_mode():
+            graph = compat.func_graph_from_py_func("one_device", run, specs, {})
+        settle()
+        if not (first.makes_variables and again):
+            break
+    else:
+        raise TowerError(
+            "the step makes a variable each time that it is traced, and "
+            "TensorFlow traces it more than once: make it only once, such as "
+            "in __init__, or if an attribute is None."
+        )
     draw_counts[outer] = draw_counts.get(graph, 0)
     calls.find_later_reads()
     if len(graph.inputs) != len(specs) + len(graph.captures):
@@ -313,13 +343,20 @@ def trace(
     )
 
 
+def _settle(first: compat.FirstCall, place: Callable[[], None]) -> None:
+    """Give values and places to the variables that a trace has made so far."""
+    with tf.init_scope():
+        if first.initialize():
+            place()
+
+
 class _TracedCalls:
     """The calls of optimizers in a step that is traced.
 
     Args:
-        outer: the graph around it.
         build: as for ``trace``.
         update: as for ``trace``.
+        settle: gives values and places to the variables made so far.
 
     Attributes:
         graph: the graph of the step, once its tracing has begun.
@@ -331,11 +368,11 @@ class _TracedCalls:
 
     def __init__(
         self,
-        outer: tf.Graph,
         build: Callable[[keras.Optimizer, Sequence[Variable]], None],
         update: WeightUpdate | None,
+        settle: Callable[[], None],
     ):
-        self._outer, self._build, self._update = outer, build, update
+        self._build, self._update, self._settle = build, update, settle
         self.are_results: bool = update is None or update.pushes
         self.updates: dict[str, ApplyCall] = {}
         self.layouts: dict[str, Sequence[MeshLayout]] = {}
@@ -345,9 +382,9 @@ class _TracedCalls:
 
     def note(self, call: ApplyCall) -> None:
         """Note a call; trace it, unless its gradients are results."""
-        # The rest of the step may read the optimizer's variables.
-        with self._outer.as_default():
-            self._build(call.optimizer, call.variables)
+        # Slots may begin with values of their weights, and are placed alike.
+        self._settle()
+        self._build(call.optimizer, call.variables)
         grads = map(_with_dense_shape, call.grads, call.variables)
         call, update = dataclasses.replace(call, grads=[*grads]), self._update
         name, call, layouts = _handed_over(call, update)

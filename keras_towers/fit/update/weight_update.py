@@ -265,16 +265,15 @@ class WeightUpdate:
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer if needed, and place its slot variables."""
-        if not optimizer.built and not tf.executing_eagerly():
-            # The trace so far treats the optimizer as unbuilt, with a constant
-            # loss scale.
-            compat.make_function_trace_again()
+        before = len(optimizer.variables)
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
                 with self._dividing_slots(optimizer):
                     self.build_whole(optimizer, variables)
             self.place_optimizer(optimizer)
+        if len(optimizer.variables) > before and not tf.executing_eagerly():
+            compat.make_function_trace_again()
         if self.sharding.divide_any:
             divides = any(self._layout_of(v).divides for v in variables)
             self.sharding.announce(optimizer, variables, divides)

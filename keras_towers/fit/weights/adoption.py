@@ -173,6 +173,18 @@ class Adoption:
         )
         return DeferredVariable(variable, initializer) if defers else None
 
+    def defer_in_step(
+        self, variable: keras.Variable, initializer: Any
+    ) -> DeferredVariable | None:
+        """Return the first value of a weight that a step makes, to be divided.
+
+        It takes no memory in the trace that makes it, which never runs. See
+        ``defer``.
+        """
+        divides = self.update.sharding.divide_new(variable)
+        defers = divides and is_repeatable(initializer)
+        return DeferredVariable(variable, initializer) if defers else None
+
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
@@ -208,13 +220,17 @@ class Adoption:
                 )
 
     def bind(
-        self, model: keras.Model, placed: Sequence[keras.Variable] = ()
+        self,
+        model: keras.Model,
+        placed: Sequence[keras.Variable] = (),
+        renews: bool = True,
     ) -> bool:
         """Place a model's variables on the towers; return if any were new.
 
         Args:
             model: the model.
             placed: those of its weights that were placed just now.
+            renews: whether functions that have used them are made again.
         """
         state = state_lib.collect(model)
         hold_once, place = self.update.variables.hold_once, self.update.place
@@ -223,7 +239,7 @@ class Adoption:
         moved += [v for v in state.weights if place(v)]
         for optimizer in state.optimizers:
             self.update.place_optimizer(optimizer)
-        if moved:
+        if moved and renews:
             for trainer in state_lib.models_in(model):
                 # A nested model may have been placed before, and may train.
                 if not _variables_of(trainer).isdisjoint(map(id, moved)):
@@ -237,7 +253,6 @@ class Adoption:
         model: keras.Model,
         peers: Peers,
         trains: bool,
-        build_error: Exception | None = None,
     ) -> None:
         """Give all ranks rank 0's weights and seeds. Collective.
 
@@ -245,55 +260,43 @@ class Adoption:
             model: the model.
             peers: the ranks.
             trains: whether they need the state of its optimizers, too.
-            build_error: why the model could not be built here; None: it is.
         """
         if peers.size == 1:
             return
         variables = state_lib.shared_variables(model, optimizers=trains)
         if trains:
             self.end_rounds()
-        self.agree_on_values(peers, variables, build_error)
+        self.agree_on_values(peers, variables)
 
     def agree_on_values(
-        self,
-        peers: Peers,
-        variables: Sequence[Variable],
-        build_error: Exception | None = None,
+        self, peers: Peers, variables: Sequence[Variable]
     ) -> None:
         """Compare variables, and give all ranks rank 0's values. Collective.
 
         Args:
             peers: the ranks.
             variables: the variables, in the order of the model.
-            build_error: as for ``synchronize``.
         """
-        differing = self.compare(peers, variables, build_error)
+        differing = self.compare(peers, variables)
         if differing:
             agreement.broadcast(self._config.transport, differing)
 
-    def compare(
-        self,
-        peers: Peers,
-        variables: Sequence[Variable],
-        build_error: Exception | None = None,
-    ) -> list[Any]:
+    def compare(self, peers: Peers, variables: Sequence[Variable]) -> list[Any]:
         """Return the variables whose values differ from rank 0's. Collective.
 
         Args:
             peers: the ranks.
             variables: the variables, in the order of the model.
-            build_error: as for ``synchronize``.
         """
         # Sending takes long on a slow link, and most values agree already.
         sends = self._config.transport.size > 1
-        return agreement.compare_variables(peers, variables, sends, build_error)
+        return agreement.compare_variables(peers, variables, sends)
 
     def agree_on_wholes(
         self,
         model: keras.Model,
         peers: Peers,
         trains: bool,
-        build_error: Exception | None = None,
     ) -> list[keras.Variable]:
         """Give all ranks rank 0's values before they divide them. Collective.
 
@@ -304,7 +307,6 @@ class Adoption:
             model: the model.
             peers: the ranks.
             trains: whether they divide the slots of its optimizer, too.
-            build_error: why the model could not be built here; None: it is.
 
         Returns:
             The weights that are divided already.
@@ -324,7 +326,7 @@ class Adoption:
         known.agreements = 1 + max(number for number, _, _ in ranks)
         known.forget(set.intersection(*({*unused} for _, unused, _ in ranks)))
         weights = [*state.seeds, *state.weights]
-        differing = self.compare(peers, weights, build_error)
+        differing = self.compare(peers, weights)
         self.update.variables.name_weights(weights)
         # A weight that no rank holds must not become whole here.
         deferred = [

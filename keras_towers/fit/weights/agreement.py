@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers._types import Variable
-from keras_towers.errors import TowerError, shorten
+from keras_towers.errors import TowerError
 from keras_towers.fit.components import name_of
 from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.shards import ShardedVariable, current_value
@@ -35,7 +35,6 @@ def compare_variables(
     peers: Peers,
     variables: Sequence[Variable],
     values: bool = True,
-    build_error: Exception | None = None,
 ) -> list[Variable]:
     """Check that ranks have the same variables; return those that differ.
 
@@ -45,18 +44,14 @@ def compare_variables(
         peers: the ranks.
         variables: this rank's variables, of Keras or TensorFlow.
         values: whether to compare values, too.
-        build_error: why the model could not be built here, so that its first
-            step has to build it; None: it is built.
 
     Returns:
         The variables whose values are not those of rank 0 on all ranks.
 
     Raises:
-        TowerError: their names, shapes or dtypes differ, only some ranks could
-            build the model, or rank 0 has a variable in shards that other ranks
-            have made again.
+        TowerError: their names, shapes or dtypes differ, or rank 0 has a
+            variable in shards that other ranks have made again.
     """
-    failure = "" if build_error is None else shorten(build_error)
     described = [
         f"{name_of(v)} {list(v.shape)} "
         f"{keras.backend.standardize_dtype(v.dtype)}"
@@ -64,18 +59,9 @@ def compare_variables(
     ]
     digests = [digest_of(variable) for variable in variables if values]
     gathered = rank_checks.gather(
-        peers, (described, digests, failure), "compares the variables"
+        peers, (described, digests), "compares the variables"
     )
-    ranks = [names for names, _, _ in gathered]
-    failures = [failure for _, _, failure in gathered]
-    if any(failures) and not all(failures):
-        # The steps of these ranks would begin by building it.
-        of_ranks = [failure or "built" for failure in failures]
-        raise TowerError(
-            "some ranks cannot build the model, and others can: "
-            f"{rank_checks.describe_ranks(of_ranks, '; ')}. Every rank must "
-            "build and compile the same model."
-        )
+    ranks = [names for names, _ in gathered]
     for rank, other in enumerate(ranks):
         pairs = [
             (first, second)
@@ -93,12 +79,12 @@ def compare_variables(
                 f"{_listed(extra)}. Every rank must build the same model in "
                 "the same order, and compile it the same way."
             )
-    _, of_rank_0, _ = gathered[0]
+    _, of_rank_0 = gathered[0]
     differing = []
     for k, (variable, first) in enumerate(
         zip(variables, of_rank_0, strict=False)
     ):
-        others = [of_rank[k] for _, of_rank, _ in gathered]
+        others = [of_rank[k] for _, of_rank in gathered]
         if any(digest != first for digest in others):
             if first.startswith(_IN_SHARDS):
                 raise TowerError(

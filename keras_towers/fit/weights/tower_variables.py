@@ -201,6 +201,18 @@ class TowerVariables:
         self.has_parts: bool = config.job.size == 1
         self.access: JointAccess = JointAccess(config.shards)
         self._homes: IdentityDict[keras.Variable, Home] = IdentityDict()
+        self._placement: compat.Placement | None = None
+        self._has_moved = False
+
+    @property
+    def placement(self) -> compat.Placement | None:
+        """Where variables are; None: none has ever moved."""
+        if self._has_moved and self._placement is None:
+            self._placement = compat.Placement()
+        return self._placement
+
+    def _note_move(self) -> None:
+        self._has_moved, self._placement = True, None
 
     def home_of(self, variable: Any) -> Home:
         """Return the home of a variable."""
@@ -225,6 +237,7 @@ class TowerVariables:
         home = self.register(variable)
         is_new = home.of_replicas is None
         home.of_replicas = value
+        self._note_move()
         variable._value = unbind(value, self.has_parts)
         return is_new
 
@@ -234,6 +247,7 @@ class TowerVariables:
         for variable, home in self._homes.items():
             value = home.of_replicas
             if value is not None and variable._value is value.values[0]:
+                self._note_move()
                 bind(value, self._config.job.rank)
                 variable._value = value
 
@@ -265,6 +279,7 @@ class TowerVariables:
             # Another block has left it in shards.
             with tf.init_scope(), compat.single_device_mode():
                 original = tf.Variable(original)
+        self._note_move()
         # Recorded first, so that a Ctrl-C in between is undone too.
         home.original, home.back_to = original, back_to or original.device
         home.layout, home.device = layout, device
@@ -437,6 +452,8 @@ class TowerVariables:
         """
         value, home = variable._value, self.home_of(variable)
         strategy = self._config.strategy
+        if home.original is not None:
+            self._note_move()
         if is_copied(value) and value.distribute_strategy is strategy:
             variable._value = unbind(value, self.has_parts, asks_ranks)
         if home.original is not None:

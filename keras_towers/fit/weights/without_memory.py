@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Variable
-from keras_towers.fit.context import patches
+from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.shards import (
     SMALLEST_BYTES,
@@ -78,6 +79,8 @@ class DeferredVariable(compat.UninitializedVariable):
         # The value at its handle may be empty.
         self._validate_shape = False
         self._initializer = functools.partial(initializer, dtype=like._dtype)
+        step = thread_state.current_step()
+        self._made_in = None if step is None else weakref.ref(step)
         self.first_value = functools.partial(self._initializer, like._shape)
 
     def first_parts(self) -> PartOf:
@@ -94,12 +97,18 @@ class DeferredVariable(compat.UninitializedVariable):
     @property
     def handle(self) -> tf.Tensor:
         """The handle; from now on the variable has memory."""
-        # Keras asks for shapes in a graph that never runs.
-        if self.first_value is not None and not compat.in_symbolic_scope():
+        if self.first_value is not None and not self._is_only_traced():
             with tf.init_scope():
                 self._overwrite(self.first_value())
             self.first_value = None
         return self._handle
+
+    def _is_only_traced(self) -> bool:
+        """Whether the current graph never runs."""
+        # Keras asks for shapes in one, and a trace that makes variables is one.
+        step = thread_state.current_step()
+        made_here = self._made_in is not None and self._made_in() is step
+        return made_here or compat.in_symbolic_scope()
 
     def assign(self, *args: object, **kwargs: object) -> Any:
         """Write a value; the first value is then never computed."""
