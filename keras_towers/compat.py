@@ -672,7 +672,6 @@ class FirstCall:
         self.makes_variables = False
         # Variables without a value, and the tensors of their first values.
         self._initializers: list[tuple[tf.Variable, tf.Tensor]] = []
-        self._has_new = False
 
     def makes(self) -> contextlib.AbstractContextManager[None]:
         """Return a block in which the current graph makes variables."""
@@ -682,7 +681,7 @@ class FirstCall:
     def _make(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("experimental_enable_variable_lifting") is False:
             return next_creator(**kwargs)
-        self.note_made()
+        self.makes_variables = True
         with tf.init_scope():
             if not tf.executing_eagerly():
                 # The graph around it never runs.
@@ -691,19 +690,10 @@ class FirstCall:
             add_initializers_to=self._initializers, **kwargs
         )
 
-    def note_made(self) -> None:
-        """Note a variable that was made."""
-        self.makes_variables = self._has_new = True
-
-    def initialize(self) -> bool:
-        """Give new variables their first values; return if there are any new.
-
-        Those that were there in the last call are not new.
-        """
+    def initialize(self) -> None:
+        """Give the variables that were made their first values."""
         new, self._initializers = self._initializers, []
         _initialize_variables(None, new)
-        has_new, self._has_new = self._has_new, False
-        return has_new
 
 
 def in_replica() -> bool:

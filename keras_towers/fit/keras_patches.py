@@ -188,7 +188,7 @@ def _create_by_initializer(
     elif step and step.first_call and call and not tf.executing_eagerly():
         deferred = call.adoption.defer_in_step(variable, initializer)
         if deferred is not None:
-            step.first_call.note_made()
+            step.first_call.makes_variables = True
     if deferred is None:
         original(variable, initializer)
     else:

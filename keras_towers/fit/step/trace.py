@@ -310,12 +310,15 @@ def trace(
 
     for _ in range(2):
         first, remat = compat.FirstCall(), RematScopes()
-        settle = functools.partial(_settle, first, place)
-        calls = _TracedCalls(build, update, settle)
+        calls = _TracedCalls(build, update, first)
         with compat.single_device_mode():
             graph = compat.func_graph_from_py_func("one_device", run, specs, {})
-        settle()
-        if not (first.makes_variables and again):
+        if not first.makes_variables:
+            break
+        first.initialize()
+        with tf.init_scope():
+            place()
+        if not again:
             break
     else:
         raise TowerError(
@@ -343,20 +346,13 @@ def trace(
     )
 
 
-def _settle(first: compat.FirstCall, place: Callable[[], None]) -> None:
-    """Give values and places to the variables that a trace has made so far."""
-    with tf.init_scope():
-        if first.initialize():
-            place()
-
-
 class _TracedCalls:
     """The calls of optimizers in a step that is traced.
 
     Args:
         build: as for ``trace``.
         update: as for ``trace``.
-        settle: gives values and places to the variables made so far.
+        first: makes the variables of the step.
 
     Attributes:
         graph: the graph of the step, once its tracing has begun.
@@ -370,9 +366,9 @@ class _TracedCalls:
         self,
         build: Callable[[keras.Optimizer, Sequence[Variable]], None],
         update: WeightUpdate | None,
-        settle: Callable[[], None],
+        first: compat.FirstCall,
     ):
-        self._build, self._update, self._settle = build, update, settle
+        self._build, self._update, self._first = build, update, first
         self.are_results: bool = update is None or update.pushes
         self.updates: dict[str, ApplyCall] = {}
         self.layouts: dict[str, Sequence[MeshLayout]] = {}
@@ -382,8 +378,8 @@ class _TracedCalls:
 
     def note(self, call: ApplyCall) -> None:
         """Note a call; trace it, unless its gradients are results."""
-        # Slots may begin with values of their weights, and are placed alike.
-        self._settle()
+        # Slots may begin with values of their weights.
+        self._first.initialize()
         self._build(call.optimizer, call.variables)
         grads = map(_with_dense_shape, call.grads, call.variables)
         call, update = dataclasses.replace(call, grads=[*grads]), self._update

@@ -297,8 +297,7 @@ class WeightUpdate:
         """Create a slot; divide a constant one before it takes memory."""
         weight = reference_variable
         with contextlib.ExitStack() as stack:
-            divides = self._layout_of(weight).divides
-            if divides and self.variables.may_divide(weight):
+            if self._layout_of(weight).divides:
                 stack.enter_context(deferring_constants())
             slot = original(weight, *args, **kwargs)
         if is_deferred(slot):

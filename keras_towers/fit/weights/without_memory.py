@@ -108,7 +108,8 @@ class DeferredVariable(compat.UninitializedVariable):
         # Keras asks for shapes in one, and a trace that makes variables is one.
         step = thread_state.current_step()
         made_here = self._made_in is not None and self._made_in() is step
-        return made_here or compat.in_symbolic_scope()
+        is_traced = made_here and not tf.executing_eagerly()
+        return is_traced or compat.in_symbolic_scope()
 
     def assign(self, *args: object, **kwargs: object) -> Any:
         """Write a value; the first value is then never computed."""
