@@ -245,7 +245,7 @@ def trace(
     batch: Structure,
     kind: str,
     build: Callable[[keras.Optimizer, Sequence[Variable]], None],
-    place: Callable[[], None],
+    place: Callable[[], None] = lambda: None,
     own_statistics: bool = False,
     xla: bool = False,
     find_placement: Callable[[], compat.Placement | None] = lambda: None,
