@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -33,10 +34,16 @@ def batch_spec(iterator: TowerEpochIterator) -> Structure:
 
 
 def placeholders(batch: Structure) -> Structure:
-    """Return a batch of placeholders, given its specs."""
+    """Return a batch of placeholders, given its specs or its arrays."""
+
+    def placeholder(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        return tf.compat.v1.placeholder(leaf.dtype, leaf.shape)
+
     leaves = tf.nest.flatten(batch, expand_composites=True)
-    inputs = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in leaves]
-    return tf.nest.pack_sequence_as(batch, inputs, expand_composites=True)
+    inputs = map(placeholder, leaves)
+    return tf.nest.pack_sequence_as(batch, [*inputs], expand_composites=True)
 
 
 def step_of(model: keras.Model, kind: str) -> Step:
@@ -54,7 +61,7 @@ def make_variables(model: keras.Model, kind: str, batch: Structure) -> None:
     Args:
         model: the model.
         kind: the method of Keras that the step belongs to.
-        batch: the specs of a batch.
+        batch: the specs of a batch, or its arrays.
     """
     if not needs_build(model, kind):
         return
@@ -67,7 +74,7 @@ def make_variables(model: keras.Model, kind: str, batch: Structure) -> None:
     step = compat.convert_optionals(model, step_of(model, kind))
     xla = bool(model.jit_compile)
     with compat.FuncGraph("variables").as_default():
-        trace(step, batch, kind, build, lambda: None, xla=xla, again=False)
+        trace(step, placeholders(batch), kind, build, lambda: None, xla=xla, again=False)
 
 
 def parts_made(model: keras.Model) -> list[str]:

@@ -365,7 +365,7 @@ class TowerCall:
         """Make the variables that a step would make, by a trace of one.
 
         Args:
-            batch: the specs of a batch.
+            batch: the specs of a batch, or its arrays.
         """
         model, kind = self.model, self.kind
         if not model_building.needs_build(model, kind):

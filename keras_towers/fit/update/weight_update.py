@@ -153,14 +153,17 @@ class WeightUpdate:
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Place an optimizer's slot variables, once or beside their weights."""
-        for part in optimizers_in(optimizer):
-            for slot, weight in slots_of(part) if part.built else ():
-                self._place_slot(slot, weight)
+        self._place_slots(optimizer)
         # Weights that a step creates are not placed yet.
         weights = trained_by(optimizer) if self.sharding.each else []
         layout = ON_EACH if self.sharding.updates_each else ONCE
         for variable in (*weights, *optimizer.variables):
             self.variables.place(variable, layout)
+
+    def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
+        for part in optimizers_in(optimizer):
+            for slot, weight in slots_of(part) if part.built else ():
+                self._place_slot(slot, weight)
 
     def _place_slot(self, slot: keras.Variable, weight: Any) -> None:
         """Move a slot to its weight; divide one of the weight's shape alike."""
@@ -271,6 +274,8 @@ class WeightUpdate:
             if not optimizer.built:
                 with self._dividing_slots(optimizer):
                     self.build_whole(optimizer, variables)
+                with self.variables.placing_new():
+                    self._place_slots(optimizer)
             self.place_optimizer(optimizer)
         if len(optimizer.variables) > before and not tf.executing_eagerly():
             compat.make_function_trace_again()

@@ -214,6 +214,13 @@ class TowerVariables:
     def _note_move(self) -> None:
         self._has_moved, self._placement = True, None
 
+    @contextlib.contextmanager
+    def placing_new(self) -> Iterator[None]:
+        """Place variables in this block that nothing has used yet."""
+        before = self._has_moved, self._placement
+        yield
+        self._has_moved, self._placement = before
+
     def home_of(self, variable: Any) -> Home:
         """Return the home of a variable."""
         return self._homes.get(variable) or Home()
@@ -237,7 +244,6 @@ class TowerVariables:
         home = self.register(variable)
         is_new = home.of_replicas is None
         home.of_replicas = value
-        self._note_move()
         variable._value = unbind(value, self.has_parts)
         return is_new
 
@@ -247,7 +253,6 @@ class TowerVariables:
         for variable, home in self._homes.items():
             value = home.of_replicas
             if value is not None and variable._value is value.values[0]:
-                self._note_move()
                 bind(value, self._config.job.rank)
                 variable._value = value
 
@@ -279,7 +284,6 @@ class TowerVariables:
             # Another block has left it in shards.
             with tf.init_scope(), compat.single_device_mode():
                 original = tf.Variable(original)
-        self._note_move()
         # Recorded first, so that a Ctrl-C in between is undone too.
         home.original, home.back_to = original, back_to or original.device
         home.layout, home.device = layout, device
@@ -294,6 +298,9 @@ class TowerVariables:
                 [copy_to_device(original, d) for d in self._config.devices],
                 tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
+        if copy_on_tower(variable._value) is not original:
+            # A function may have captured the original.
+            self._note_move()
         return True
 
     def _divide(self, variable: keras.Variable, value: Any, home: Home) -> None:
