@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any
@@ -247,8 +248,11 @@ get_global_attribute = _keras(
 )
 distribution_lib = _keras("backend.tensorflow.distribution_lib")
 # Keras 3.8 has no ``RematScope``.
-remat_module = None if KERAS < (3, 9) else _keras("backend.common.remat")
-RematMode = remat_module.RematMode if remat_module else tuple
+remat_module = (
+    types.SimpleNamespace(RematMode=tuple)
+    if KERAS < (3, 9)
+    else _keras("backend.common.remat")
+)
 
 
 def convert_optionals(model: keras.Model, step: Step) -> Step:

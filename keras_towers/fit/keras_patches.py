@@ -279,7 +279,6 @@ def _devices(graph: tf.Graph) -> set[str]:
 
 
 _TRAINER, _BASE = compat.TensorFlowTrainer, compat.BaseTrainer
-_HAS_REMAT = compat.remat_module is not None
 _PATCHES: tuple[patches.Patch, ...] = (
     # Catches references to Keras's methods taken before the patch.
     (_TRAINER, "_maybe_symbolic_build", keras_loop.build_without_call),
@@ -307,8 +306,10 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # What recompute_grad is given runs once; a step's schedule recomputes it.
     (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
     (compat.custom_gradient_module, "_eager_mode_decorator", _call_recomputed),
+    # Models and users keep functions that were traced outside.
     (compat.function_context, "make_function_context", _context_of_traces),
-    *([(compat.remat_module, "RematMode", _remat_mode)] if _HAS_REMAT else []),
+    # It has to make sense outside, too, to the layers made here.
+    (compat.remat_module, "RematMode", _remat_mode),
 )
 
 

@@ -78,7 +78,7 @@ def apply_here() -> bool:
     )
 
 
-class ModeOfBlock(compat.RematMode):
+class ModeOfBlock(compat.remat_module.RematMode):
     """What a layer that is made in a strategy's block has of a ``RematScope``.
 
     Outside of blocks, where TensorFlow can call few layers so, it has no mode.
@@ -110,7 +110,7 @@ def called_once(function: Callable, arguments: Structure) -> Iterator[None]:
         name = getattr(function, "__qualname__", type(function).__name__)
         found = _second_call(graph.get_operations()[before:], arguments)
         if tf.executing_eagerly():
-            found = ["draws and writes again, if it does so"]
+            found = ["repeats what it draws and writes"]
         if found:
             report(name, " and ".join(found))
 
@@ -138,8 +138,8 @@ def _second_call(
     ]
     found = {
         # Without an effect, they have the same seed again.
-        "draws again": draws and effects,
-        "writes again": effects - draws,
+        "draws other numbers": draws and effects,
+        "writes twice": effects - draws,
         "gives no gradients to what it captures": compat.has_gradient(captured),
     }
     return [words for words, is_so in found.items() if is_so]
