@@ -248,7 +248,7 @@ get_global_attribute = _keras(
 )
 distribution_lib = _keras("backend.tensorflow.distribution_lib")
 # Keras 3.8 has no ``RematScope``.
-remat_module = (
+remat_module: Any = (
     types.SimpleNamespace(RematMode=tuple)
     if KERAS < (3, 9)
     else _keras("backend.common.remat")

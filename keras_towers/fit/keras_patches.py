@@ -76,7 +76,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
-from keras_towers.fit.context import patches, remat_scopes, thread_state
+from keras_towers.fit.context import patches, recomputed_calls, thread_state
 from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.tower_statistics import normalize
@@ -214,17 +214,17 @@ def _call_recomputed(
     """
     given = compat.recomputed(function)
     # Where Keras infers shapes, there is no gradient.
-    here = remat_scopes.apply_here() or compat.in_symbolic_scope()
+    here = recomputed_calls.apply_here() or compat.in_symbolic_scope()
     if given is None or not here:
         return original(function, args, kwargs)
-    with remat_scopes.called_once(given, (args, kwargs)):
+    with recomputed_calls.called_once(given, (args, kwargs)):
         return given(*args, **kwargs)
 
 
 def _remat_mode(original: patches.Original, *values: Any) -> Any:
     """Make the mode that a layer has of ``keras.RematScope``."""
     in_block = components.active_strategy() or keras.distribution.distribution()
-    return (remat_scopes.ModeOfBlock if in_block else original)(*values)
+    return (recomputed_calls.ModeOfBlock if in_block else original)(*values)
 
 
 def _context_of_traces(original: patches.Original, *arguments: Any) -> Any:
@@ -410,7 +410,7 @@ def _run(
         )
         with (
             runner.failing_together(kind),
-            remat_scopes.reporting.holding(report),
+            recomputed_calls.reporting.holding(report),
         ):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
             with read_ahead_limit.asking(model.variables), strategy.scope():
