@@ -235,7 +235,7 @@ def _context_of_traces(original: patches.Original, *arguments: Any) -> Any:
     context = original(*arguments)
     if thread_state.trains_on_one_device.get() is None:
         return context
-    return context._replace(context=(context.context, _PACKAGE))
+    return context._replace(context=(context.context, __name__))
 
 
 def _export(original: patches.Original, *args: Any, **kwargs: Any) -> object:
