@@ -2,8 +2,8 @@
 
 ``fit/context/patches.py`` replaces names, and puts them back, after errors too.
 The names in ``_PATCHES`` are patched while the scope of at least one of our
-strategies is active; each patch defers to Keras unless such a strategy is the
-current one.
+strategies is active, or a distribution of Keras is set; each patch defers to
+Keras unless such a strategy is the current one.
 
 Two of ``_PATCHES`` see all that Python makes meanwhile, as they cannot be bound
 to what a strategy has taken over. ``from_func_graph``: an attribute of a

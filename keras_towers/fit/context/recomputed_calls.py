@@ -70,7 +70,7 @@ def called_once(function: Callable, arguments: Structure) -> Iterator[None]:
         if tf.executing_eagerly():
             found = ["repeats what it draws and writes"]
         if found:
-            report(name, " and ".join(found))
+            report(name, ", ".join(found))
 
 
 def _second_call(
