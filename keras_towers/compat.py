@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,8 @@ _conversion = _tf("autograph.core.ag_ctx:control_status_ctx")
 
 # TensorFlow: functions, their graphs, and how these are optimized.
 function_module = _tf("eager.polymorphic_function.atomic_function")
+# The module of what tells the traces of a function apart, besides arguments.
+function_context = _tf("eager.polymorphic_function.function_context")
 # The bytes of a constant that a graph has at most once.
 _SMALL = 256
 _note_read_only = _tf(
@@ -156,6 +159,9 @@ _GRADIENTS_OF = (
 # Its function of graphs calls what has a gradient of its own.
 custom_gradient_module = _tf("ops.custom_gradient")
 _recompute_grad = _tf("ops.custom_gradient:recompute_grad")
+has_tape = _tf("eager.record:could_possibly_record")
+# Whether a tape follows any of some tensors.
+has_gradient = _tf("eager.record:should_record_backprop")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
 # The modules that write TensorFlow's files.
@@ -245,6 +251,12 @@ get_global_attribute = _keras(
     "backend.common.global_state:get_global_attribute"
 )
 distribution_lib = _keras("backend.tensorflow.distribution_lib")
+# Keras 3.8 has no ``RematScope``.
+remat_module: Any = (
+    types.SimpleNamespace(RematMode=tuple)
+    if KERAS < (3, 9)
+    else _keras("backend.common.remat")
+)
 
 
 def convert_optionals(model: keras.Model, step: Step) -> Step:

@@ -22,6 +22,7 @@ from keras_towers.fit.data.epoch_iterator import (
     TowerEpochIterator,
     Undistributed,
 )
+from keras_towers.fit.step import step_reports
 from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
@@ -45,6 +46,7 @@ class Verification:
             since a sum in another order may differ by as much.
         steps: the number of steps that were compared.
         description: the strategy's ``describe()``.
+        causes: why one device, as plain Keras, may itself be wrong.
 
     Example:
         >>> print(keras_towers.verify(model, x, y))
@@ -59,15 +61,17 @@ class Verification:
     rounding: float
     steps: int
     description: str
+    causes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
-        return (
+        found = (
             f"After {steps} the largest relative difference from one device "
             "is\n"
             f"{self.difference:.1e}, in {self.where} ({self.rounding:.1e} by "
-            f"rounding alone).\n{self.description}"
+            "rounding alone)."
         )
+        return "\n".join((found, *self.causes, self.description))
 
 
 def verify(
@@ -141,6 +145,7 @@ def verify(
         rounding=rounding[worst],
         steps=int(data.cardinality()),
         description=towers.describe(),
+        causes=step_reports.called_once(model),
     )
 
 

@@ -205,6 +205,10 @@ CASES: dict[str, Case] = {
         steps_per_execution=3,
         tolerance=4e-6,
     ),
+    # One device computes it again for gradients.
+    "recomputed": case(
+        build=lambda: m.mlp(layers.Lambda(tf.recompute_grad(tf.nn.gelu)))
+    ),
     "several-losses": case(
         fit(
             {"features": m.FEATURES, "tokens": m.TOKENS},

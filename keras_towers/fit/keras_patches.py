@@ -2,8 +2,8 @@
 
 ``fit/context/patches.py`` replaces names, and puts them back, after errors too.
 The names in ``_PATCHES`` are patched while the scope of at least one of our
-strategies is active; each patch defers to Keras unless such a strategy is the
-current one.
+strategies is active, or a distribution of Keras is set; each patch defers to
+Keras unless such a strategy is the current one.
 
 Two of ``_PATCHES`` see all that Python makes meanwhile, as they cannot be bound
 to what a strategy has taken over. ``from_func_graph``: an attribute of a
@@ -76,8 +76,9 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
-from keras_towers.fit.context import patches, thread_state
+from keras_towers.fit.context import patches, recomputed_calls, thread_state
 from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import model_binding
@@ -201,10 +202,9 @@ def _call_recomputed(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function with a custom gradient, in a graph.
+    """Call a function with a custom gradient.
 
-    A step that may recompute traces the function of ``tf.recompute_grad`` once,
-    as a segment.
+    The function of ``tf.recompute_grad`` is called once.
 
     Args:
         original: TensorFlow's way to call it.
@@ -212,16 +212,30 @@ def _call_recomputed(
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    step, given = thread_state.current_step(), compat.recomputed(function)
-    is_noted = step is not None and step.remat is not None
+    given = compat.recomputed(function)
     # Where Keras infers shapes, there is no gradient.
-    if given is None or not (is_noted or compat.in_symbolic_scope()):
+    here = recomputed_calls.apply_here() or compat.in_symbolic_scope()
+    if given is None or not here:
         return original(function, args, kwargs)
-    with contextlib.ExitStack() as stack:
-        # A branch, a loop or a function is one operation.
-        if step and step.remat and step.graph is compat.get_default_graph():
-            stack.enter_context(step.remat.segment())
+    with recomputed_calls.called_once(given, (args, kwargs)):
         return given(*args, **kwargs)
+
+
+def _remat_mode(original: patches.Original, *values: Any) -> Any:
+    """Make the mode that a layer has of ``keras.RematScope``."""
+    in_block = components.active_strategy() or keras.distribution.distribution()
+    return (recomputed_calls.ModeOfBlock if in_block else original)(*values)
+
+
+def _context_of_traces(original: patches.Original, *arguments: Any) -> Any:
+    """Return what tells traces apart: outside, they may call a function twice.
+
+    Calls on one device use the step functions that a model has outside, too.
+    """
+    context = original(*arguments)
+    if thread_state.trains_on_one_device.get() is None:
+        return context
+    return context._replace(context=(context.context, __name__))
 
 
 def _export(original: patches.Original, *args: Any, **kwargs: Any) -> object:
@@ -289,9 +303,13 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # Data that use a model's variables are read in turn with its steps.
     (compat.KerasVariable, "value", read_ahead_limit.use_variable),
     (compat.KerasVariable, "assign", read_ahead_limit.use_variable),
-    # The schedule of a step computes again what Keras's remat and TensorFlow's
-    # recompute_grad say.
+    # What recompute_grad is given runs once; a step's schedule recomputes it.
     (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
+    (compat.custom_gradient_module, "_eager_mode_decorator", _call_recomputed),
+    # Models and users keep functions that were traced outside.
+    (compat.function_context, "make_function_context", _context_of_traces),
+    # It has to make sense outside, too, to the layers made here.
+    (compat.remat_module, "RematMode", _remat_mode),
 )
 
 
@@ -387,7 +405,13 @@ def _run(
         if not in_block:
             model_binding.announce_default(model, kind, strategy._config)
         runner = strategy._runner
-        with runner.failing_together(kind):
+        report = functools.partial(
+            step_reports.record_called_once, strategy._config, model
+        )
+        with (
+            runner.failing_together(kind),
+            recomputed_calls.reporting.holding(report),
+        ):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
             with read_ahead_limit.asking(model.variables), strategy.scope():
                 return runner.run_call(call)

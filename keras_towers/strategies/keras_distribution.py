@@ -352,6 +352,8 @@ def _set_distribution(
         )
     store()
     _thread.block.close()
+    if distribution is not None:
+        _thread.block.enter_context(keras_patches.installed())
     if distribution is not None and distribution.device_mesh.devices.size > 1:
         # clear_session() drops the distributions of all threads.
         kept = compat.global_state.GLOBAL_STATE_TRACKER

@@ -4,8 +4,10 @@
   A dictionary for keys without a usable ``==``, such as Keras variables.
 ``patches``
   Temporary patches of classes, modules and single objects.
+``recomputed_calls``
+  What users let recompute: ``keras.RematScope``, ``keras.remat``.
 ``remat_scopes``
-  Layers that users let recompute: ``keras.RematScope``, ``keras.remat``.
+  What users let a step recompute, which the schedule of a step does.
 ``thread_state``
   State of each thread: the step that it traces or runs, and its blocks.
 ``without_collection``

@@ -1,10 +1,6 @@
-"""Layers that users let recompute: ``keras.RematScope``, ``keras.remat``.
+"""What users let a step recompute, which the schedule of a step does.
 
-On TensorFlow both are ``tf.recompute_grad``, which traces a function a second
-time in its gradient. Then it draws other random numbers, updates variables
-twice, fails with keyword arguments, and makes the gradients of all its
-variables wait for one another. A step on towers traces the function once, like
-any other, and the schedule recomputes the operations without effects.
+``recomputed_calls.py`` marks it.
 """
 
 from __future__ import annotations

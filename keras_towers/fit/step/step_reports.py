@@ -37,6 +37,9 @@ _PER_BUILT = 25 * 2**10
 
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
+# What is said of the functions that the steps of a model call once.
+_called_once: weakref.WeakKeyDictionary[keras.Model, dict[str, None]]
+_called_once = weakref.WeakKeyDictionary()
 
 
 def record_costs(
@@ -62,6 +65,31 @@ def record_costs(
     said = costs.announcement
     if said and ranks.job.rank == 0 and first_time(model, "computed once"):
         announce(f"{name}: {said}")
+
+
+def record_called_once(
+    config: TowerConfig, model: keras.Model, function: str, difference: str
+) -> None:
+    """Record, and announce once, that plain Keras calls a function twice.
+
+    Args:
+        config: the towers that run the step.
+        model: its model.
+        function: the name of the function, which the user lets recompute.
+        difference: what its second call does.
+    """
+    line = (
+        f"{_name_of('fit', model)} calls {function} once. Plain Keras, which "
+        f"calls it again for gradients, {difference}."
+    )
+    _called_once.setdefault(model, {})[line] = None
+    if config.job.rank == 0 and first_time(model, line):
+        announce(line)
+
+
+def called_once(model: keras.Model) -> tuple[str, ...]:
+    """Return what ``record_called_once`` has said of a model."""
+    return tuple(_called_once.get(model, ()))
 
 
 def record_graph(

@@ -1,0 +1,103 @@
+"""What users let recompute: ``keras.RematScope``, ``keras.remat``.
+
+On TensorFlow both are ``tf.recompute_grad``, which calls a function a second
+time in its gradient. Then it draws other random numbers, updates variables
+twice, fails with keyword arguments, gives no gradients to the tensors that it
+captures, and makes the gradients of all its variables wait for one another. In
+a strategy's block, the function is called once, like any other. The schedule of
+a step on towers recomputes the operations without effects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers._types import Structure
+from keras_towers.fit import components
+from keras_towers.fit.context import thread_state
+from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.partition.effects import Effect, effect_of, is_draw
+
+# Gets the name of each function that is called once, and how plain Keras
+# differs, if it does.
+reporting: ThreadLocal[Callable[[str, str], None]] = ThreadLocal()
+
+
+def apply_here() -> bool:
+    """Whether this thread is in a strategy's block, or in a call of its own."""
+    return bool(
+        thread_state.current_step()
+        or components.active_strategy()
+        or thread_state.trains_on_one_device.get() is not None
+    )
+
+
+class ModeOfBlock(compat.remat_module.RematMode):
+    """What a layer that is made in a strategy's block has of a ``RematScope``.
+
+    Outside of blocks, where TensorFlow can call few layers so, it has no mode.
+    """
+
+    @property
+    def mode(self) -> str | None:
+        """The mode that the user gave, where it applies."""
+        return self[0] if apply_here() else None
+
+
+@contextlib.contextmanager
+def called_once(function: Callable, arguments: Structure) -> Iterator[None]:
+    """Call a function, in this block, that plain Keras would call twice.
+
+    Args:
+        function: the function.
+        arguments: what it is given.
+    """
+    step, graph = thread_state.current_step(), compat.get_default_graph()
+    before = len(graph.get_operations())
+    with contextlib.ExitStack() as stack:
+        # A branch, a loop or a function is one operation.
+        if step and step.remat and step.graph is graph:
+            stack.enter_context(step.remat.segment())
+        yield
+    report = reporting.get()
+    if report and compat.has_tape():
+        name = getattr(function, "__qualname__", type(function).__name__)
+        found = _second_call(graph.get_operations()[before:], arguments)
+        if tf.executing_eagerly():
+            found = ["repeats what it draws and writes"]
+        if found:
+            report(name, ", ".join(found))
+
+
+def _second_call(
+    operations: Sequence[tf.Operation], arguments: Structure
+) -> list[str]:
+    """Describe what a second call changes in plain Keras.
+
+    Args:
+        operations: those that a call adds.
+        arguments: of the call.
+    """
+    inside = set(operations)
+    draws = {o for o in inside if is_draw(o.type) or "seed2" in o.node_def.attr}
+    effects = {o for o in inside if effect_of(o) > Effect.CHECK}
+    given = {id(t) for t in tf.nest.flatten(arguments, expand_composites=True)}
+    inputs = [tensor for o in operations for tensor in o.inputs]
+    captured = [
+        tensor
+        for tensor in inputs
+        if tensor.dtype != tf.resource
+        and tensor.op not in inside
+        and id(tensor) not in given
+    ]
+    found = {
+        # Without an effect, they have the same seed again.
+        "draws other numbers": draws and effects,
+        "writes twice": effects - draws,
+        "gives no gradients to what it captures": compat.has_gradient(captured),
+    }
+    return [words for words, is_so in found.items() if is_so]
