@@ -27,7 +27,6 @@ from keras_towers.fit.components import (
     TowerConfig,
     check_equal_gradients,
 )
-from keras_towers.fit.context import patches
 from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
@@ -151,18 +150,25 @@ class WeightUpdate:
         elif alone or not self._layout_of(variable).divides:
             self.place(variable)
 
-    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Place an optimizer's slot variables, once or beside their weights."""
+    def place_optimizer(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> list[keras.Variable]:
+        """Place an optimizer's slot variables, once or beside their weights.
+
+        Returns:
+            Those that moved, of which functions may still use another value.
+        """
+        moved = []
         for part in optimizers_in(optimizer):
             for slot, weight in slots_of(part) if part.built else ():
-                self._place_slot(slot, weight)
+                moved += [slot] if self._place_slot(slot, weight) else []
         # Weights that a step creates are not placed yet.
         weights = trained_by(optimizer) if self.sharding.each else []
         layout = ON_EACH if self.sharding.updates_each else ONCE
-        for variable in (*weights, *optimizer.variables):
-            self.variables.place(variable, layout)
+        placed = (*weights, *optimizer.variables)
+        return moved + [v for v in placed if self.variables.place(v, layout)]
 
-    def _place_slot(self, slot: keras.Variable, weight: Any) -> None:
+    def _place_slot(self, slot: keras.Variable, weight: Any) -> bool:
         """Move a slot to its weight; divide one of the weight's shape alike."""
         variables, layout = self.variables, self._layout_of(weight)
         device = variables.home_of(weight).device
@@ -170,10 +176,11 @@ class WeightUpdate:
         if layout.divides and has_entries and is_deferred(slot):
             variables.name_slot(slot, weight)
         if device:
-            variables.place(slot, device=device)
-        elif layout.divides and has_entries and variables.may_divide(slot):
+            return variables.place(slot, device=device)
+        if layout.divides and has_entries and variables.may_divide(slot):
             back_to = variables.original_device(weight)
-            variables.place(slot, layout, back_to=back_to)
+            return variables.place(slot, layout, back_to=back_to)
+        return False
 
     def note_own_step(self, step: ComparedStep) -> None:
         """Record a step of training that this rank takes by itself."""
@@ -272,39 +279,23 @@ class WeightUpdate:
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
-                with self._dividing_slots(optimizer):
+                with self._deferring_slots(variables):
                     self.build_whole(optimizer, variables)
             self.place_optimizer(optimizer)
         if self.sharding.divide_any:
             divides = any(self._layout_of(v).divides for v in variables)
             self.sharding.announce(optimizer, variables, divides)
 
-    def _dividing_slots(
-        self, optimizer: Any
+    def _deferring_slots(
+        self, weights: Sequence[Any]
     ) -> contextlib.AbstractContextManager[None]:
-        """Divide slots that are created in this block, one after another."""
-        parts = optimizers_in(optimizer) if self.sharding.divide_any else ()
-        methods = {"add_variable_from_reference": self._add_slot}
-        return patches.overridden(parts, lambda _: methods)
+        """Create slots that begin as constants without memory in this block.
 
-    def _add_slot(
-        self,
-        optimizer: Any,
-        original: patches.Original,
-        reference_variable: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> keras.Variable:
-        """Create a slot; divide a constant one before it takes memory."""
-        weight = reference_variable
-        with contextlib.ExitStack() as stack:
-            divides = self._layout_of(weight).divides
-            if divides and self.variables.may_divide(weight):
-                stack.enter_context(deferring_constants())
-            slot = original(weight, *args, **kwargs)
-        if is_deferred(slot):
-            self._place_slot(slot, weight)
-        return slot
+        They are divided before they take any.
+        """
+        may_divide, layout_of = self.variables.may_divide, self._layout_of
+        divided = [w for w in weights if may_divide(w) and layout_of(w).divides]
+        return deferring_constants({tuple(w.shape) for w in divided})
 
     def build_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build an optimizer with whole slots, as one device does."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import patches
-from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.fit.weights.shards import ShardedVariable, current_value
 
 # The variables that have the values now, by the ids of the handles that do not.
 _by_handle: dict[int, weakref.ref[tf.Variable]] = {}
@@ -81,7 +81,8 @@ def _call(
         return original(function, tensor_inputs, captured_inputs)
     reads = compat.read_only_inputs(function.graph)
     with contextlib.ExitStack() as stack:
-        for index, variable in found:
+        for index, moved in found:
+            variable = current_value(moved)
             inputs[index] = variable.handle
             if not isinstance(variable, ShardedVariable):
                 continue

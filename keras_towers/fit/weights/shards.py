@@ -417,12 +417,12 @@ class ShardedVariable(compat.UninitializedVariable):
             )
         # A device may be too small for the whole.
         if eager:
-            with self.holding_whole(reads and not self.is_lost):
-                with tf.device(compat.HOST):
-                    yield
-                    if writes:
-                        self._has_whole = True
-                        self._write(self._read_variable_op())
+            whole = self.holding_whole(reads and not self.is_lost)
+            with whole, tf.device(compat.HOST):
+                yield
+                if writes:
+                    self._has_whole = True
+                    self._write(self._read_variable_op())
             if writes:
                 return_freed_memory()
             return
