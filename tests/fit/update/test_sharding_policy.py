@@ -18,6 +18,7 @@ from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import (
     STEPS,
+    OwnSlots,
     Y,
     adam,
     classifier,
@@ -206,30 +207,6 @@ def test_functions_of_a_loaded_model_find_their_weights(tmp_path):
     make = stacked(layers, optimizer=lambda: keras.optimizers.SGD(0.05))
     strategy = kt.TowerStrategy(2, weights="sharded")
     assert_exact(make, fit, strategy, in_graph=True)
-
-
-class OwnSlots(keras.optimizers.Optimizer):
-    """Makes its slots by their shapes; half of them begin as their weights."""
-
-    def build(self, variables):
-        if not self.built:
-            super().build(variables)
-            self.m = [
-                self.add_variable(v.shape, "zeros", name="m") for v in variables
-            ]
-            self.slow = [
-                self.add_variable(
-                    v.shape, lambda *_, v=v, **__: tf.identity(v), name="slow"
-                )
-                for v in variables
-            ]
-
-    def update_step(self, gradient, variable, learning_rate):
-        index = self._get_variable_index(variable)
-        m, slow = self.m[index], self.slow[index]
-        self.assign(m, m * 0.9 + gradient)
-        self.assign_add(slow, 0.1 * (variable - slow))
-        self.assign_sub(variable, learning_rate * (m + slow))
 
 
 @pytest.mark.parametrize("optimizer", [adam, lambda: OwnSlots(0.01)])
