@@ -30,6 +30,11 @@ from keras_towers.transport import Transport, next_key
 # more than its memory is worth.
 SMALLEST_BYTES = 2**16
 
+# The C library keeps no larger value that was freed.
+_LARGEST_KEPT = 2**25
+# The bytes of the wholes that were freed since it has returned such memory.
+_freed: list[int] = []
+
 # Held while a handle gets the whole value, or loses it.
 _filling = threading.RLock()
 
@@ -424,7 +429,10 @@ class ShardedVariable(compat.UninitializedVariable):
                     self._has_whole = True
                     self._write(self._read_variable_op())
             if writes:
-                return_freed_memory()
+                _freed.append(self.dtype.size * self.shape.num_elements())
+                if sum(_freed) >= _LARGEST_KEPT:
+                    _freed.clear()
+                    return_freed_memory()
             return
         self._used_in.append(graph)
         try:
