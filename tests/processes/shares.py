@@ -161,6 +161,34 @@ def slots_of_every_origin_are_those_of_one_device():
 
 
 @check
+def ranks_may_have_loaded_a_model_or_made_it():
+    """Keras does not name the optimizer around another one that it loads."""
+    path = str(FOLDER / f"loaded-{s.RANK}.keras")
+
+    def make(**options):
+        keras.utils.set_random_seed(0)
+        given = keras.Input((4,))
+        hidden = keras.layers.Dense(8, "relu", name="hidden")(given)
+        made = keras.Model(given, keras.layers.Dense(3, name="out")(hidden))
+        inner = keras.optimizers.SGD(0.1, 0.9)
+        scaled = keras.optimizers.LossScaleOptimizer(inner)
+        made.compile(scaled, "mse", **options)
+        return made
+
+    reference = make(run_eagerly=True)
+    train(reference)
+    reference.save(path)
+    with sharded(updates=None, weights="sharded"):
+        mine = make() if s.RANK else keras.models.load_model(path)
+        mine.run_eagerly = False
+        assert s.RANK or mine.optimizer.variables[-1].path.startswith("sgd/")
+        train(mine)
+    if s.RANK == 0:
+        train(reference)
+    assert_same_state(mine, reference)
+
+
+@check
 def what_is_held_from_before_a_block_has_its_value():
     mine, reference = compiled(), alone({"epochs": 3})
     kernel = mine.weights[0]

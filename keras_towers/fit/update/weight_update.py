@@ -270,8 +270,16 @@ class WeightUpdate:
             # The optimizer may overwrite all its weights by moving averages.
             copy_to_towers(trained_by(call.optimizer))
 
-    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer if needed, and place its slot variables."""
+    def make_ready(
+        self, optimizer: Any, variables: Sequence[Any], in_apply: bool = True
+    ) -> None:
+        """Build the optimizer if needed, and place its slot variables.
+
+        Args:
+            optimizer: the optimizer.
+            variables: the weights that it updates.
+            in_apply: as for ``build_whole``.
+        """
         if not optimizer.built and not tf.executing_eagerly():
             # The trace so far treats the optimizer as unbuilt, with a constant
             # loss scale.
@@ -280,7 +288,7 @@ class WeightUpdate:
         with tf.init_scope():
             if not optimizer.built:
                 with self._deferring_slots(variables):
-                    self.build_whole(optimizer, variables)
+                    self.build_whole(optimizer, variables, in_apply)
             self.place_optimizer(optimizer)
         if self.sharding.divide_any:
             divides = any(self._layout_of(v).divides for v in variables)
@@ -297,10 +305,21 @@ class WeightUpdate:
         divided = [w for w in weights if may_divide(w) and layout_of(w).divides]
         return deferring_constants({tuple(w.shape) for w in divided})
 
-    def build_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build an optimizer with whole slots, as one device does."""
+    def build_whole(
+        self, optimizer: Any, variables: Sequence[Any], in_apply: bool = True
+    ) -> None:
+        """Build an optimizer with whole slots, as one device does.
+
+        Args:
+            optimizer: the optimizer.
+            variables: the weights that it updates.
+            in_apply: whether its first ``apply`` builds it, which names slots.
+        """
         with as_one_device(optimizer, variables):
-            build_optimizer(optimizer, variables)
+            if in_apply:
+                build_optimizer(optimizer, variables)
+            else:
+                optimizer.build(variables)
 
     def _apply_on_tower(
         self, call: ApplyCall, sums: list[Any], tower: int = 0

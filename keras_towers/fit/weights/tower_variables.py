@@ -421,7 +421,7 @@ class TowerVariables:
             variable: the variable.
             of: tells it from others of its path.
         """
-        path = rank_checks.without_numbers(variable.path)
+        path = rank_checks.name_in_parent(variable.path)
         name = f"{self.access.known.agreements}: {path}{of}"
         others = [home.name for home in self._homes.values()]
         number = sum(other.startswith(f"{name} (") for other in others)
