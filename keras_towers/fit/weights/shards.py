@@ -35,9 +35,6 @@ _LARGEST_KEPT = 2**25
 # The bytes of the wholes that were freed since it has returned such memory.
 _freed: list[int] = []
 
-# Held while a handle gets the whole value, or loses it.
-_filling = threading.RLock()
-
 
 def choose_layout(
     shape: Sequence[int], item_bytes: int, towers: int
@@ -191,6 +188,8 @@ class ShardedVariable(compat.UninitializedVariable):
         # How many blocks use its handle, whether that has the whole, and the
         # graphs that are traced within a use.
         self._uses, self._has_whole = 0, False
+        # Held while its handle gets the whole, or loses it.
+        self._filling = threading.RLock()
         self._used_in: list[tf.Graph] = []
         self._restore: Callable[[tf.Tensor], tf.Variable] | None = None
         self._restored: tf.Variable | None = None
@@ -259,22 +258,11 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def _rows(self) -> list[tf.Tensor]:
         """Return each tower's rows, or one entry if all have the same."""
-        number = len(self.shards if self.layout.rows else self.shards[:1])
-        columns = len(self.shards[0])
-        rows = []
-        for tower, row in enumerate(self.shards[:number]):
-            parts = [
-                # A function of the user's own may outlive the shards.
-                tf.ensure_shape(
-                    shard.read_value(),
-                    self._bounds(tower, column, columns)[1],
-                    name="in_shards_only_until_the_end_of_the_block",
-                )
-                for column, shard in enumerate(row)
-            ]
-            divided = self.layout.columns
-            rows.append(tf.concat(parts, divided.axis) if divided else parts[0])
-        return rows
+        columns = self.layout.columns
+        rows = self.shards if self.layout.rows else self.shards[:1]
+        if columns is None:
+            return [_read(row[0]) for row in rows]
+        return [tf.concat([*map(_read, row)], columns.axis) for row in rows]
 
     def is_initialized(self, name: str | None = None) -> Any:
         """Return whether it has a value, which is always so."""
@@ -358,7 +346,7 @@ class ShardedVariable(compat.UninitializedVariable):
         Args:
             reads: whether it is read, in this thread; or only written.
         """
-        with _filling, tf.device(compat.HOST):
+        with self._filling, tf.device(compat.HOST):
             if reads and not self._has_whole:
                 self._overwrite(self._whole())
                 self._has_whole = True
@@ -366,7 +354,7 @@ class ShardedVariable(compat.UninitializedVariable):
         try:
             yield
         finally:
-            with _filling:
+            with self._filling:
                 self._uses -= 1
                 if not self._uses and not self.is_lost:
                     self._has_whole = False
@@ -395,10 +383,9 @@ class ShardedVariable(compat.UninitializedVariable):
         is_here = self._has_whole or not self.is_remote
         in_step = thread_state.current_step() is not None and not eager
         # Keras asks for shapes in a graph that never runs.
-        is_used = in_step or compat.in_symbolic_scope()
         graph = compat.get_default_graph()
-        is_used = is_used or graph in self._used_in
-        if is_used or (is_here and _is_saved()):
+        is_used = in_step or compat.in_symbolic_scope()
+        if is_used or graph in self._used_in or (is_here and _is_saved()):
             yield
             return
         wholes = thread_state.exporting.get()
@@ -420,31 +407,27 @@ class ShardedVariable(compat.UninitializedVariable):
                 "tf.function of your own: each rank has its part of it. Read "
                 "or write it outside of the function."
             )
-        # A device may be too small for the whole.
-        if eager:
-            whole = self.holding_whole(reads and not self.is_lost)
-            with whole, tf.device(compat.HOST):
-                yield
-                if writes:
-                    self._has_whole = True
-                    self._write(self._read_variable_op())
-            if writes:
-                _freed.append(self.dtype.size * self.shape.num_elements())
-                if sum(_freed) >= _LARGEST_KEPT:
-                    _freed.clear()
-                    return_freed_memory()
-            return
-        self._used_in.append(graph)
-        try:
-            with tf.device(compat.HOST):
+        with contextlib.ExitStack() as stack:
+            # A device may be too small for the whole.
+            stack.enter_context(tf.device(compat.HOST))
+            if eager:
+                has_value = reads and not self.is_lost
+                stack.enter_context(self.holding_whole(has_value))
+            else:
+                self._used_in.append(graph)
+                stack.callback(self._used_in.remove, graph)
                 # A write fails as well, once the shards are gone.
                 if not (self._has_whole or self.is_lost):
                     self._overwrite(self._whole())
-                yield
-                if writes:
-                    self._write(self._read_variable_op())
-        finally:
-            self._used_in.remove(graph)
+            yield
+            if writes:
+                self._has_whole = self._has_whole or eager
+                self._write(self._read_variable_op())
+        if writes and eager:
+            _freed.append(self.dtype.size * self.shape.num_elements())
+            if sum(_freed) >= _LARGEST_KEPT:
+                _freed.clear()
+                return_freed_memory()
 
     def _write(self, whole: tf.Tensor) -> None:
         if self.access is not None and self.is_remote and not self.is_lost:
@@ -476,6 +459,12 @@ def current_value(variable: Variable) -> Any:
         ordinary = value.become_ordinary()
         return value if ordinary is None else ordinary
     return value
+
+
+def _read(shard: tf.Variable) -> tf.Tensor:
+    """Read a shard; a function that outlives it gets an error, not nothing."""
+    name = "in_shards_only_until_the_end_of_the_block"
+    return tf.ensure_shape(shard.read_value(), shard.shape, name=name)
 
 
 def _is_saved() -> bool:
