@@ -30,10 +30,10 @@ class MovedVariable(compat.BaseResourceVariable):
     def __getattribute__(self, name: str) -> Any:
         # What a user's dictionary knows it by stays.
         own = super().__getattribute__
-        return own(name) if name == "ref" else getattr(own("_now"), name)
+        return own(name) if name == "ref" else getattr(own("moved_to"), name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(object.__getattribute__(self, "_now"), name, value)
+        setattr(object.__getattribute__(self, "moved_to"), name, value)
 
 
 def move(variable: Any, now: tf.Variable) -> None:
@@ -54,7 +54,11 @@ def move(variable: Any, now: tf.Variable) -> None:
     end = weakref.finalize(variable, stack.close)
     end.atexit = False
     own = vars(variable)
-    own["_now"], own["_kind"], own["_end"] = now, type(variable), end
+    own["moved_to"], own["moved_from"], own["moved_end"] = (
+        now,
+        type(variable),
+        end,
+    )
     object.__setattr__(variable, "__class__", MovedVariable)
 
 
@@ -62,9 +66,9 @@ def move_back(variable: tf.Variable) -> None:
     """Let a variable stand for itself again, if it has been moved."""
     if type(variable) is MovedVariable:
         own = object.__getattribute__(variable, "__dict__")
-        object.__setattr__(variable, "__class__", own.pop("_kind"))
-        own.pop("_end")()
-        del own["_now"]
+        object.__setattr__(variable, "__class__", own.pop("moved_from"))
+        own.pop("moved_end")()
+        del own["moved_to"]
 
 
 def _call(
