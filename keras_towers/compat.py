@@ -164,6 +164,13 @@ has_tape = _tf("eager.record:could_possibly_record")
 has_gradient = _tf("eager.record:should_record_backprop")
 # A function of a model that tf.saved_model.load returns.
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
+CalledFunction = _tf(
+    "eager.polymorphic_function.concrete_function:ConcreteFunction"
+)
+read_only_inputs = _tf(
+    "framework.auto_control_deps_utils"
+    ":get_read_only_resource_input_indices_graph"
+)
 # The modules that write TensorFlow's files.
 saved_model = _tf("saved_model.save")
 checkpoint_management = _tf("checkpoint.checkpoint_management")

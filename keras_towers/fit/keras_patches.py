@@ -33,7 +33,9 @@ Patched classes and modules:
 * ``verification.py``: how variables are initialized, while ``kt.verify``
   measures
 * ``fit/weights/without_memory.py``: the same, while ``keras-towers plan``
-  builds models and traces their steps, or an optimizer makes a slot in shards
+  builds models and traces their steps, or an optimizer makes slots in shards
+* ``fit/weights/moved_variable.py``: calls of functions, while another variable
+  has the value of one that they may have captured
 * ``launching/late_entry.py``: TensorFlow's start and the current strategy,
   until a script of ``keras-towers run`` needs them
 * ``engines/dropin/distributed_models.py``: ``compile`` and ``fit`` of models,
@@ -47,7 +49,6 @@ Patched attributes of a single object:
 * ``fit/step/adaptive_function.py``: a model, while Keras makes its functions
 * ``fit/step/dry_run.py``: a model, while a step is planned
 * ``fit/update/optimizers.py``: an optimizer, during an update
-* ``fit/update/weight_update.py``: an optimizer, while it makes slots
 * ``engines/dropin/gradient_reducer.py``: an optimizer, for good
 * ``fit/calls/callback_effects.py``, ``fit/calls/callback_roles.py``: callbacks
 * ``strategies/keras_distribution.py``: a distribution, during a call

@@ -244,6 +244,15 @@ def without_numbers(path: str) -> str:
     return re.sub(r"_\d+(?=[/_ ]|$)", "", path)
 
 
+def name_in_parent(path: str) -> str:
+    """Return the part of a variable's path that is equal on all ranks.
+
+    Around the scope of its layer, or of its optimizer, are others if a call of
+    a model or of another optimizer has built it, rather than Keras as it loads.
+    """
+    return without_numbers("/".join(path.split("/")[-2:]))
+
+
 @functools.cache
 def process_facts(engine: str = "") -> dict[str, str]:
     """Return the versions and the script of this process, to compare."""

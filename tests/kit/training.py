@@ -1,6 +1,7 @@
 """Small training runs: their data, their models and their ``fit``."""
 
 import contextlib
+import functools
 from unittest import mock
 
 import keras
@@ -14,6 +15,30 @@ EXAMPLES = 53
 BATCH = 16
 STEPS = 4  # the last batch has 5 examples
 X, Y = m.FEATURES[:EXAMPLES], m.LABELS[:EXAMPLES]
+
+
+class OwnSlots(keras.optimizers.Optimizer):
+    """Makes its slots by their shapes; half of them begin as their weights."""
+
+    def build(self, variables):
+        if not self.built:
+            super().build(variables)
+            self.m, self.slow = [], []
+            for v in variables:
+                self.m.append(self.add_variable(v.shape, "zeros", name="m"))
+                slow = functools.partial(_copy, v)
+                self.slow.append(self.add_variable(v.shape, slow, name="slow"))
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        m, slow = self.m[index], self.slow[index]
+        self.assign(m, m * 0.9 + gradient)
+        self.assign_add(slow, 0.1 * (variable - slow))
+        self.assign_sub(variable, learning_rate * (m + slow))
+
+
+def _copy(variable, *_, **__):
+    return keras.ops.copy(variable)
 
 
 def adam(**kwargs):

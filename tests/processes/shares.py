@@ -1,6 +1,7 @@
 """Checks of a worker: slots, or weights, in shards on ranks of one tower."""
 
 import contextlib
+import functools
 import gc
 import os
 import pathlib
@@ -16,9 +17,11 @@ import keras_towers as kt
 from keras_towers import settings
 from keras_towers.fit.weights import shards
 from keras_towers.fit.weights.joint_access import access_of
+from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.fit.weights.without_memory import DeferredVariable
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
+from tests.kit.training import OwnSlots
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -140,6 +143,87 @@ def what_only_some_ranks_write_reaches_all():
         train(mine, callbacks=[within])
     if s.RANK == 0:
         train(reference, callbacks=[within])
+    assert_same_state(mine, reference)
+
+
+@check
+def slots_of_every_origin_are_those_of_one_device():
+    """Steps divide some at once, others before the next call."""
+    own = functools.partial(OwnSlots, 0.02)
+    mine, reference = compiled(own), compiled(own, run_eagerly=True)
+    with sharded(updates=None, weights="sharded"):
+        for _ in range(3):
+            train(mine)
+        assert all(map(spans_ranks, (*mine.optimizer.m, *mine.optimizer.slow)))
+    for _ in range(3 if s.RANK == 0 else 0):
+        train(reference)
+    assert_same_state(mine, reference)
+
+
+@check
+def ranks_may_have_loaded_a_model_or_made_it():
+    """Keras does not name the optimizer around another one that it loads."""
+    path = str(FOLDER / f"loaded-{s.RANK}.keras")
+
+    def make(**options):
+        keras.utils.set_random_seed(0)
+        given = keras.Input((4,))
+        hidden = keras.layers.Dense(8, "relu", name="hidden")(given)
+        made = keras.Model(given, keras.layers.Dense(3, name="out")(hidden))
+        inner = keras.optimizers.SGD(0.1, 0.9)
+        scaled = keras.optimizers.LossScaleOptimizer(inner)
+        made.compile(scaled, "mse", **options)
+        return made
+
+    reference = make(run_eagerly=True)
+    train(reference)
+    reference.save(path)
+    with sharded(updates=None, weights="sharded"):
+        mine = make() if s.RANK else keras.models.load_model(path)
+        mine.run_eagerly = False
+        assert s.RANK or mine.optimizer.variables[-1].path.startswith("sgd/")
+        train(mine)
+    if s.RANK == 0:
+        train(reference)
+    assert_same_state(mine, reference)
+
+
+@check
+def what_is_held_from_before_a_block_has_its_value():
+    mine, reference = compiled(), alone({"epochs": 3})
+    kernel = mine.weights[0]
+    value = kernel.value
+    read = tf.function(lambda: tf.reduce_sum(value * value))
+    write = tf.function(lambda: value.assign(value + 1).dtype.size)
+    read, write = read.get_concrete_function(), write.get_concrete_function()
+
+    def look(_=None):
+        found = kernel.numpy()
+        assert value.numpy().tolist() == found.tolist()
+        assert_all_close([read()], [np.sum(found * found)], 1e-5)
+
+    def change(_=None):
+        before = kernel.numpy()
+        write()
+        assert_all_close([value], [before + 1], 1e-6)
+        value.assign(value - 1)
+        value.assign(kernel)
+        kernel.value.assign(value)
+        assert_all_close([kernel], [before], 1e-6)
+
+    does = s.Does(on_train_batch_end=look, on_epoch_end=change)
+    with sharded(updates=None, weights="sharded"):
+        train(mine, epochs=2, callbacks=[does])
+        with s.refused("cannot be used in a tf.function of your own"):
+            tf.function(lambda: read())()
+        train(mine, epochs=1)
+        if s.RANK == 0:
+            look()
+    # On all ranks: it becomes ordinary.
+    read()
+    assert kernel.value is value
+    look()
+    change()
     assert_same_state(mine, reference)
 
 

@@ -74,7 +74,15 @@ def make_variables(model: keras.Model, kind: str, batch: Structure) -> None:
     step = compat.convert_optionals(model, step_of(model, kind))
     xla = bool(model.jit_compile)
     with compat.FuncGraph("variables").as_default():
-        trace(step, placeholders(batch), kind, build, lambda: None, xla=xla, again=False)
+        trace(
+            step,
+            placeholders(batch),
+            kind,
+            build,
+            lambda: None,
+            xla=xla,
+            again=False,
+        )
 
 
 def parts_made(model: keras.Model) -> list[str]:

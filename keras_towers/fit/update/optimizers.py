@@ -92,7 +92,7 @@ def _build(
     if strategy is None or not across or optimizer.built:
         original(variables)
         return
-    strategy._update.make_ready(optimizer, list(variables))
+    strategy._update.make_ready(optimizer, list(variables), in_apply=False)
 
 
 def _finalize_variable_values(

@@ -27,7 +27,6 @@ from keras_towers.fit.components import (
     TowerConfig,
     check_equal_gradients,
 )
-from keras_towers.fit.context import patches
 from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.update.optimizers import as_one_device
@@ -151,21 +150,34 @@ class WeightUpdate:
         elif alone or not self._layout_of(variable).divides:
             self.place(variable)
 
-    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Place an optimizer's slot variables, once or beside their weights."""
-        self._place_slots(optimizer)
+    def place_optimizer(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> list[keras.Variable]:
+        """Place an optimizer's slot variables, once or beside their weights.
+
+        Returns:
+            Those that moved, of which functions may still use another value.
+        """
+        moved = self._place_slots(optimizer)
         # Weights that a step creates are not placed yet.
         weights = trained_by(optimizer) if self.sharding.each else []
         layout = ON_EACH if self.sharding.updates_each else ONCE
-        for variable in (*weights, *optimizer.variables):
-            self.variables.place(variable, layout)
+        placed = (*weights, *optimizer.variables)
+        return moved + [v for v in placed if self.variables.place(v, layout)]
 
-    def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
-        for part in optimizers_in(optimizer):
-            for slot, weight in slots_of(part) if part.built else ():
-                self._place_slot(slot, weight)
+    def _place_slots(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> list[keras.Variable]:
+        """Place slot variables beside their weights; return those moved."""
+        return [
+            slot
+            for part in optimizers_in(optimizer)
+            if part.built
+            for slot, weight in slots_of(part)
+            if self._place_slot(slot, weight)
+        ]
 
-    def _place_slot(self, slot: keras.Variable, weight: Any) -> None:
+    def _place_slot(self, slot: keras.Variable, weight: Any) -> bool:
         """Move a slot to its weight; divide one of the weight's shape alike."""
         variables, layout = self.variables, self._layout_of(weight)
         device = variables.home_of(weight).device
@@ -173,10 +185,11 @@ class WeightUpdate:
         if layout.divides and has_entries and is_deferred(slot):
             variables.name_slot(slot, weight)
         if device:
-            variables.place(slot, device=device)
-        elif layout.divides and has_entries and variables.may_divide(slot):
+            return variables.place(slot, device=device)
+        if layout.divides and has_entries and variables.may_divide(slot):
             back_to = variables.original_device(weight)
-            variables.place(slot, layout, back_to=back_to)
+            return variables.place(slot, layout, back_to=back_to)
+        return False
 
     def note_own_step(self, step: ComparedStep) -> None:
         """Record a step of training that this rank takes by itself."""
@@ -266,14 +279,22 @@ class WeightUpdate:
             # The optimizer may overwrite all its weights by moving averages.
             copy_to_towers(trained_by(call.optimizer))
 
-    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer if needed, and place its slot variables."""
+    def make_ready(
+        self, optimizer: Any, variables: Sequence[Any], in_apply: bool = True
+    ) -> None:
+        """Build the optimizer if needed, and place its slot variables.
+
+        Args:
+            optimizer: the optimizer.
+            variables: the weights that it updates.
+            in_apply: as for ``build_whole``.
+        """
         before = len(optimizer.variables)
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
-                with self._dividing_slots(optimizer):
-                    self.build_whole(optimizer, variables)
+                with self._deferring_slots(variables):
+                    self.build_whole(optimizer, variables, in_apply)
                 with self.variables.placing_new():
                     self._place_slots(optimizer)
             self.place_optimizer(optimizer)
@@ -283,36 +304,31 @@ class WeightUpdate:
             divides = any(self._layout_of(v).divides for v in variables)
             self.sharding.announce(optimizer, variables, divides)
 
-    def _dividing_slots(
-        self, optimizer: Any
+    def _deferring_slots(
+        self, weights: Sequence[Any]
     ) -> contextlib.AbstractContextManager[None]:
-        """Divide slots that are created in this block, one after another."""
-        parts = optimizers_in(optimizer) if self.sharding.divide_any else ()
-        methods = {"add_variable_from_reference": self._add_slot}
-        return patches.overridden(parts, lambda _: methods)
+        """Create slots that begin as constants without memory in this block.
 
-    def _add_slot(
-        self,
-        optimizer: Any,
-        original: patches.Original,
-        reference_variable: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> keras.Variable:
-        """Create a slot; divide a constant one before it takes memory."""
-        weight = reference_variable
-        with contextlib.ExitStack() as stack:
-            if self._layout_of(weight).divides:
-                stack.enter_context(deferring_constants())
-            slot = original(weight, *args, **kwargs)
-        if is_deferred(slot):
-            self._place_slot(slot, weight)
-        return slot
+        They are divided before they take any.
+        """
+        divided = [w for w in weights if self._layout_of(w).divides]
+        return deferring_constants({tuple(w.shape) for w in divided})
 
-    def build_whole(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build an optimizer with whole slots, as one device does."""
+    def build_whole(
+        self, optimizer: Any, variables: Sequence[Any], in_apply: bool = True
+    ) -> None:
+        """Build an optimizer with whole slots, as one device does.
+
+        Args:
+            optimizer: the optimizer.
+            variables: the weights that it updates.
+            in_apply: whether its first ``apply`` builds it, which names slots.
+        """
         with as_one_device(optimizer, variables):
-            build_optimizer(optimizer, variables)
+            if in_apply:
+                build_optimizer(optimizer, variables)
+            else:
+                optimizer.build(variables)
 
     def _apply_on_tower(
         self, call: ApplyCall, sums: list[Any], tower: int = 0

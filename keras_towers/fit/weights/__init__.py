@@ -12,6 +12,8 @@
   A variable with a copy on each tower; its users see one variable.
 ``model_binding``
   The binding of a model to a strategy: its stages, and its default strategy.
+``moved_variable``
+  Variables whose value another one has for now, and functions that use them.
 ``model_state``
   Finds all variables of a compiled model, and of its optimizers.
 ``shards``

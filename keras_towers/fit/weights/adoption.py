@@ -193,8 +193,7 @@ class Adoption:
             self._failed = failed_calls.calls.failed
             for known in self.stages.bound:
                 drop_functions(known)
-        for optimizer in state_lib.collect(model).optimizers:
-            self.update.place_optimizer(optimizer)
+        self._place_optimizers(model, renews=True)
         for trainer in state_lib.models_in(model):
             # Each by itself: a nested model may outlive the outer one.
             if not self.stages.of(trainer).is_bound:
@@ -237,16 +236,27 @@ class Adoption:
         moved = [*placed]
         moved += [v for v in (*state.seeds, *state.metrics) if hold_once(v)]
         moved += [v for v in state.weights if place(v)]
-        for optimizer in state.optimizers:
-            self.update.place_optimizer(optimizer)
-        if moved and renews:
-            for trainer in state_lib.models_in(model):
-                # A nested model may have been placed before, and may train.
-                if not _variables_of(trainer).isdisjoint(map(id, moved)):
-                    renew_functions(trainer)
+        if renews:
+            self._renew(moved)
+        self._place_optimizers(model, renews)
         if self.stages.of(model) is ModelStage.CLAIMED:
             self.stages.move(model, ModelStage.PLACED)
         return bool(moved)
+
+    def _place_optimizers(self, model: keras.Model, renews: bool) -> None:
+        for optimizer in state_lib.collect(model).optimizers:
+            moved = self.update.place_optimizer(optimizer)
+            if renews:
+                self._renew(moved)
+
+    def _renew(self, moved: Sequence[keras.Variable]) -> None:
+        """Make functions again that may use what variables were before."""
+        changed = {*map(id, moved)}
+        for model in self.stages.bound if moved else ():
+            used = state_lib.collect(model).everything()
+            # A nested model may have been placed before, and may train.
+            if not changed.isdisjoint(map(id, used)):
+                renew_functions(model)
 
     def synchronize(
         self,
@@ -476,9 +486,3 @@ class Adoption:
             for variable in state.everything():
                 restore = self.update.variables.restore
                 stack.callback(restore, variable, asks_ranks)
-
-
-def _variables_of(trainer: keras.Model) -> set[int]:
-    """Return the ids of the variables that the steps of a model use."""
-    state = state_lib.collect(trainer)
-    return set(map(id, (*state.seeds, *state.weights, *state.metrics)))

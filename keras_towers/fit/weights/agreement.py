@@ -68,8 +68,8 @@ def compare_variables(
             for first, second in itertools.zip_longest(
                 ranks[0], other, fillvalue="none"
             )
-            if rank_checks.without_numbers(first)
-            != rank_checks.without_numbers(second)
+            if rank_checks.name_in_parent(first)
+            != rank_checks.name_in_parent(second)
         ]
         if pairs:
             missing, extra = zip(*pairs, strict=True)

@@ -412,4 +412,4 @@ def refusing(where: str) -> TakeAction:
 
 
 def _name_of(variable: ShardedVariable) -> str:
-    return rank_checks.without_numbers(variable.path or variable.name)
+    return rank_checks.name_in_parent(variable.path or variable.name)

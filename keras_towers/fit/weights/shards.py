@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +29,11 @@ from keras_towers.transport import Transport, next_key
 # A smaller variable is whole on every tower: an exchange of its own would cost
 # more than its memory is worth.
 SMALLEST_BYTES = 2**16
+
+# The C library keeps no larger value that was freed.
+_LARGEST_KEPT = 2**25
+# The bytes of the wholes that were freed since it has returned such memory.
+_freed: list[int] = []
 
 
 def choose_layout(
@@ -179,8 +185,12 @@ class ShardedVariable(compat.UninitializedVariable):
             self._counts = [before, *counts[first:last], after]
         self.place, self.path = place, path
         self.layout: MeshLayout = layout
-        # Whether its handle has the whole, for the moment or until it is freed.
-        self._is_filled = self._has_whole = False
+        # How many blocks use its handle, whether that has the whole, and the
+        # graphs that are traced within a use.
+        self._uses, self._has_whole = 0, False
+        # Held while its handle gets the whole, or loses it.
+        self._filling = threading.RLock()
+        self._used_in: list[tf.Graph] = []
         self._restore: Callable[[tf.Tensor], tf.Variable] | None = None
         self._restored: tf.Variable | None = None
         self.is_lost: bool = False
@@ -207,6 +217,12 @@ class ShardedVariable(compat.UninitializedVariable):
                 self.shards[tower].append(shard)
         if access is not None and self.is_remote:
             access.register(self)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """Its own handle; after the block, that of the ordinary variable."""
+        restored = self._restored
+        return self._handle if restored is None else restored.handle
 
     @property
     def handles(self) -> list[list[Any]]:
@@ -245,11 +261,8 @@ class ShardedVariable(compat.UninitializedVariable):
         columns = self.layout.columns
         rows = self.shards if self.layout.rows else self.shards[:1]
         if columns is None:
-            return [row[0].read_value() for row in rows]
-        return [
-            tf.concat([shard.read_value() for shard in row], columns.axis)
-            for row in rows
-        ]
+            return [_read(row[0]) for row in rows]
+        return [tf.concat([*map(_read, row)], columns.axis) for row in rows]
 
     def is_initialized(self, name: str | None = None) -> Any:
         """Return whether it has a value, which is always so."""
@@ -318,23 +331,34 @@ class ShardedVariable(compat.UninitializedVariable):
 
     def free(self) -> None:
         """Free the shards, which functions no longer in use still refer to."""
-        for shard in itertools.chain(*self.shards):
+        # A graph keeps the shape of what is assigned.
+        shards = itertools.chain(*self.shards) if tf.executing_eagerly() else ()
+        for shard in shards:
             with tf.device(shard.device):
                 tf.raw_ops.AssignVariableOp(
                     resource=shard.handle, value=tf.zeros([0], self.dtype)
                 )
 
     @contextlib.contextmanager
-    def holding_whole(self) -> Iterator[None]:
-        """Hold the whole value in this block, for uses of the handle."""
-        with tf.device(compat.HOST):
-            self._overwrite(self._whole())
-        self._has_whole = True
+    def holding_whole(self, reads: bool = True) -> Iterator[None]:
+        """Hold the whole value in this block, for uses of the handle.
+
+        Args:
+            reads: whether it is read, in this thread; or only written.
+        """
+        with self._filling, tf.device(compat.HOST):
+            if reads and not self._has_whole:
+                self._overwrite(self._whole())
+                self._has_whole = True
+            self._uses += 1
         try:
             yield
         finally:
-            self._has_whole = False
-            self._free_whole()
+            with self._filling:
+                self._uses -= 1
+                if not self._uses and not self.is_lost:
+                    self._has_whole = False
+                    self._free_whole()
 
     def _whole(self) -> tf.Tensor:
         """Put the whole value together on the host.
@@ -348,14 +372,20 @@ class ShardedVariable(compat.UninitializedVariable):
         return tf.concat(rows, divided.axis) if divided and others else first
 
     @contextlib.contextmanager
-    def _as_whole(self, writes: bool, reads: bool) -> Iterator[None]:
-        """Give the handle the whole value in a block; then divide it again."""
+    def as_whole(self, writes: bool, reads: bool = True) -> Iterator[None]:
+        """Give the handle the whole value in a block; then divide it again.
+
+        Args:
+            writes: whether the block writes it.
+            reads: whether it reads it.
+        """
         eager = tf.executing_eagerly()
         is_here = self._has_whole or not self.is_remote
         in_step = thread_state.current_step() is not None and not eager
         # Keras asks for shapes in a graph that never runs.
-        is_used = self._is_filled or in_step or compat.in_symbolic_scope()
-        if is_used or (is_here and _is_saved()):
+        graph = compat.get_default_graph()
+        is_used = in_step or compat.in_symbolic_scope()
+        if is_used or graph in self._used_in or (is_here and _is_saved()):
             yield
             return
         wholes = thread_state.exporting.get()
@@ -377,24 +407,27 @@ class ShardedVariable(compat.UninitializedVariable):
                 "tf.function of your own: each rank has its part of it. Read "
                 "or write it outside of the function."
             )
-        keeps = self._has_whole or self.is_lost
-        self._is_filled = True
-        # A device may be too small for the whole.
-        with tf.device(compat.HOST):
-            try:
-                if reads and not keeps:
+        with contextlib.ExitStack() as stack:
+            # A device may be too small for the whole.
+            stack.enter_context(tf.device(compat.HOST))
+            if eager:
+                has_value = reads and not self.is_lost
+                stack.enter_context(self.holding_whole(has_value))
+            else:
+                self._used_in.append(graph)
+                stack.callback(self._used_in.remove, graph)
+                # A write fails as well, once the shards are gone.
+                if not (self._has_whole or self.is_lost):
                     self._overwrite(self._whole())
-                yield
-                self._has_whole = keeps
-                if writes:
-                    self._write(self._read_variable_op())
-            finally:
-                self._is_filled = False
-                # A graph keeps the shape of what is assigned.
-                if not keeps and eager:
-                    self._free_whole()
-                    if writes:
-                        return_freed_memory()
+            yield
+            if writes:
+                self._has_whole = self._has_whole or eager
+                self._write(self._read_variable_op())
+        if writes and eager:
+            _freed.append(self.dtype.size * self.shape.num_elements())
+            if sum(_freed) >= _LARGEST_KEPT:
+                _freed.clear()
+                return_freed_memory()
 
     def _write(self, whole: tf.Tensor) -> None:
         if self.access is not None and self.is_remote and not self.is_lost:
@@ -407,7 +440,7 @@ class ShardedVariable(compat.UninitializedVariable):
             self._overwrite(tf.zeros([0], self.dtype))
 
     def _overwrite(self, value: tf.Tensor) -> None:
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+        tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
 
 
 def spans_ranks(variable: Any) -> bool:
@@ -426,6 +459,12 @@ def current_value(variable: Variable) -> Any:
         ordinary = value.become_ordinary()
         return value if ordinary is None else ordinary
     return value
+
+
+def _read(shard: tf.Variable) -> tf.Tensor:
+    """Read a shard; a function that outlives it gets an error, not nothing."""
+    name = "in_shards_only_until_the_end_of_the_block"
+    return tf.ensure_shape(shard.read_value(), shard.shape, name=name)
 
 
 def _is_saved() -> bool:
@@ -447,7 +486,7 @@ def _method(name: str, writes: bool) -> Callable[..., Any]:
         ordinary = variable.become_ordinary()
         if ordinary is not None:
             return getattr(ordinary, name)(*args, **kwargs)
-        with variable._as_whole(writes, reads=name != "assign"):
+        with variable.as_whole(writes, reads=name != "assign"):
             result = original(variable, *args, **kwargs)
         # A later read of the handle would find nothing.
         is_same = getattr(result, "handle", None) is variable.handle

@@ -24,6 +24,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.weights.copies import (
+    copies_of,
     copy_on_tower,
     copy_to_towers,
     is_copied,
@@ -32,6 +33,7 @@ from keras_towers.fit.weights.copies import (
 from keras_towers.fit.weights.joint_access import JointAccess
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.fit.weights.model_state import slots_of
+from keras_towers.fit.weights.moved_variable import move, move_back
 from keras_towers.fit.weights.shards import (
     ShardedVariable,
     current_value,
@@ -301,6 +303,8 @@ class TowerVariables:
         if copy_on_tower(variable._value) is not original:
             # A function may have captured the original.
             self._note_move()
+        if not any(copy is original for copy in copies_of(variable)):
+            move(original, variable._value)
         return True
 
     def _divide(self, variable: keras.Variable, value: Any, home: Home) -> None:
@@ -439,7 +443,7 @@ class TowerVariables:
             variable: the variable.
             of: tells it from others of its path.
         """
-        path = rank_checks.without_numbers(variable.path)
+        path = rank_checks.name_in_parent(variable.path)
         name = f"{self.access.known.agreements}: {path}{of}"
         others = [home.name for home in self._homes.values()]
         number = sum(other.startswith(f"{name} (") for other in others)
@@ -479,6 +483,7 @@ class TowerVariables:
             if isinstance(value, ShardedVariable):
                 self.access.known.forget([value.place])
             if original is not value:
+                move_back(original)
                 overwrite(original, whole)
             ordinary = copy_to_device(original, back_to)
             owner = named()
@@ -487,12 +492,13 @@ class TowerVariables:
             return ordinary
 
         if not isinstance(value, ShardedVariable):
-            restore(value.read_value())
+            ordinary = restore(value.read_value())
+            if home.device and ordinary is not value:
+                move(value, ordinary)
         elif not value.is_remote:
-            restore(value.read_value())
-            # A graph keeps the shape of what is assigned.
-            if tf.executing_eagerly():
-                value.free()
+            whole = value.read_value()
+            value.leave_block(restore)
+            value.settle(whole)
         elif asks_ranks:
             value.leave_block(restore)
             self.access.known.keep(value, named)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -144,20 +144,26 @@ def is_deferred(variable: keras.Variable) -> bool:
     return isinstance(value, DeferredVariable) and value.first_value is not None
 
 
-def deferring_constants() -> contextlib.AbstractContextManager[None]:
-    """Return a block that defers Keras variables that begin as constants."""
+def deferring_constants(
+    shapes: Collection[tuple[int, ...]],
+) -> contextlib.AbstractContextManager[None]:
+    """Return a block that defers Keras variables that begin as constants.
+
+    Args:
+        shapes: those of the variables.
+    """
+
+    def defer(
+        original: patches.Original, variable: Any, initializer: Any
+    ) -> None:
+        if variable._shape in shapes and is_constant(initializer):
+            variable._initialize(DeferredVariable(variable, initializer))
+        else:
+            original(variable, initializer)
+
     return patches.replaced(
-        (compat.KerasVariable, "_initialize_with_initializer", _defer_constant)
+        (compat.KerasVariable, "_initialize_with_initializer", defer)
     )
-
-
-def _defer_constant(
-    original: patches.Original, variable: Any, initializer: Any
-) -> None:
-    if is_constant(initializer):
-        variable._initialize(DeferredVariable(variable, initializer))
-    else:
-        original(variable, initializer)
 
 
 # ---- of models whose steps never run -----------------------------------------

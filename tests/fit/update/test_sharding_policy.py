@@ -12,11 +12,13 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import shards
+from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.partition.gathers import gathered_bytes
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import (
     STEPS,
+    OwnSlots,
     Y,
     adam,
     classifier,
@@ -207,21 +209,20 @@ def test_functions_of_a_loaded_model_find_their_weights(tmp_path):
     assert_exact(make, fit, strategy, in_graph=True)
 
 
-def test_a_slot_is_divided_before_the_next_is_made(monkeypatch):
-    made = []
-    add = WeightUpdate._add_slot
+@pytest.mark.parametrize("optimizer", [adam, lambda: OwnSlots(0.01)])
+def test_slots_take_no_memory_before_they_are_divided(monkeypatch, optimizer):
+    begun = []
+    place = WeightUpdate._place_slot
 
-    def record(*args, **kwargs):
-        assert all(_layout_of(slot) for slot in made)
-        slot = add(*args, **kwargs)
-        made.append(slot)
-        return slot
+    def record(update, slot, weight):
+        is_constant = "slow" not in slot.name
+        begun.append(is_deferred(slot) or _layout_of(slot) or not is_constant)
+        return place(update, slot, weight)
 
-    monkeypatch.setattr(WeightUpdate, "_add_slot", record)
-    model = classifier()
-    with sharded():
-        fit(model)
-    assert len(made) == 2 * len(model.trainable_variables)
+    monkeypatch.setattr(WeightUpdate, "_place_slot", record)
+    make = stacked(_mlp, optimizer=optimizer)
+    assert_exact(make, lambda model: [fit(model), fit(model)], sharded())
+    assert begun and all(begun)
 
 
 def test_a_weight_of_the_block_is_divided_before_the_next_is_made():

@@ -116,6 +116,25 @@ def test_loaded_inside_goes_on_and_is_ordinary_after(
     assert_same_model(untouched, trained(2))
 
 
+def test_a_model_loaded_inside_has_the_paths_of_one_loaded_outside(tmp_path):
+    inner = keras.optimizers.Adam
+    model = linear(
+        optimizer=lambda: keras.optimizers.LossScaleOptimizer(inner())
+    )
+    fit(model)
+    model.save(tmp_path / "model.keras")
+
+    def paths():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        return [
+            v.path for v in (*loaded.variables, *loaded.optimizer.variables)
+        ]
+
+    outside = paths()
+    with kt.TowerStrategy(2):
+        assert paths() == outside
+
+
 def test_export_inside_and_after(tmp_path):
     model = build()
     with kt.TowerStrategy(2):
