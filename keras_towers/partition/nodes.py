@@ -262,9 +262,9 @@ class Node:
                 traced = traced.merge_with(static(size))
             specs.append(local_shape(traced, layout))
         # Attributes that are the shapes of outputs have the global sizes.
-        known = {"output_shapes": specs, **dict(zip(["shape"], specs))}
-        traced = self.operation.node_def.attr
-        own = {key: known[key] for key in known.keys() & traced}
+        known = {"shape": next(iter(specs), None), "output_shapes": specs}
+        named = known.keys() & self.operation.node_def.attr
+        own = {key: known[key] for key in named}
         outputs = self.copy(operands, specs, {**own, **(attributes or {})})
         return [
             Value(layout, local, shape=None if size is None else tuple(size))

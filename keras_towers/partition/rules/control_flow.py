@@ -310,11 +310,10 @@ def _lay_out_functions(
     handles = [Value(REPLICATED, whole=handle) for handle in written]
     for inside, values in zip(insides, ends, strict=True):
         values += map(inside.variables.content_of, handles)
-    results = []
-    for values in zip(*ends, strict=True):
-        used = [value for value in values if not _is_never_used(value)]
-        used = used or values
-        results.append(functools.reduce(join_values, used, used[0]))
+    results = [
+        functools.reduce(join_values, values, values[0])
+        for values in map(_used, zip(*ends, strict=True))
+    ]
     for handle, content in zip(
         handles, results[node.num_outputs :], strict=True
     ):
@@ -367,6 +366,11 @@ def _is_never_used(value: Value) -> bool:
     """
     operation = None if value.whole is None else value.whole.operation
     return operation is not None and operation.type == "FakeParam"
+
+
+def _used(values: Values) -> Values:
+    """Return those of several branches' values that may be used, or all."""
+    return [v for v in values if not _is_never_used(v)] or values
 
 
 def _by_attribute(

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition import folding

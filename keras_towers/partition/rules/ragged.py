@@ -271,7 +271,10 @@ def _parse_examples(
     layout, text = texts.as_rows()
     require(layout == Sharded(0, layout.unit, rows=layout.rows))
     require(names.shape == (0,))
-    is_even = all(shape.is_fully_defined() for shape in map(tf.TensorShape, node.attr("dense_shapes")))
+    is_even = all(
+        shape.is_fully_defined()
+        for shape in map(tf.TensorShape, node.attr("dense_shapes"))
+    )
     require(is_even, "{} pads features to the longest")
     operands = map(node.converter.replicate, (names, *others))
     sparse = node.attr("num_sparse")

@@ -155,6 +155,14 @@ LOOPS = {
     "from what all have": (_added_up, _X, replicated(3)),
     "from a sum": (_added_up, _X, partial_sum(3)),
     "a list that is doubled": (_doubled, _X),
+    "texts": (
+        lambda texts: tf.map_fn(
+            lambda text: (tf.strings.upper(text), tf.strings.length(text)),
+            texts,
+            fn_output_signature=(tf.string, tf.int32),
+        ),
+        sharded(-1, dtype="string"),
+    ),
     **{
         f"{way.__name__.strip('_')}{more}": (wrap(way), _X)
         for way in (_anew, _wider_sum, _always_the_last, _swapped)
