@@ -39,7 +39,7 @@ from keras_towers.partition.values import Elements, Value
 
 
 class CannotGather(Exception):
-    """Raised if an operation without a rule needs lists or ragged rows whole."""
+    """Raised if an operation without a rule needs lists of rows whole."""
 
 
 class ListConverter(Converter):
