@@ -150,8 +150,11 @@ class Builder:
         return tensor
 
     def constant(self, value: object, dtype: tf.DType) -> Tensor:
-        """Return a constant."""
-        array = np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)
+        """Return a constant; the zero of strings is empty, as in TensorFlow."""
+        if dtype == tf.string:
+            array = np.asarray(value or "", "U")
+        else:
+            array = np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)
         key = array.tobytes(), array.shape, tf.as_dtype(dtype)
         if key not in self._constants:
             (self._constants[key],) = self.add(

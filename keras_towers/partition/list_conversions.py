@@ -39,17 +39,21 @@ from keras_towers.partition.values import Elements, Value
 
 
 class CannotGather(Exception):
-    """Raised if an operation without a rule needs a list of rows whole."""
+    """Raised if an operation without a rule needs lists of rows whole."""
 
 
 class ListConverter(Converter):
     """Converts tensors and lists of tensors to other layouts."""
 
     def _assemble(self, value: Value) -> Tensor:
-        if not isinstance(value.layout, ListOf):
+        is_list = isinstance(value.layout, ListOf)
+        # TensorFlow cannot join ragged rows that a loop has encoded.
+        is_encoded = value.sharded is not None and value.own.dtype == tf.variant
+        if not is_list and not is_encoded:
             return super()._assemble(value)
         require(self.builder.can_exchange, EXCHANGE)
         try:
+            require(is_list)
             return self._gather_list(value)
         except NotDivided:
             raise CannotGather from None

@@ -261,7 +261,11 @@ class Node:
             if size is not None:
                 traced = traced.merge_with(static(size))
             specs.append(local_shape(traced, layout))
-        outputs = self.copy(operands, specs, attributes)
+        # Attributes that are the shapes of outputs have the global sizes.
+        known = {"shape": next(iter(specs), None), "output_shapes": specs}
+        named = known.keys() & self.operation.node_def.attr
+        own = {key: known[key] for key in named}
+        outputs = self.copy(operands, specs, {**own, **(attributes or {})})
         return [
             Value(layout, local, shape=None if size is None else tuple(size))
             for layout, local, size in zip(layouts, outputs, sizes, strict=True)

@@ -256,10 +256,16 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
     assert "BiasAddGrad" not in {o.type for o in program.operations}
 
 
-def test_a_number_of_examples_is_checked():
-    def function(x):
-        return tf.ensure_shape(x, [5, None]) * 2
+def _of_ones(x):
+    """Whole ones, of which towers need only their rows."""
+    ones = tf.ones([tf.shape(x)[0], 3])
+    return x + tf.tanh(tf.ensure_shape(ones, [5, None]))
 
+
+@pytest.mark.parametrize(
+    "function", [lambda x: tf.ensure_shape(x, [5, None]) * 2, _of_ones]
+)
+def test_a_number_of_examples_is_checked(function):
     given, counts = sharded(-1, 3), ((3, 0, 2), (1, 4))
     program = check_divided(function, given, towers=counts)
     x = np.ones((4, 3), "float32")

@@ -282,6 +282,64 @@ def test_towers_divide_what_columns_divide_too(tmp_path):
     )
 
 
+def _standardized(x, kernel):
+    mean, variance = tf.nn.moments(kernel, [0], keepdims=True)
+    return x @ ((kernel - mean) * tf.math.rsqrt(variance + 1e-3))
+
+
+def _standardized_by_all(x, kernel):
+    mean, variance = tf.nn.moments(kernel, [0, 1], keepdims=True)
+    return x @ ((kernel - mean) * tf.math.rsqrt(variance + 1e-3))
+
+
+def _with_checked_ones(x, kernel):
+    y = x @ kernel
+    ones = tf.ones(tf.shape(y))
+    checked = tf.ensure_shape(ones, [None, 4])
+    given = tf.compat.v1.placeholder_with_default(ones, [None, 4])
+    return tf.ensure_shape(y + tf.tanh(checked) * given, [None, 4])
+
+
+class _OfKernel(layers.Layer):
+    """A function of the inputs and a kernel."""
+
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self.function = function
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 4), name="kernel")
+
+    def call(self, inputs):
+        return self.function(inputs, tf.convert_to_tensor(self.kernel))
+
+
+@pytest.mark.parametrize(
+    "axes", [("model", None), (None, "model"), ("batch", "model")]
+)
+@pytest.mark.parametrize(
+    "function", [_standardized, _standardized_by_all, _with_checked_ones]
+)
+@pytest.mark.filterwarnings("error:keras_towers failed")
+def test_what_is_made_of_a_weight_or_its_sizes_is_divided(function, axes):
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([_OfKernel(function, name="own")])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    def act(model):
+        x = np.random.default_rng(1).random((22, 8), "float32")
+        given = {"batch_size": 7, "shuffle": False, "verbose": 0}
+        return model.fit(x, x[:, :4], **given).history
+
+    strategy = kt.ModelParallelStrategy(
+        layout_map(mesh_of(2, 2), {"own/kernel": axes})
+    )
+    assert_exact(make, act, strategy, tolerance=2e-5)
+    assert "computed once" not in strategy.describe()
+
+
 def test_the_axis_of_the_batch_may_be_the_second():
     mesh = mesh_of(2, 3, ("model", "batch"))
     strategy = kt.ModelParallelStrategy(layout_map(mesh), "batch")

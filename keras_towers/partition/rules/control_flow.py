@@ -32,7 +32,12 @@ from keras_towers.partition.program import (
     Tensor,
     needed_operations,
 )
-from keras_towers.partition.reasons import NotDivided, require, unless_none
+from keras_towers.partition.reasons import (
+    NotDivided,
+    asserted,
+    require,
+    unless_none,
+)
 from keras_towers.partition.registry import operation
 from keras_towers.partition.resources import type_of_content
 from keras_towers.partition.units import Units
@@ -307,7 +312,7 @@ def _lay_out_functions(
         values += map(inside.variables.content_of, handles)
     results = [
         functools.reduce(join_values, values, values[0])
-        for values in zip(*ends, strict=True)
+        for values in map(_used, zip(*ends, strict=True))
     ]
     for handle, content in zip(
         handles, results[node.num_outputs :], strict=True
@@ -321,7 +326,9 @@ def _lay_out_functions(
     functions = []
     for inside, values in zip(insides, ends, strict=True):
         tensors = [
-            inside.converter.to_layout(value, result.layout)
+            asserted(value.whole)
+            if _is_never_used(value)
+            else inside.converter.to_layout(value, result.layout)
             for value, result in zip(values, results, strict=True)
         ]
         functions.append(Function((), tensors, inside.builder.operations))
@@ -349,6 +356,21 @@ def _lay_out_functions(
     for handle, content in zip(handles, contents, strict=True):
         node.variables.assign(handle, content)
     return results[: node.num_outputs]
+
+
+def _is_never_used(value: Value) -> bool:
+    """Whether a branch returns a value in place of one of the other branch.
+
+    For XLA, branches return what their gradients need. So such a value has any
+    layout, and no facts.
+    """
+    operation = None if value.whole is None else value.whole.operation
+    return operation is not None and operation.type == "FakeParam"
+
+
+def _used(values: Values) -> Values:
+    """Return those of several branches' values that may be used, or all."""
+    return [v for v in values if not _is_never_used(v)] or values
 
 
 def _by_attribute(

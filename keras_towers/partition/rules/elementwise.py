@@ -6,15 +6,19 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition import folding
 from keras_towers.partition.division import divide
 from keras_towers.partition.folding import Fold, comparing, exact_each
-from keras_towers.partition.layouts import local_shape
+from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.nodes import Node
-from keras_towers.partition.reasons import EXCHANGE, require, unless_none
+from keras_towers.partition.reasons import (
+    EXCHANGE,
+    SHAPE,
+    require,
+    unless_none,
+)
 from keras_towers.partition.registry import (
     Factors,
     Rule,
@@ -23,7 +27,6 @@ from keras_towers.partition.registry import (
 )
 from keras_towers.partition.rules import lists, ragged, row_numbers, row_splits
 from keras_towers.partition.sizes import UNKNOWN, Dimension
-from keras_towers.partition.units import Units
 from keras_towers.partition.values import Value, Values
 
 
@@ -63,37 +66,30 @@ def _select(node: Node, *inputs: Value) -> Factors:
     return Factors([chosen, whole, whole], [whole], linear=[[1, 2]])
 
 
-def _ensure_shape(node: Node, value: Value) -> Factors:
-    labels, attributes = range(value.rank), {}
-    if value.sharded is not None:
-        # The attribute has the global number of rows.
-        shape = local_shape(tf.TensorShape(node.attr("shape")), value.layout)
-        attributes["shape"] = shape
-    return Factors([labels], [labels], linear=[[0]], attributes=attributes)
-
-
-def _ensure_rows(node: Node, value: Value) -> Values:
+def _ensure_shape(node: Node, value: Value) -> Values:
     """Lay out ``tf.ensure_shape``, which checks the global number of rows."""
-    layout, _ = value.as_rows()
+    if value.sharded is not None:
+        return _ensure_rows(node, value.sharded, value)
+    require(value.shape is not None, SHAPE)
+    return divide(node, [value], elementwise([0])(node, value))
+
+
+def _ensure_rows(node: Node, layout: Sharded, value: Value) -> Values:
     rows = tf.TensorShape(node.attr("shape"))[layout.axis]
     if rows is not None and rows != layout.size:
-        _assert_rows(node.units, layout.size, rows)
-    return divide(node, [value], _ensure_shape(node, value))
+        _assert_rows(node, layout.size, rows)
+    own = node.converter.shard(value, layout)
+    return node.run_on_towers([own], layout, shapes=[value.sizes])
 
 
-def _assert_rows(units: Units, size: Dimension, rows: int) -> None:
+def _assert_rows(node: Node, size: Dimension, rows: int) -> None:
     """Assert that the global number of rows equals a size."""
-    builder = units.builder
+    builder = node.builder
     require(builder.can_exchange, EXCHANGE)
-    total = unless_none(units.global_size(size))
+    total = unless_none(node.units.global_size(size))
     is_equal = builder.op("Equal", [total, rows], ())
-    text = f"{rows} rows are expected by {builder.name}, not"
-    (message,) = builder.add(
-        "Const",
-        (),
-        {"dtype": tf.string, "value": np.array(text, object)},
-        [(tf.string, tf.TensorShape(()))],
-    )
+    text = f"{rows} rows are expected by {node.operation.name}, not"
+    message = builder.constant(text, tf.string)
     builder.add(
         "Assert",
         [is_equal, message, total],
@@ -198,8 +194,9 @@ operation("BiasAdd BiasAddV1", labels=_bias_add, memory="reused")
 operation("Bitcast", labels=_bitcast)
 operation("Cast", labels=_cast,
     notes=[row_numbers.note_moved, row_splits.note_splits], fold=folding.cast)
-operation("EnsureShape", _ensure_rows, labels=_ensure_shape)
-operation("PlaceholderWithDefault", labels=_ensure_shape)
+operation("EnsureShape", _ensure_shape, rows=_ensure_rows,
+    shape=lambda node, value: value.sizes)
+operation("PlaceholderWithDefault", labels=elementwise([0]))
 operation("PreventGradient", labels=elementwise([0]), memory="input")
 operation("Identity IdentityN StopGradient Snapshot", _identity,
     bounds="inputs", memory="input")

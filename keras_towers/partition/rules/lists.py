@@ -18,7 +18,6 @@ from keras_towers.partition.layouts import (
     Shape,
     Sharded,
     is_row_per_element,
-    local_shape,
     may_hold_rows,
     stacked_layout,
 )
@@ -101,11 +100,6 @@ def _lay_out(
         operands[0] = units.pad_empty(operands[0], stacked_layout(element))
     if node.type == "TensorListStack" and is_of_rows:
         attributes["num_elements"] = -1
-    if node.type == "OptionalGetValue":
-        attributes["output_shapes"] = [
-            local_shape(shape, layout)
-            for shape, layout in zip(node.shapes, layouts, strict=True)
-        ]
     outputs = node.run_on_towers(operands, *layouts, attributes=attributes)
     if node.type == "TensorListStack" and is_of_rows:
         (stack,) = outputs

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE_DTYPE, static
-from keras_towers.partition.layouts import REPLICATED, Shape, Sharded
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    Shape,
+    Sharded,
+    local_shape,
+)
 from keras_towers.partition.nodes import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.reasons import (
@@ -21,7 +27,11 @@ from keras_towers.partition.reasons import (
     unless_none,
 )
 from keras_towers.partition.registry import operation
-from keras_towers.partition.rules.row_numbers import entry_numbers, sparse_rows
+from keras_towers.partition.rules.row_numbers import (
+    entry_numbers,
+    sparse_rows,
+    sparse_values,
+)
 from keras_towers.partition.rules.row_splits import (
     copy_on_towers,
     limits_of,
@@ -254,6 +264,39 @@ def _decode_texts(node: Node, texts: Value) -> Values:
     return [splits, *[_entries(part, splits) for part in found]]
 
 
+def _parse_examples(
+    node: Node, texts: Value, names: Value, *others: Value
+) -> Values:
+    """Parse the sparse, dense and ragged features of each tower's examples."""
+    layout, text = texts.as_rows()
+    require(layout == Sharded(0, layout.unit, rows=layout.rows))
+    require(names.shape == (0,))
+    is_even = all(
+        shape.is_fully_defined()
+        for shape in map(tf.TensorShape, node.attr("dense_shapes"))
+    )
+    require(is_even, "{} pads features to the longest")
+    operands = map(node.converter.replicate, (names, *others))
+    sparse = node.attr("num_sparse")
+    ragged = len(node.attr("ragged_value_types"))
+    shapes = [local_shape(shape, layout) for shape in node.shapes]
+    own = node.copy([text, *operands], shapes)
+    found = [
+        sparse_values(node, layout, *own[k : 3 * sparse : sparse])
+        for k in range(sparse)
+    ]
+    results = [part for parts in zip(*found, strict=True) for part in parts]
+    dense = own[3 * sparse : len(own) - 2 * ragged]
+    results += [Value(layout, part) for part in dense]
+    limits = own[len(own) - ragged :]
+    splits = [
+        splits_value(node.units, each, ("parts", each), layout)
+        for each in limits
+    ]
+    entries = own[len(own) - 2 * ragged : len(own) - ragged]
+    return [*results, *map(_entries, entries, splits), *splits]
+
+
 def _entries(own: Tensor, splits: Value) -> Value:
     """Return the entries of the rows that some splits delimit."""
     layout = splits_of(splits).entries
@@ -288,5 +331,6 @@ operation("RaggedCountSparseOutput", _count_sparsely)
 operation("RaggedGather", _gather_rows)
 operation("RaggedRange", _places_in_rows)
 operation("StringNGrams", _n_grams)
+operation("ParseExampleV2", _parse_examples)
 operation("UnicodeEncode", _encode_texts)
 operation("UnicodeDecode UnicodeDecodeWithOffsets", _decode_texts)

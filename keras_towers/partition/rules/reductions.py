@@ -227,7 +227,10 @@ def _mean_with(
     fraction = units.unit_fraction(layout.unit, rows.dtype)
     ones = [1] * value.rank
     fraction = builder.op("Reshape", [fraction, ones], ones)
-    fractions = builder.exchange("gather", fraction, layout.axis)
+    fractions = fraction
+    if fraction.axes:
+        # Otherwise all towers have as many rows.
+        fractions = builder.exchange("gather", fraction, layout.axis)
 
     def combine(tensors: Tensor, like: tf.Operation) -> Value:
         # The mean of no rows is NaN.

@@ -128,10 +128,16 @@ def sparse_rows(
         layout: the layout of the rows, along axis 0.
         operands: the local inputs.
     """
-    builder, units = node.builder, node.units
     require(layout == Sharded(0, layout.unit, rows=layout.rows))
     shapes = [tf.TensorShape(sizes) for sizes in ([None, 2], [None], [2])]
-    indices, entries, size = node.copy(operands, shapes)
+    return sparse_values(node, layout, *node.copy(operands, shapes))
+
+
+def sparse_values(
+    node: Node, layout: Sharded, indices: Tensor, entries: Tensor, size: Tensor
+) -> list[Value]:
+    """Return the values of a sparse tensor, given its parts on each tower."""
+    builder, units = node.builder, node.units
     unit = units.data_dependent_unit(
         ("found", entries), builder.axis_size(entries)
     )

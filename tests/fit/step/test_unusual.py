@@ -55,6 +55,31 @@ def test_any_callable_is_exact(form):
     assert_exact(make, trained, kt.TowerStrategy(3))
 
 
+@keras.saving.register_keras_serializable()
+class _Choosing(keras.layers.Layer):
+    """Chooses in each round of a loop what to do with all rows."""
+
+    def call(self, x):
+        def each(k, y):
+            is_even = tf.equal(k % 2, 0)
+            return k + 1, tf.cond(is_even, lambda: tf.tanh(y), lambda: y * y)
+
+        start, limit = (0, x), {"maximum_iterations": 3}
+        return tf.while_loop(lambda k, _: k < 3, each, start, **limit)[1]
+
+
+def test_what_branches_keep_for_their_gradients_under_xla_is_divided():
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([_Choosing(), Dense(1)])
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+    strategy = kt.TowerStrategy(3)
+    assert_exact(make, trained, strategy)
+    assert "computed once" not in strategy.describe()
+
+
 @pytest.mark.parametrize("updates", sample_of(["once", "each", "sharded"], 3))
 def test_slots_that_the_first_update_of_a_step_makes(updates):
     def step(model, data):

@@ -185,6 +185,54 @@ def test_sums_of_earlier_rows_are_divided():
     check_divided(lambda x: tf.tanh(tf.cumsum(x)), given, towers=TOWERS)
 
 
+def _example(number):
+    """An example with a dense feature, and others of several lengths."""
+    features = {
+        "dense": {"float_list": {"value": [number, 0.5]}},
+        "ids": {"int64_list": {"value": range(number)}},
+        "words": {"bytes_list": {"value": [b"a"] * (number % 3)}},
+    }
+    return tf.train.Example(features={"feature": features}).SerializeToString()
+
+
+_FEATURES = {
+    "dense": tf.io.FixedLenFeature([2], tf.float32),
+    "none": tf.io.FixedLenFeature([], tf.int64, 7),
+    "ids": tf.io.VarLenFeature(tf.int64),
+    "words": tf.io.RaggedFeature(tf.string),
+}
+_LONGEST = tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True)
+
+
+def _parsed(numbers, features=_FEATURES):
+    examples = tf.constant([_example(number) for number in range(6)])
+    return tf.io.parse_example(tf.gather(examples, numbers), features)
+
+
+@pytest.mark.parametrize("examples", [None, 6])
+def test_parsed_examples_are_divided(examples):
+    def step(numbers):
+        found = _parsed(numbers)
+        ids, words = found["ids"], found["words"]
+        return (
+            *(found["dense"] * 2, found["none"]),
+            *(ids.indices, ids.values, tf.sparse.to_dense(ids)),
+            *(words.values, words.row_lengths(), words.to_tensor()),
+        )
+
+    given = dataclasses.replace(_LENGTHS, examples=examples)
+    towers = TOWERS if examples is None else _OF_SIX
+    check_divided(step, given, towers=towers)
+
+
+def test_a_feature_that_is_padded_to_the_longest_is_parsed_once():
+    def step(numbers):
+        return _parsed(numbers, {"ids": _LONGEST})["ids"] * 2
+
+    program = check_on_towers(step, _LENGTHS, towers=TOWERS)
+    assert list(kit.computed_once(program)) == ["ParseExampleV2"]
+
+
 _HOSTILE = {
     "lengths of other rows": lambda n: tf.RaggedTensor.from_row_lengths(
         tf.range(tf.reduce_sum(n)), n[::-1], validate=False

@@ -146,6 +146,16 @@ def _anew(x):
     return _rounds(x, each, made(tf.shape(x)[0]))[0].stack()
 
 
+def _ragged(x):
+    """Each example becomes a row of as many entries as it says."""
+
+    def each(e):
+        return e[: tf.cast(tf.abs(e[0]) * 3, tf.int32)] * 2
+
+    of_rows = tf.RaggedTensorSpec([None], tf.float32)
+    return tf.map_fn(each, x, fn_output_signature=of_rows).to_tensor()
+
+
 _X = sharded(-1, 3)
 LOOPS = {
     "two": (with_gradients(_two), sharded(-1, 2, 3), sharded(-1, 3, 2)),
@@ -155,6 +165,15 @@ LOOPS = {
     "from what all have": (_added_up, _X, replicated(3)),
     "from a sum": (_added_up, _X, partial_sum(3)),
     "a list that is doubled": (_doubled, _X),
+    "ragged rows": (with_gradients(_ragged), _X),
+    "texts": (
+        lambda texts: tf.map_fn(
+            lambda text: (tf.strings.upper(text), tf.strings.length(text)),
+            texts,
+            fn_output_signature=(tf.string, tf.int32),
+        ),
+        sharded(-1, dtype="string"),
+    ),
     **{
         f"{way.__name__.strip('_')}{more}": (wrap(way), _X)
         for way in (_anew, _wider_sum, _always_the_last, _swapped)
