@@ -188,6 +188,74 @@ class OwnStep(keras.Model):
         return {"loss": self.mean_loss.result(), "this_batch": loss}
 
 
+class ScaledStep(keras.Model):
+    """A ``train_step`` that scales its loss, with a layer that is never built.
+
+    ``scale_loss`` asks whether the optimizer is built.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(3)])
+        self.unused = layers.Dense(2)
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """None."""
+        return []
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Return logits."""
+        return self.body(inputs)
+
+    def train_step(self, data: Structure) -> dict[str, tf.Tensor]:
+        """Train on a scaled loss."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+            scaled = self.optimizer.scale_loss(loss)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(scaled, weights), weights)
+        return {"loss": loss}
+
+
+class Counting(keras.Model):
+    """A model whose Python counts its calls, and makes things in the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # It draws by TensorFlow's global seed.
+        draws = tf.random_normal_initializer(0, 0.5)
+        self.first = layers.Dense(5, "tanh", kernel_initializer=draws)
+        self.last = layers.Dense(3)
+        self.calls = {"model": 0, "step": 0}
+        self.begun = False
+        self.steps: tf.Variable | None = None
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        """Make a weight that begins with the first batch."""
+        self.shift = self.add_weight(shape=(5,), trainable=False, name="shift")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Return logits, which depend on how often this was called."""
+        self.calls["model"] += 1
+        hidden = self.first(inputs)
+        if not self.begun:
+            self.begun = True
+            self.shift.assign(-tf.reduce_mean(hidden, 0))
+        logits = self.last(hidden + self.shift)
+        return logits * (1 + 0.1 * self.calls["model"])
+
+    def train_step(self, data: Structure) -> dict[str, tf.Tensor]:
+        """Train, and count steps in a variable that the first step makes."""
+        self.calls["step"] += 1
+        if self.steps is None:
+            self.steps = tf.Variable(tf.constant(self.calls["step"]))
+        self.steps.assign_add(1)
+        logs = super().train_step(data)
+        return {**logs, "steps": self.steps, "calls": self.calls["step"]}
+
+
 class Gan(keras.Model):
     """Two networks, two optimizers, one ``train_step``."""
 

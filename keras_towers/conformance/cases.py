@@ -175,6 +175,15 @@ CASES: dict[str, Case] = {
         optimizer=_scaled,
         metrics=list,
     ),
+    "loss-scale-of-own-step": case(
+        fit(OVERFLOW, m.LABELS),
+        _plain(epochs=1),
+        build=_subclassed(m.ScaledStep),
+        optimizer=_scaled,
+        metrics=list,
+    ),
+    # In eager steps, Python counts each of them.
+    "counting-python": case(build=_subclassed(m.Counting), in_graph=True),
     # float16 rounds each tower's part of a gradient: 11 bits, not 24.
     "mixed-float16": case(build=_half_precision, tolerance=2e-3),
     "embedding-clipped": case(

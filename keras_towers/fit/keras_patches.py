@@ -18,8 +18,8 @@ Wrapped for good, when this package is imported:
 
 * here: six methods of a model, the one that resolves its
   ``jit_compile="auto"``, the two that give a variable its first value, the
-  functions by which Keras stores and uses a distribution, ``export``, and the
-  filter of tracebacks
+  functions by which Keras stores and uses a distribution, ``export``, the two
+  that call a function with a gradient of its own, and the filter of tracebacks
 * ``fit/calls/saving.py``: functions that write models and checkpoints
 * ``compat.py``: AutoGraph leaves this package alone
 
@@ -216,7 +216,10 @@ def _call_recomputed(
     given = compat.recomputed(function)
     # Where Keras infers shapes, there is no gradient.
     here = recomputed_calls.apply_here() or compat.in_symbolic_scope()
-    if given is None or not here:
+    if given is None:
+        return original(function, args, kwargs)
+    if not here:
+        recomputed_calls.note_call_outside()
         return original(function, args, kwargs)
     with recomputed_calls.called_once(given, (args, kwargs)):
         return given(*args, **kwargs)
@@ -229,14 +232,11 @@ def _remat_mode(original: patches.Original, *values: Any) -> Any:
 
 
 def _context_of_traces(original: patches.Original, *arguments: Any) -> Any:
-    """Return what tells traces apart: outside, they may call a function twice.
-
-    Calls on one device use the step functions that a model has outside, too.
-    """
+    """Return what tells traces apart: outside, some call a function twice."""
     context = original(*arguments)
-    if thread_state.trains_on_one_device.get() is None:
-        return context
-    return context._replace(context=(context.context, __name__))
+    if recomputed_calls.may_have_traces_from_outside():
+        context = context._replace(context=(context.context, __name__))
+    return context
 
 
 def _export(original: patches.Original, *args: Any, **kwargs: Any) -> object:
@@ -304,9 +304,6 @@ _PATCHES: tuple[patches.Patch, ...] = (
     # Data that use a model's variables are read in turn with its steps.
     (compat.KerasVariable, "value", read_ahead_limit.use_variable),
     (compat.KerasVariable, "assign", read_ahead_limit.use_variable),
-    # What recompute_grad is given runs once; a step's schedule recomputes it.
-    (compat.custom_gradient_module, "_graph_mode_decorator", _call_recomputed),
-    (compat.custom_gradient_module, "_eager_mode_decorator", _call_recomputed),
     # Models and users keep functions that were traced outside.
     (compat.function_context, "make_function_context", _context_of_traces),
     # It has to make sense outside, too, to the layers made here.
@@ -356,7 +353,7 @@ def patch_until_closed(
         else:
             original(name, value)
 
-    variable = compat.KerasVariable
+    variable, custom = compat.KerasVariable, compat.custom_gradient_module
     create = functools.partial(_create_variable, around_creation)
     replacements: list[patches.Patch] = [
         *((_TRAINER, n, functools.partial(method, n)) for n in METHODS),
@@ -368,6 +365,9 @@ def patch_until_closed(
         (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.
         (compat.global_state, "set_global_attribute", store),
+        # In a block, what recompute_grad is given runs once.
+        (custom, "_graph_mode_decorator", _call_recomputed),
+        (custom, "_eager_mode_decorator", _call_recomputed),
         # Tracebacks show the user's lines.
         (compat.traceback_utils, "include_frame", _is_shown),
     ]

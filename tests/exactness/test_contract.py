@@ -80,6 +80,8 @@ DRAWN = 60
 NOT_OF_REPLICAS = (
     *("odd-batches", "validation", "several-losses", "sync-batch-norm"),
     *("regularizers", "mask", "contrastive", "eager", "draws"),
+    # A step begins with its first batch, or skips one.
+    *("counting-python", "loss-scale-of-own-step"),
 )
 
 
@@ -102,6 +104,11 @@ def _cases():
         *((name, "weights gathered twice", 2) for name in HARDEST),
         *((name, "mesh", 2) for name in ("embedding-clipped", "gan")),
         *((name, "computed again", 2) for name in HARDEST),
+        *(
+            (name, way, 2)
+            for name in ("counting-python", "loss-scale-of-own-step")
+            for way in ("towers", "each", "with weights in shards", "mesh")
+        ),
         ("sync-batch-norm", "in shards, computed again", 2),
     ]
     every = [

@@ -11,6 +11,7 @@ a step on towers recomputes the operations without effects.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -25,6 +26,21 @@ from keras_towers.partition.effects import Effect, effect_of, is_draw
 # Gets the name of each function that is called once, and how plain Keras
 # differs, if it does.
 reporting: ThreadLocal[Callable[[str, str], None]] = ThreadLocal()
+
+
+# Set once a trace outside of all blocks has called a function twice.
+_called_twice = threading.Event()
+
+
+def note_call_outside() -> None:
+    """Note that a function is called twice, maybe in a trace that is kept."""
+    if not tf.executing_eagerly():
+        _called_twice.set()
+
+
+def may_have_traces_from_outside() -> bool:
+    """Whether a trace from outside may call a function twice, but not here."""
+    return _called_twice.is_set() and apply_here()
 
 
 def apply_here() -> bool:
