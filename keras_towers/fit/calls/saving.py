@@ -144,7 +144,15 @@ def _save(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     call = tower_call.current()
     if call is not None and call.config.transport.size > 1:
         ranks = _RanksThatMeet(ranks.rank, call.meeting.meet)
-    with save_on_every_rank(), thread_state.keeping_shards.holding(True):
+    with contextlib.ExitStack() as stack:
+        # Ranks sum these when they read them, which is no work of one of them.
+        for part in parts:
+            if isinstance(part, compat.SyncOnReadVariable):
+                read = functools.partial(tf.identity, part.read_value())
+                own = {"_get_cross_replica": read}
+                stack.enter_context(patches.shadowed(part, own))
+        stack.enter_context(save_on_every_rank())
+        stack.enter_context(thread_state.keeping_shards.holding(True))
         failure = ranks.turn(path)
         if failure is None:
             return _write(ranks, path, write)

@@ -133,6 +133,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _agree_on_steps(self) -> None:
         """Make all ranks run the same number of steps."""
+        if self._owner is Owner.RANK:
+            same_data.check_shards(self.source)
         numbers = same_data.compare_data(
             self._places.ranks.batch,
             self._kind,

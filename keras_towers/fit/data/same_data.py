@@ -194,13 +194,37 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     for part in parts_of(dataset):
         kind = type(part).__name__
         if kind == "_ShuffleDataset" and not any(
-            int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
+            tf.get_static_value(getattr(part, name, 1)) != 0
+            for name in ("_seed", "_seed2")
         ):
             return "every rank shuffles it without a seed"
         is_unordered = getattr(part, "_deterministic", None) == "false"
         if is_unordered or compat.interleaves_in_any_order(part):
             return "a step of the dataset has deterministic=False"
     return None
+
+
+def check_order(dataset: tf.data.Dataset) -> None:
+    """Refuse data that each rank would read in another order."""
+    reason = _why_order_varies(dataset)
+    if reason:
+        raise different_data(reason)
+
+
+def check_shards(dataset: tf.data.Dataset) -> None:
+    """Refuse shards that ranks take from different orders.
+
+    Some examples would be in several of them, and others in none.
+    """
+    for part in parts_of(dataset):
+        if type(part).__name__ == "_ShardDataset":
+            reason = _why_order_varies(part)
+            if reason:
+                raise TowerError(
+                    "the ranks take their shards of different data: before "
+                    f"`shard`, {reason}. Do this after `shard`, or give "
+                    "shuffles the same seed on every rank."
+                )
 
 
 def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
