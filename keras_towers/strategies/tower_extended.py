@@ -197,6 +197,8 @@ class TowerExtended(compat.MirroredExtended):
             same_data.compare_data(transport, "a loop", adapter, dataset)
         else:
             same_data.check_order(dataset)
+        config = self._container_strategy()._config
+        dataset = tower_datasets.in_one_order(dataset, config)
         dataset = tower_datasets.mapped(dataset, share)
         return super()._experimental_distribute_dataset(dataset, options)
 

@@ -23,8 +23,10 @@ from keras_towers.transport import Transport, next_key
 _REMEDY = (
     'With batches="split", every rank must read the same data in the same '
     "order: leave out `shard`, give shuffles and random augmentations the "
-    "same seed on every rank (keras.utils.set_random_seed), and do not set "
-    "deterministic=False. If every rank should read its own data, set "
+    "same seed on every rank (keras.utils.set_random_seed), leave "
+    "num_parallel_calls out of maps whose Python code or inner datasets draw, "
+    "sort sets of words (or start Python with PYTHONHASHSEED=0), and do not "
+    "set deterministic=False. If every rank should read its own data, set "
     'batches="each".'
 )
 # About how many values of each tensor a fingerprint covers.
@@ -217,14 +219,15 @@ def check_shards(dataset: tf.data.Dataset) -> None:
     Some examples would be in several of them, and others in none.
     """
     for part in parts_of(dataset):
-        if type(part).__name__ == "_ShardDataset":
-            reason = _why_order_varies(part)
-            if reason:
-                raise TowerError(
-                    "the ranks take their shards of different data: before "
-                    f"`shard`, {reason}. Do this after `shard`, or give "
-                    "shuffles the same seed on every rank."
-                )
+        if type(part).__name__ != "_ShardDataset":
+            continue
+        reason = _why_order_varies(part)
+        if reason and tf.get_static_value(part._num_shards) != 1:
+            raise TowerError(
+                "the ranks take their shards of different data: before "
+                f"`shard`, {reason}. Do this after `shard`, or give shuffles "
+                "the same seed on every rank."
+            )
 
 
 def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
