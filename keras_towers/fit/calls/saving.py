@@ -44,8 +44,9 @@ from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Store, store_of_job
 from keras_towers.system import absolute
 
-# All functions that write a model, as owner and name: those of Keras, and those
-# through which TensorFlow's checkpoints, their managers and SavedModels go.
+# All functions that write a model or a dataset, as owner and name: those of
+# Keras, and those through which TensorFlow's checkpoints, their managers and
+# SavedModels go.
 _WRITERS: tuple[tuple[object, str], ...] = (
     (keras.Model, "save"),
     (keras.Model, "save_weights"),
@@ -55,9 +56,10 @@ _WRITERS: tuple[tuple[object, str], ...] = (
     (keras.models, "save_model"),
     (tf.train.Checkpoint, "_write"),
     (compat.saved_model, "save_and_return_nodes"),
+    (tf.data.Dataset, "save"),
 )
 # The names of the path in these functions.
-_PATHS = ("filepath", "file_prefix", "export_dir")
+_PATHS = ("filepath", "file_prefix", "export_dir", "path")
 _REMEDY = (
     "One rank writes what several save. Save the same path on every rank, or "
     "put saves of other ranks into `with kt.save_on_every_rank():`."
