@@ -161,3 +161,12 @@ def a_checkpoint_has_what_ranks_sum_when_they_read_it():
     # As TensorFlow does, each gets its part of the sum.
     checkpoint.restore(path)
     np.testing.assert_equal(strategy.run(total.read_value).numpy(), 1.5)
+
+
+@check
+def a_handler_that_knows_no_ranks_is_refused():
+    handler = tf.distribute.experimental.PreemptionCheckpointHandler
+    folder = str(pathlib.Path(sys.argv[1]) / "preempted")
+    checkpoint = tf.train.Checkpoint()
+    with s.Strategy(), s.refused("PreemptionCheckpointHandler", "kt.Backup"):
+        handler(None, checkpoint, folder)

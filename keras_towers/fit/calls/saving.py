@@ -244,6 +244,20 @@ def _manage(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     return None if _elsewhere.get() else original(*args, **kwargs)
 
 
+def _watch_preemption(
+    original: patches.Original, *args: Any, **kwargs: Any
+) -> None:
+    """Make a handler of TensorFlow's, which knows no ranks of other engines."""
+    strategy = components.active_strategy()
+    if _job is not None or (strategy and strategy._config.job.size > 1):
+        raise TowerError(
+            "PreemptionCheckpointHandler cannot agree with other ranks on a "
+            "step after which all save and end. Give fit a kt.Backup instead, "
+            "or save a tf.train.CheckpointManager in your loop."
+        )
+    original(*args, **kwargs)
+
+
 _CHECKPOINTS = compat.checkpoint_management
 PATCHES: tuple[patches.Patch, ...] = (
     *((owner, name, _save) for owner, name in _WRITERS),
@@ -251,8 +265,13 @@ PATCHES: tuple[patches.Patch, ...] = (
     (compat.TrackableSaver, "save", _write_values),
     (_CHECKPOINTS, "update_checkpoint_state_internal", _manage),
     (_CHECKPOINTS, "_delete_file_if_exists", _manage),
+    (
+        tf.distribute.experimental.PreemptionCheckpointHandler,
+        "__init__",
+        _watch_preemption,
+    ),
 )
-"""Replaces the writers of Keras and TensorFlow."""
+"""Replaces the writers of Keras and TensorFlow, and one that cannot work."""
 
 
 class _RanksThatMeet:

@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -82,7 +83,8 @@ PATCHES: tuple[patches.Patch, ...] = (
     *(
         (module, "get_file", _get_file)
         for module in [*sys.modules.values()]
-        if vars(module).get("get_file") is keras.utils.get_file
+        if isinstance(module, ModuleType)
+        and vars(module).get("get_file") is keras.utils.get_file
     ),
 )
 """Replaces functions of TensorFlow, and of Keras where modules have them."""
