@@ -175,11 +175,11 @@ class TowerExtended(compat.MirroredExtended):
         )
 
     def _experimental_distribute_dataset(self, dataset, options):
-        transport = self._transport
+        config, transport = self._container_strategy()._config, self._transport
         size, rank = transport.size, transport.rank
         if size == 1:
             return super()._experimental_distribute_dataset(dataset, options)
-        if self._container_strategy().batches == "each":
+        if config.options.batches == "each":
             return self._distribute_datasets_from_function(
                 lambda _: dataset, options
             )
@@ -197,7 +197,6 @@ class TowerExtended(compat.MirroredExtended):
             same_data.compare_data(transport, "a loop", adapter, dataset)
         else:
             same_data.check_order(dataset)
-        config = self._container_strategy()._config
         dataset = tower_datasets.in_one_order(dataset, config)
         dataset = tower_datasets.mapped(dataset, share)
         return super()._experimental_distribute_dataset(dataset, options)

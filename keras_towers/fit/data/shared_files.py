@@ -41,11 +41,9 @@ def _cache(
     Ranks fill their caches while they train, so none can wait for another.
     """
     is_file = isinstance(filename, str | os.PathLike) and os.fspath(filename)
-    if is_file and not tf.io.gfile.exists(f"{os.fspath(filename)}.index"):
-        member = member_of_job(certainly=True)
-        if member is not None:
-            own = f"-{member.rank}-of-{member.size}"
-            filename = os.fspath(filename) + own
+    member = member_of_job(certainly=True) if is_file else None
+    if member and not tf.io.gfile.exists(f"{os.fspath(filename)}.index"):
+        filename = f"{os.fspath(filename)}-{member.rank}-of-{member.size}"
     return original(dataset, filename, *args, **kwargs)
 
 

@@ -67,28 +67,27 @@ def in_one_order(
     Parallel calls of a function draw in the order in which they happen to run.
     TensorFlow can make what they draw, or all functions, run in order.
     """
-    drawing = [
-        operation
+    parallel = [
+        part
         for part in same_data.parts_of(dataset)
         if tf.get_static_value(getattr(part, "_num_parallel_calls", 1)) != 1
-        for function in part._functions()
-        for operation in [changes_state(function.function.graph)]
-        if operation is not None
     ]
-    if not drawing:
+    graphs = [f.function.graph for p in parallel for f in p._functions()]
+    draw = next(filter(None, map(changes_state, graphs)), None)
+    if draw is None:
         return dataset
     is_shown = compat.traceback_utils.include_frame
-    frames = [f for f in drawing[0].traceback if is_shown(f.filename)]
-    where = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames[-1:]]
-    is_new = first_time(config.strategy, ("draws", *where))
-    if is_new and config.job.rank == 0:
+    frames = [f for f in draw.traceback if is_shown(f.filename)]
+    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames]
+    line = lines[-1] if lines else draw.name
+    if first_time(config.strategy, line) and config.job.rank == 0:
         logger.warning(
             "a parallel map of the data draws random numbers (%s), but all "
             "ranks need the same ones. So functions of the dataset that draw "
             "or change something run one after another, and with layers of "
             "Keras all of them. If this is slow, leave num_parallel_calls out "
             "of this map only, or draw with tf.random.stateless_uniform.",
-            *where or ["in a library"],
+            line,
         )
     ordered = tf.raw_ops.OptimizeDatasetV2(
         input_dataset=tf.data.experimental.to_variant(dataset),
