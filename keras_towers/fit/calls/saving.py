@@ -182,7 +182,7 @@ def _write(ranks: _Ranks, path: str, write: Callable[[], object]) -> object:
         ranks.end(path, failure)
 
 
-def _parts_of(saved: Any) -> list[object]:
+def _parts_of(saved: Any) -> list[Any]:
     """Return the saved objects: a model, or all parts of a trackable."""
     if isinstance(saved, compat.Trackable) and not isinstance(
         saved, keras.Model
