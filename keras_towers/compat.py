@@ -762,17 +762,12 @@ def unknown(value: Any) -> tf.Tensor:
     TensorFlow computes constants before a step, and merges operations with
     equal inputs. The operations of an engine do not declare their effects, so
     it would do this to them, too. Only a branch prevents that: TensorFlow looks
-    through placeholders and reshapes. The result has no gradient.
+    through placeholders and reshapes. It also merges branches of equal values,
+    unless each reads its condition anew. The result has no gradient.
     """
-    return all_unknown([value])[0]
-
-
-def all_unknown(values: Sequence[Any]) -> list[tf.Tensor]:
-    """Return values that TensorFlow treats as unknown, as ``unknown`` does."""
     if tf.executing_eagerly():
-        return list(values)
-    pred = _true().read_value()
-    return [tf.raw_ops.Switch(data=value, pred=pred)[1] for value in values]
+        return value
+    return tf.raw_ops.Switch(data=value, pred=_true().read_value())[1]
 
 
 @functools.cache

@@ -72,7 +72,7 @@ SHOWN_BY = {
         engines/horovod/hvd/elastic_states
     """,
     "processes/test_ranks.py": """
-        fit/update/local_sgd
+        fit/data/shared_files fit/update/local_sgd
         reduction/hook_names reduction/gradients transport/engine_transport
     """,
     "reduction/test_collectives.py": "reduction/collective_ops",

@@ -20,7 +20,8 @@ Wrapped for good, when this package is imported:
   ``jit_compile="auto"``, the two that give a variable its first value, the
   functions by which Keras stores and uses a distribution, ``export``, the two
   that call a function with a gradient of its own, and the filter of tracebacks
-* ``fit/calls/saving.py``: functions that write models and checkpoints
+* ``fit/calls/saving.py``: functions that write models, checkpoints and datasets
+* ``fit/data/shared_files.py``: the cache of a dataset, and Keras's ``get_file``
 * ``compat.py``: AutoGraph leaves this package alone
 
 Patched classes and modules:
@@ -51,6 +52,7 @@ Patched attributes of a single object:
 * ``fit/update/optimizers.py``: an optimizer, during an update
 * ``engines/dropin/gradient_reducer.py``: an optimizer, for good
 * ``fit/calls/callback_effects.py``, ``fit/calls/callback_roles.py``: callbacks
+* ``fit/calls/saving.py``: a variable that ranks sum, while it is saved
 * ``strategies/keras_distribution.py``: a distribution, during a call
 * ``fit/data/read_ahead_limit.py``, ``fit/data/epoch_iterator.py``: Keras's
   reader of data
@@ -78,7 +80,7 @@ from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, recomputed_calls, thread_state
-from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.data import read_ahead_limit, shared_files
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
@@ -361,6 +363,7 @@ def patch_until_closed(
         (variable, "_initialize_with_initializer", _create_by_initializer),
         (_BASE, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
+        *shared_files.PATCHES,
         # An exported model knows no towers.
         (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.

@@ -84,6 +84,30 @@ def is_draw(type_: str) -> bool:
     return any(a.name in _RANDOM_STATES for a in definition.input_arg)
 
 
+def draws_statefully(type_: str) -> bool:
+    """Whether operations of a type draw from TensorFlow's own generator."""
+    definition = compat.op_definition(type_)
+    return definition is not None and (
+        definition.is_stateful
+        and {"seed", "seed2"} <= {a.name for a in definition.attr}
+    )
+
+
+def changes_state(graph: tf.Graph) -> tf.Operation | None:
+    """Return an operation that draws statefully or writes a variable, if any.
+
+    It may be in a function that the graph calls.
+    """
+    for operation in graph.get_operations():
+        if draws_statefully(operation.type) or written(operation):
+            return operation
+        for called in filter(None, called_graphs(operation)):
+            found = changes_state(called)
+            if found is not None:
+                return found
+    return None
+
+
 def is_variable(handle: tf.Tensor) -> bool:
     """Whether a tensor is the handle of a variable."""
     data = compat.get_resource_handle_data(handle)

@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.devices import same_device
 from keras_towers.partition.called_functions import (
     CalledFunctions,
@@ -21,6 +20,7 @@ from keras_towers.partition.called_functions import (
 from keras_towers.partition.effects import (
     Effect,
     called_names,
+    draws_statefully,
     effect_of,
     is_draw,
 )
@@ -230,7 +230,7 @@ class Stages:
             return True
         if not operation.has_effect and not operation.at_root:
             return any(tensor.dtype in _NOT_NUMBERS for tensor in tensors)
-        if _draws_statefully(operation.type):
+        if draws_statefully(operation.type):
             self.not_compiled.setdefault(_DRAWS, operation)
         elif calls_functions(operation) and not self._only_checks(operation):
             self.not_compiled.setdefault(_EFFECTS, operation)
@@ -261,15 +261,6 @@ def calls_functions(operation: Operation) -> bool:
     """Whether an operation calls functions, of the program or of the trace."""
     named = called_names(operation.attributes)
     return bool(named or functions_of(operation))
-
-
-def _draws_statefully(type_: str) -> bool:
-    """Whether operations of a type draw from TensorFlow's own generator."""
-    definition = compat.op_definition(type_)
-    return definition is not None and (
-        definition.is_stateful
-        and {"seed", "seed2"} <= {a.name for a in definition.attr}
-    )
 
 
 def _sized_by_values(program: Program) -> set[Tensor]:

@@ -158,7 +158,12 @@ class LocalStore(Store):
             reports = self._reports
             reports.add(rank, progress)
             # Every rank gets this list, however many are gone: keep it short.
-            others = (state for r, state in self.gone.items() if r != rank)
+            others = (
+                (f"{name} ({error})" if error else name, state)
+                for r, (name, state) in self.gone.items()
+                if r != rank
+                for error in [self.get(f"{store.ERROR}{r}")]
+            )
             gone = itertools.islice(others, settings.MAX_RANKS_NAMED)
             return {
                 "awaited": reports.awaited(rank),

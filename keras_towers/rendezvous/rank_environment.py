@@ -40,11 +40,9 @@ def process_environment(
         environment[settings.ENV_DEVICE_MEMORY] = device_memory
     if seed is not None:
         environment[ENV_SEED] = str(seed)
-        # Otherwise the iteration order of a set of strings would differ
-        # between ranks.
-        environment["PYTHONHASHSEED"] = os.environ.get(
-            "PYTHONHASHSEED", str(seed)
-        )
+    if os.environ.get("PYTHONHASHSEED", "random") == "random":
+        # The iteration order of a set of strings would differ between ranks.
+        environment["PYTHONHASHSEED"] = "0"
     return environment
 
 

@@ -47,6 +47,8 @@ CONTRIBUTIONS = "contributions-"
 """Followed by a key, the key under which ranks contribute to its list."""
 ADDED = "added-"
 """Followed by a key, the key under which ranks add items to it."""
+ERROR = "error-"
+"""Followed by a rank, the key of the error by which the rank's script ends."""
 OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
 

@@ -14,6 +14,7 @@ not even know over Gloo which ranks are late.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import math
 import os
@@ -25,7 +26,7 @@ from typing import NoReturn, TypeVar
 
 from keras_towers import settings, system
 from keras_towers._notices import logger
-from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.errors import EXIT_AGAIN, TowerError, shorten
 from keras_towers.message_lists import describe_each
 from keras_towers.rendezvous import activity, rank_checks, store as store_lib
 from keras_towers.rendezvous.activity import this_rank
@@ -353,6 +354,16 @@ def _stop_at_exit() -> None:
     ranks at the end of the script, registered since, are still watched.
     """
     atexit.register(stop_watch)
+    atexit.register(_tell_error)
+
+
+def _tell_error() -> None:
+    """Tell the other ranks the error by which the script of this one ends."""
+    # Python sets it.
+    error = getattr(sys, "last_value", None)
+    if error is not None and _watch is not None:
+        with contextlib.suppress(OSError):
+            _watch.store.put(f"{store_lib.ERROR}{_watch.rank}", shorten(error))
 
 
 def stop_watch() -> None:

@@ -17,9 +17,14 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers._types import Structure
-from keras_towers.fit.data import batches as data_lib, tower_datasets
+from keras_towers.errors import TowerError
+from keras_towers.fit.data import (
+    batches as data_lib,
+    same_data,
+    tower_datasets,
+)
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
-from keras_towers.reduction.gradients import Gradient, divide
+from keras_towers.reduction.gradients import Gradient, divide, is_sparse
 from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
@@ -150,7 +155,8 @@ class TowerExtended(compat.MirroredExtended):
             if mean and isinstance(leaf, compat.Mirrored):
                 return leaf
             if not isinstance(leaf, tf.distribute.DistributedValues):
-                leaf = tf.convert_to_tensor(leaf)
+                if not is_sparse(leaf):
+                    leaf = tf.convert_to_tensor(leaf)
                 leaf = compat.PerReplica([leaf] * len(self.worker_devices))
             return self._get_cross_device_ops(leaf).reduce(
                 reduce_op, leaf, destinations, options
@@ -169,20 +175,37 @@ class TowerExtended(compat.MirroredExtended):
         )
 
     def _experimental_distribute_dataset(self, dataset, options):
-        size, rank = self._transport.size, self._transport.rank
+        config, transport = self._container_strategy()._config, self._transport
+        size, rank = transport.size, transport.rank
+        if size == 1:
+            return super()._experimental_distribute_dataset(dataset, options)
+        if config.options.batches == "each":
+            return self._distribute_datasets_from_function(
+                lambda _: dataset, options
+            )
 
         def share(batch: Structure) -> Structure:
             return data_lib.Batch.of(batch).split(size, rank, 1).pieces[0]
 
-        if size > 1:
-            dataset = tower_datasets.mapped(dataset, share)
+        if not any(data_lib.Batch.of(dataset.element_spec).divided):
+            raise TowerError(
+                f"the elements of {dataset!r} have no rows that ranks could "
+                "divide: call .batch(n) before you distribute it."
+            )
+        if tf.executing_eagerly():
+            adapter = compat.TFDatasetAdapter(dataset)
+            same_data.compare_data(transport, "a loop", adapter, dataset)
+        else:
+            same_data.check_order(dataset)
+        dataset = tower_datasets.in_one_order(dataset, config)
+        dataset = tower_datasets.mapped(dataset, share)
         return super()._experimental_distribute_dataset(dataset, options)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         transport = self._transport
 
         def fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return dataset_fn(
+            dataset = dataset_fn(
                 tf.distribute.InputContext(
                     num_input_pipelines=transport.size,
                     input_pipeline_id=transport.rank,
@@ -190,6 +213,9 @@ class TowerExtended(compat.MirroredExtended):
                     * transport.size,
                 )
             )
+            if transport.size > 1:
+                same_data.check_shards(dataset)
+            return dataset
 
         return super()._distribute_datasets_from_function(fn, options)
 

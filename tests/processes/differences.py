@@ -299,3 +299,38 @@ def other_gradients_are_refused():
     with strategy:
         s.fit(mine, batch_size=s.COUNT)
     s.assert_same_model(mine)
+
+
+@check
+def random_numbers_of_parallel_maps_are_those_of_calls_in_order():
+    """Those of a layer, whose state each call writes, and of TensorFlow."""
+    draws = {
+        "layer": lambda: keras.layers.GaussianNoise(1.0, seed=5),
+        "function": lambda: lambda x, training: x + tf.random.normal([4]),
+    }
+
+    def data(draw, calls):
+        keras.utils.set_random_seed(3)
+        noise = draw()
+        rows = tf.data.Dataset.from_tensor_slices((s.X, s.Y)).map(
+            lambda x, y: (noise(x, training=True), y), num_parallel_calls=calls
+        )
+        return rows.batch(25)
+
+    for name, draw in draws.items():
+        with s.Messages() as messages:
+            s.assert_as_one_process(
+                s.eager(),
+                lambda mine, d=draw: s.fit(mine, data(d, 8), None, epochs=2),
+                reference=lambda m, d=draw: s.fit(
+                    m, data(d, None), None, epochs=2
+                ),
+            )
+        assert messages.have("differences.py:") == (s.RANK == 0), name
+        strategy = s.Strategy()
+        distribute = strategy.experimental_distribute_dataset
+        found = [
+            s.gather(x.numpy().tolist()) for x, _ in distribute(data(draw, 8))
+        ]
+        wanted = [x.numpy() for x, _ in data(draw, None)]
+        assert_all_close([np.concatenate(rows) for rows in found], wanted)

@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import tarfile
 import threading
 import time
 
@@ -386,3 +387,49 @@ def threads_of_a_script_save_once():
     assert not errors
     in_thread(None)
     assert_saved(path, mine.get_weights())
+
+
+@check
+def each_rank_caches_data_and_one_saves_them():
+    numbers = tf.data.Dataset.range(4)
+    (FOLDER / "data").mkdir(exist_ok=True)
+    s.gather("made")
+    with s.Strategy():
+        for _ in range(2):
+            cached = numbers.cache(str(FOLDER / "data" / "cached"))
+            assert [*cached.as_numpy_iterator()] == [*range(4)]
+        numbers.save(str(FOLDER / "data" / "saved"))
+    loaded = tf.data.Dataset.load(str(FOLDER / "data" / "saved"))
+    assert [*loaded.as_numpy_iterator()] == [*range(4)]
+    s.gather("read")
+    files = {path.name for path in (FOLDER / "data").glob("*.index")}
+    assert files == {f"cached-{rank}-of-2.index" for rank in range(2)}
+    assert len([*(FOLDER / "data" / "saved").glob("*/*.shard")]) == 1
+
+
+@check
+def one_rank_of_a_machine_gets_a_file():
+    """Modules that have the function by its name get it so, too."""
+    archive, text = FOLDER / "words.tar", FOLDER / "words.txt"
+    if s.RANK == 0:
+        text.write_text("some words")
+        with tarfile.open(archive, "w") as tar:
+            tar.add(text, "words.txt")
+    s.gather("made")
+    written = []
+    get_file = keras.datasets.mnist.load_data.__globals__["get_file"]
+    for force in (False, True):
+        folder = get_file(
+            "words",
+            f"file://{archive}",
+            extract=True,
+            cache_dir=FOLDER,
+            force_download=force,
+        )
+        found = pathlib.Path(folder) / "words.txt"
+        assert found.read_text() == "some words"
+        # Another rank that extracts it would write it anew.
+        written.append(found.stat().st_ino)
+        s.gather("read")
+        assert found.stat().st_ino == written[-1]
+    s.assert_equal_on_ranks(written)

@@ -128,3 +128,17 @@ def test_an_error_on_one_rank_is_named_on_the_others(
     assert len(named) == 1 and named[0].startswith("[0]"), done.err
     text = "fit has ended on rank 0, because it failed on rank 1: "
     assert f"{text}{words[0]}" in named[0] and words[-1] in named[0]
+
+
+@pytest.mark.alternate(turn=5)
+@pytest.mark.parametrize(
+    "how, number",
+    sample_of([(HOROVOD, "-np"), ("MultiWorkerTowerStrategy", "--workers")]),
+)
+def test_an_error_between_calls_is_named_on_the_others(tmp_path, how, number):
+    """A folder that both make."""
+    done = run(tmp_path, "folder", how, number)
+    assert done.code == 1, done.err
+    named = [line for line in done.err.splitlines() if " fit" in line]
+    said = "rank 1 (FileExistsError: [Errno 17] File exists: 'runs') has ended"
+    assert any(line.startswith("[0]") and said in line for line in named)

@@ -20,10 +20,10 @@ def environment(monkeypatch):
     for name in ("no_proxy", "NO_PROXY", "PYTHONHASHSEED", TIMEOUT):
         monkeypatch.delenv(name, raising=False)
 
-    def environment(warning_s=30, shutdown_s=600, seed=None, **outer):
+    def environment(warning_s=30, shutdown_s=600, **outer):
         for name, value in outer.items():
             monkeypatch.setenv(name, value)
-        common = process_environment(warning_s, shutdown_s, seed)
+        common = process_environment(warning_s, shutdown_s)
         return job_environment(ENDPOINT, common, None)
 
     return environment
@@ -40,11 +40,11 @@ def test_where_the_store_is(environment):
     assert "HOROVOD_GLOO_IFACE" not in found
 
 
-def test_a_seed_is_the_order_of_sets_too(environment):
-    assert "PYTHONHASHSEED" not in environment()
-    assert environment(seed=7)["PYTHONHASHSEED"] == "7"
-    given = environment(seed=7, PYTHONHASHSEED="1")
-    assert given["PYTHONHASHSEED"] == "1"
+def test_sets_of_strings_have_one_order(environment):
+    assert environment()["PYTHONHASHSEED"] == "0"
+    assert environment(PYTHONHASHSEED="random")["PYTHONHASHSEED"] == "0"
+    # It is inherited.
+    assert "PYTHONHASHSEED" not in environment(PYTHONHASHSEED="1")
 
 
 def test_the_stalled_rank_is_named_before_gloo_gives_up(environment):

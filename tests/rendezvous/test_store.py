@@ -1,6 +1,7 @@
 """Which requests the store's server answers."""
 
 import contextlib
+import functools
 import socket
 import sys
 import threading
@@ -360,6 +361,16 @@ def test_only_some_of_many_late_ranks_are_named(server, monkeypatch):
     server.here.begin_round(place_ranks(["h"] * 6))
     late = server.client.report(2, Progress(6, 5))["awaited"]
     assert late == {"rank 3": silent}
+
+
+def test_a_rank_that_is_gone_is_named_with_its_error(server):
+    server.here.gone[1] = "rank 1 on h", "has ended"
+    report = functools.partial(server.client.report, 0, Progress(2, 5))
+    assert report()["gone"] == {"rank 1 on h": "has ended"}
+    server.client.put(f"{store.ERROR}1", "Boom: my bug")
+    assert report()["gone"] == {"rank 1 on h (Boom: my bug)": "has ended"}
+    server.here.begin_round(place_ranks(["h"] * 2))
+    assert report()["gone"] == {}
 
 
 def test_a_wait_has_a_limit():

@@ -321,7 +321,7 @@ class HorovodTransport(EngineTransport):
                 op=self.engine.Sum,
                 **self._options,
             )
-            for index, tensor in enumerate(compat.all_unknown(tensors))
+            for index, tensor in enumerate(map(compat.unknown, tensors))
         ]
 
     def engine_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:

@@ -44,8 +44,9 @@ from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.rendezvous.store import Store, store_of_job
 from keras_towers.system import absolute
 
-# All functions that write a model, as owner and name: those of Keras, and those
-# through which TensorFlow's checkpoints, their managers and SavedModels go.
+# All functions that write a model or a dataset, as owner and name: those of
+# Keras, and those through which TensorFlow's checkpoints, their managers and
+# SavedModels go.
 _WRITERS: tuple[tuple[object, str], ...] = (
     (keras.Model, "save"),
     (keras.Model, "save_weights"),
@@ -55,9 +56,10 @@ _WRITERS: tuple[tuple[object, str], ...] = (
     (keras.models, "save_model"),
     (tf.train.Checkpoint, "_write"),
     (compat.saved_model, "save_and_return_nodes"),
+    (tf.data.Dataset, "save"),
 )
 # The names of the path in these functions.
-_PATHS = ("filepath", "file_prefix", "export_dir")
+_PATHS = ("filepath", "file_prefix", "export_dir", "path")
 _REMEDY = (
     "One rank writes what several save. Save the same path on every rank, or "
     "put saves of other ranks into `with kt.save_on_every_rank():`."
@@ -144,7 +146,15 @@ def _save(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     call = tower_call.current()
     if call is not None and call.config.transport.size > 1:
         ranks = _RanksThatMeet(ranks.rank, call.meeting.meet)
-    with save_on_every_rank(), thread_state.keeping_shards.holding(True):
+    with contextlib.ExitStack() as stack:
+        # Ranks sum these when they read them, which is no work of one of them.
+        for part in parts:
+            if isinstance(part, compat.SyncOnReadVariable):
+                read = functools.partial(tf.identity, part.read_value())
+                own = {"_get_cross_replica": read}
+                stack.enter_context(patches.shadowed(part, own))
+        stack.enter_context(save_on_every_rank())
+        stack.enter_context(thread_state.keeping_shards.holding(True))
         failure = ranks.turn(path)
         if failure is None:
             return _write(ranks, path, write)
@@ -172,7 +182,7 @@ def _write(ranks: _Ranks, path: str, write: Callable[[], object]) -> object:
         ranks.end(path, failure)
 
 
-def _parts_of(saved: Any) -> list[object]:
+def _parts_of(saved: Any) -> list[Any]:
     """Return the saved objects: a model, or all parts of a trackable."""
     if isinstance(saved, compat.Trackable) and not isinstance(
         saved, keras.Model
@@ -234,6 +244,20 @@ def _manage(original: patches.Original, *args: Any, **kwargs: Any) -> object:
     return None if _elsewhere.get() else original(*args, **kwargs)
 
 
+def _watch_preemption(
+    original: patches.Original, *args: Any, **kwargs: Any
+) -> None:
+    """Make a handler of TensorFlow's, which knows no ranks of other engines."""
+    strategy = components.active_strategy()
+    if _job is not None or (strategy and strategy._config.job.size > 1):
+        raise TowerError(
+            "PreemptionCheckpointHandler cannot agree with other ranks on a "
+            "step after which all save and end. Give fit a kt.Backup instead, "
+            "or save a tf.train.CheckpointManager in your loop."
+        )
+    original(*args, **kwargs)
+
+
 _CHECKPOINTS = compat.checkpoint_management
 PATCHES: tuple[patches.Patch, ...] = (
     *((owner, name, _save) for owner, name in _WRITERS),
@@ -241,8 +265,13 @@ PATCHES: tuple[patches.Patch, ...] = (
     (compat.TrackableSaver, "save", _write_values),
     (_CHECKPOINTS, "update_checkpoint_state_internal", _manage),
     (_CHECKPOINTS, "_delete_file_if_exists", _manage),
+    (
+        tf.distribute.experimental.PreemptionCheckpointHandler,
+        "__init__",
+        _watch_preemption,
+    ),
 )
-"""Replaces the writers of Keras and TensorFlow."""
+"""Replaces the writers of Keras and TensorFlow, and one that cannot work."""
 
 
 class _RanksThatMeet:

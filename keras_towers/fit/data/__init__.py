@@ -8,6 +8,8 @@
   Keras's epoch iterator over the batches of towers.
 ``same_data``
   Checks that all ranks read the same data, by fingerprints of it.
+``shared_files``
+  Keeps ranks from writing a file of data that another one writes or reads.
 ``shuffle_order``
   Shuffles data in the same order on all ranks.
 ``read_ahead_limit``

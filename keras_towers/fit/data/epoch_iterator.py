@@ -97,6 +97,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if batch_ranks.size > 1:
                 self._agree_on_steps()
             dataset = local_rows or self.source
+            if is_global and batch_ranks.size > 1:
+                dataset = tower_datasets.in_one_order(dataset, use.config)
             self._distributed_dataset = self._prefetch(dataset)
         if self._owner is Owner.RANK:
             self.read_limit.per_step = use.config.num_towers
@@ -133,6 +135,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _agree_on_steps(self) -> None:
         """Make all ranks run the same number of steps."""
+        if self._owner is Owner.RANK:
+            same_data.check_shards(self.source)
         numbers = same_data.compare_data(
             self._places.ranks.batch,
             self._kind,

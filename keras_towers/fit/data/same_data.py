@@ -23,8 +23,10 @@ from keras_towers.transport import Transport, next_key
 _REMEDY = (
     'With batches="split", every rank must read the same data in the same '
     "order: leave out `shard`, give shuffles and random augmentations the "
-    "same seed on every rank (keras.utils.set_random_seed), and do not set "
-    "deterministic=False. If every rank should read its own data, set "
+    "same seed on every rank (keras.utils.set_random_seed), leave "
+    "num_parallel_calls out of maps whose Python code or inner datasets draw, "
+    "sort sets of words (or start Python with PYTHONHASHSEED=0), and do not "
+    "set deterministic=False. If every rank should read its own data, set "
     'batches="each".'
 )
 # About how many values of each tensor a fingerprint covers.
@@ -194,13 +196,38 @@ def _why_order_varies(dataset: tf.data.Dataset) -> str | None:
     for part in parts_of(dataset):
         kind = type(part).__name__
         if kind == "_ShuffleDataset" and not any(
-            int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
+            tf.get_static_value(getattr(part, name, 1)) != 0
+            for name in ("_seed", "_seed2")
         ):
             return "every rank shuffles it without a seed"
         is_unordered = getattr(part, "_deterministic", None) == "false"
         if is_unordered or compat.interleaves_in_any_order(part):
             return "a step of the dataset has deterministic=False"
     return None
+
+
+def check_order(dataset: tf.data.Dataset) -> None:
+    """Refuse data that each rank would read in another order."""
+    reason = _why_order_varies(dataset)
+    if reason:
+        raise different_data(reason)
+
+
+def check_shards(dataset: tf.data.Dataset) -> None:
+    """Refuse shards that ranks take from different orders.
+
+    Some examples would be in several of them, and others in none.
+    """
+    for part in parts_of(dataset):
+        if type(part).__name__ != "_ShardDataset":
+            continue
+        reason = _why_order_varies(part)
+        if reason and tf.get_static_value(part._num_shards) != 1:
+            raise TowerError(
+                "the ranks take their shards of different data: before "
+                f"`shard`, {reason}. Do this after `shard`, or give shuffles "
+                "the same seed on every rank."
+            )
 
 
 def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

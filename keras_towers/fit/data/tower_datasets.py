@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import first_time, logger
 from keras_towers._types import Structure
+from keras_towers.fit.components import TowerConfig
+from keras_towers.fit.data import same_data
 from keras_towers.fit.data.batches import (
     Batch,
     Leaf,
@@ -22,6 +27,7 @@ from keras_towers.fit.data.batches import (
     rows_if,
 )
 from keras_towers.fit.places import Places
+from keras_towers.partition.effects import changes_state
 
 
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
@@ -51,6 +57,51 @@ def mapped(
     if type(dataset.element_spec) is tuple:
         return dataset.map(lambda *element: function(element))
     return dataset.map(function)
+
+
+def in_one_order(
+    dataset: tf.data.Dataset, config: TowerConfig
+) -> tf.data.Dataset:
+    """Return a dataset whose random numbers do not depend on time.
+
+    Parallel calls of a function draw in the order in which they happen to run.
+    TensorFlow can make what they draw, or all functions, run in order.
+    """
+    parallel = [
+        part
+        for part in same_data.parts_of(dataset)
+        if tf.get_static_value(getattr(part, "_num_parallel_calls", 1)) != 1
+    ]
+    graphs = [f.function.graph for p in parallel for f in p._functions()]
+    draw = next(filter(None, map(changes_state, graphs)), None)
+    if draw is None:
+        return dataset
+    is_shown = compat.traceback_utils.include_frame
+    frames = [f for f in draw.traceback if is_shown(f.filename)]
+    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames]
+    line = lines[-1] if lines else draw.name
+    if first_time(config.strategy, line) and config.job.rank == 0:
+        logger.warning(
+            "a parallel map of the data draws random numbers (%s), but all "
+            "ranks need the same ones. So functions of the dataset that draw "
+            "or change something run one after another, and with layers of "
+            "Keras all of them. If this is slow, leave num_parallel_calls out "
+            "of this map only, or draw with tf.random.stateless_uniform.",
+            line,
+        )
+    ordered = tf.raw_ops.OptimizeDatasetV2(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        optimizations_enabled=["make_deterministic"],
+        optimizations_disabled=[],
+        optimizations_default=[],
+        # It takes those of the dataset.
+        output_types=[tf.variant],
+        output_shapes=[None],
+    )
+    result = tf.data.experimental.from_variant(ordered, dataset.element_spec)
+    # It uses variables of the other one.
+    weakref.finalize(result, id, dataset)
+    return result
 
 
 def with_equal_rows(batch: Structure) -> Structure:
