@@ -34,6 +34,8 @@ Patched classes and modules:
   measures
 * ``fit/weights/without_memory.py``: the same, while ``keras-towers plan``
   builds models and traces their steps, or an optimizer makes a slot in shards
+* ``launching/function_job.py``: how Keras names a class that it saves, while a
+  model is pickled
 * ``launching/late_entry.py``: TensorFlow's start and the current strategy,
   until a script of ``keras-towers run`` needs them
 * ``engines/dropin/distributed_models.py``: ``compile`` and ``fit`` of models,
