@@ -1,11 +1,17 @@
-"""Refuses processes of a job that would each train a model of their own."""
+"""Refuses processes of a job that would each train a model of their own.
+
+And those that a rank has started, which are no ranks: they import the script
+again if Python spawns them, such as those that read data.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import listed
 from keras_towers.rendezvous import launchers, tf_config
@@ -13,6 +19,44 @@ from keras_towers.rendezvous.tf_config import Member
 
 # The message of the error; None: this process may train.
 _reason: str | None = None
+
+
+class NoRankError(TowerError):
+    """A rank has started this process, which is none; ``place`` is its own."""
+
+    place: dict[str, int]
+
+
+def take_place(*place: int) -> None:
+    """Record that this process is a rank: those that it starts are none.
+
+    Args:
+        *place: the rank, the size, the local rank and the local size.
+    """
+    words = map(str, (os.getpid(), *place))
+    os.environ[settings.ENV_PLACE] = " ".join(words)
+
+
+def refuse_child() -> None:
+    """Raise a ``NoRankError`` if a rank of this job has started this process.
+
+    One with another rank or size is in a job that a rank has started.
+    """
+    words = os.environ.get(settings.ENV_PLACE) or "0"
+    process, *place = map(int, words.split())
+    if process in (0, os.getpid()):
+        return
+    member = member_of_job(certainly=True)
+    if member is None or [member.rank, member.size] != place[:2]:
+        return
+    error = NoRankError(
+        f"this process is no rank: rank {member.rank} has started it. Begin "
+        "what trains with `if __name__ == '__main__':`, so that processes that "
+        "import the script again, such as those that read data, leave it out."
+    )
+    names = ("rank", "size", "local_rank", "local_size")
+    error.place = dict(zip(names, place, strict=True))
+    raise error
 
 
 def member_of_job(*, certainly: bool = False) -> Member | None:

@@ -55,6 +55,7 @@ _place: dict[str, int] = {}
 def connect(hvd: ModuleType, *args: object, **kwargs: object) -> None:
     """Call Horovod's ``init``, however this process was started."""
     global _connected, _arguments
+    separate_training.refuse_child()
     member = launchers.detect()
     if not hvd.is_initialized():
         # Built with MPI, Horovod itself finds ranks that mpirun has started.
@@ -73,6 +74,9 @@ def connect(hvd: ModuleType, *args: object, **kwargs: object) -> None:
         with _watch_start():
             _init(hvd, *args, **kwargs)
         _arguments = args, kwargs
+        separate_training.take_place(
+            hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
+        )
     _connected = True
     # A list of ranks may name only one.
     may_be_one = args or kwargs.get("comm")
