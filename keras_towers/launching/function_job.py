@@ -81,7 +81,9 @@ def launch(
 
     Returns:
         The result of ``fn`` on rank 0. It must be an object that can be
-        pickled: numbers, arrays, weights, a Keras model.
+        pickled: numbers, arrays, weights, a Keras model, which may have layers
+        and functions of your own. If it cannot be returned, the error names
+        files with the weights of the models.
 
     Raises:
         TowerError: ``fn`` failed on a rank (the message has its traceback), or

@@ -433,7 +433,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
 
 def _inert(
-    kind: type, error: separate_training.NoRankError, towers: Any
+    kind: Any, error: separate_training.NoRankError, towers: Any
 ) -> BaseStrategy:
     """Return a strategy in a process that a rank has started.
 
