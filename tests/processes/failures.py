@@ -278,7 +278,8 @@ def a_model_that_one_rank_compiles_again_fails_on_all():
 def ranks_that_wait_in_different_blocks_are_told_so():
     """However many actions and exchanges each of them has begun."""
     batch = s.X[:8], s.Y[:8]
-    mine = s.model(keras.layers.Dense(5), keras.layers.Dense(3))
+    more = (keras.layers.Dense(3, name=name) for name in "ab")
+    mine = s.model(*more)
     said = "rank 0 is at the beginning of fit; rank 1 is in train_on_batch"
     with hearing_soon(), s.refused(said):
         with s.Strategy():
