@@ -164,6 +164,8 @@ def _dump(value: object, path: Path, problem: str) -> None:
     try:
         _Pickler(pickled, path).dump(value)
     except Exception as error:
+        if path.name == _RESULT:
+            _save_weights(path)
         raise TowerError(f"{problem} ({error}).") from error
     path.write_bytes(pickled.getvalue())
 
@@ -254,19 +256,6 @@ def _save_weights(path: Path) -> None:
             saved |= own
 
 
-def _dump_result(result: object, path: Path) -> None:
-    try:
-        _dump(
-            result,
-            path,
-            f"the function returned a {type(result).__name__}, which cannot be "
-            "pickled: return numbers, arrays, weights or a Keras model",
-        )
-    except TowerError:
-        _save_weights(path)
-        raise
-
-
 def call_as_rank(folder_name: str) -> None:
     """Make the call in a folder, and write its result or error there."""
     folder = Path(folder_name)
@@ -275,7 +264,13 @@ def call_as_rank(folder_name: str) -> None:
         function, args, kwargs = pickle.loads((folder / _CALL).read_bytes())
         result = function(*args, **kwargs)
         if rank == 0:
-            _dump_result(result, folder / _RESULT)
+            _dump(
+                result,
+                folder / _RESULT,
+                f"the function returned a {type(result).__name__}, which "
+                "cannot be pickled: return numbers, arrays, weights or a Keras "
+                "model",
+            )
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else 1
         if code == EXIT_AGAIN:

@@ -206,9 +206,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
     tf.distribute.get_strategy()
     if _connection is None:
         _connection = Connection(cluster)
-        separate_training.take_place(
-            cluster.rank, cluster.size, cluster.local_rank, cluster.local_size
-        )
+        separate_training.take_place(cluster)
         atexit.register(_connection.disconnect)
     elif _connection.cluster != cluster:
         raise TowerError(

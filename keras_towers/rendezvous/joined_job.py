@@ -111,7 +111,7 @@ def join_job(engine: str) -> JoinedJob:
     prefix = f"extension-{engine}-{_joined[engine]}"
     job = JoinedJob(rank, size, local_rank, local_size, opened, prefix)
     rank_checks.compare_with_first_rank(engine)
-    separate_training.take_place(rank, size, local_rank, local_size)
+    separate_training.take_place(job)
     watch.start_watch(job.rank, job.size)
     store.report_connected(job.rank)
     return job

@@ -7,9 +7,11 @@ again if Python spawns them, such as those that read data.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
@@ -21,20 +23,23 @@ from keras_towers.rendezvous.tf_config import Member
 _reason: str | None = None
 
 
+_PLACE = ("rank", "size", "local_rank", "local_size")
+
+
 class NoRankError(TowerError):
     """A rank has started this process, which is none; ``place`` is its own."""
 
     place: dict[str, int]
 
 
-def take_place(*place: int) -> None:
+def take_place(rank: Any) -> None:
     """Record that this process is a rank: those that it starts are none.
 
     Args:
-        *place: the rank, the size, the local rank and the local size.
+        rank: it has the attributes of ``_PLACE``.
     """
-    words = map(str, (os.getpid(), *place))
-    os.environ[settings.ENV_PLACE] = " ".join(words)
+    place = {name: getattr(rank, name) for name in _PLACE}
+    os.environ[settings.ENV_PLACE] = json.dumps({"pid": os.getpid(), **place})
 
 
 def refuse_child() -> None:
@@ -42,20 +47,19 @@ def refuse_child() -> None:
 
     One with another rank or size is in a job that a rank has started.
     """
-    words = os.environ.get(settings.ENV_PLACE) or "0"
-    process, *place = map(int, words.split())
-    if process in (0, os.getpid()):
+    place = json.loads(os.environ.get(settings.ENV_PLACE) or "null")
+    if place is None or place.pop("pid") == os.getpid():
         return
     member = member_of_job(certainly=True)
-    if member is None or [member.rank, member.size] != place[:2]:
+    here = member and (member.rank, member.size)
+    if here != (place["rank"], place["size"]):
         return
     error = NoRankError(
-        f"this process is no rank: rank {member.rank} has started it. Begin "
+        f"this process is no rank: rank {place['rank']} has started it. Begin "
         "what trains with `if __name__ == '__main__':`, so that processes that "
         "import the script again, such as those that read data, leave it out."
     )
-    names = ("rank", "size", "local_rank", "local_size")
-    error.place = dict(zip(names, place, strict=True))
+    error.place = place
     raise error
 
 

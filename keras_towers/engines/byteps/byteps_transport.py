@@ -124,9 +124,7 @@ class BytePSTransport(EngineTransport):
                     "from 0."
                 )
             self._meet()
-            separate_training.take_place(
-                self.rank, self.size, self.local_rank, self.local_size
-            )
+            separate_training.take_place(self)
             watch.start_watch(self.rank, self.size)
             store.report_connected(self.rank)
         self._compares_names = True

@@ -74,9 +74,6 @@ def connect(hvd: ModuleType, *args: object, **kwargs: object) -> None:
         with _watch_start():
             _init(hvd, *args, **kwargs)
         _arguments = args, kwargs
-        separate_training.take_place(
-            hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
-        )
     _connected = True
     # A list of ranks may name only one.
     may_be_one = args or kwargs.get("comm")
@@ -213,6 +210,8 @@ class HorovodTransport(EngineTransport):
         self._is_of_all_ranks = process_set is None
         # Whether what is on a GPU is sent from the host.
         self._from_host = False
+        if self._is_of_all_ranks:
+            separate_training.take_place(self)
         watch.start_watch(int(self.engine.rank()), int(self.engine.size()))
         if store.store_of_job() is None:
             # Under MPI, and Horovod's own launcher.

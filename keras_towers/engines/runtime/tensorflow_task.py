@@ -237,9 +237,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     separate_training.refuse_child()
     task = start_task(cluster)
     wait_for_tasks(task, start_timeout_s)
-    separate_training.take_place(
-        cluster.rank, cluster.size, cluster.local_rank, cluster.local_size
-    )
+    separate_training.take_place(cluster)
     if _watch is None:
         beat_s = min(timeout_s / 4, settings.BEAT_S)
         _watch = watch.AnswerWatch(
