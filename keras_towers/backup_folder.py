@@ -2,7 +2,8 @@
 
 Each backup is a checkpoint of TensorFlow with notes beside it. The notes get
 their name last, when everything else is written: a checkpoint with notes is
-complete.
+complete. Their checksum is that of the index, too, and the index has those of
+the tensors: so files of two backups are not taken for one.
 
     backup/checkpoint                   names ckpt-3, for TensorFlow's own tools
     backup/ckpt-3.json                  the notes
@@ -48,8 +49,10 @@ gfile: Any = tf.io.gfile
 _NAME = "backup"
 _MARKER = "checkpoint"
 _CHECKPOINT = "ckpt-{}"
+_IN_MARKER = rb'"ckpt-(\d+)"'
 _RANK = ".rank-"
 _NOTES = ".json"
+_INDEX = ".index"
 _CHECKSUM = "crc32"
 _PARTIAL = ".in-progress"
 _FAILED = ".failed"
@@ -196,13 +199,22 @@ class CallFolder:
         Raises:
             TowerError: the files of all backups are lost.
         """
-        names = [n for n, own in self._files().items() if not _is_left(n, own)]
+        names = {n for n, own in self._files().items() if not _is_left(n, own)}
         if not names and gfile.exists(self.prefix(_MARKER)):
             raise TowerError(
                 f"the backups in {self.path} are lost: give them back, or "
                 "delete it to train from the beginning."
             )
-        return names
+        return sorted(names | self._marked(), key=number_of)
+
+    def _marked(self) -> set[str]:
+        """Return the names of the backups that were kept, lost ones too."""
+        try:
+            with gfile.GFile(self.prefix(_MARKER), "rb") as file:
+                found = re.findall(_IN_MARKER, file.read())
+        except tf.errors.OpError:  # It is lost itself.
+            return set()
+        return {name_of(int(number)) for number in found}
 
     def exists(self) -> bool:
         """Whether it has a backup, or had one that is lost."""
@@ -292,9 +304,18 @@ class CallFolder:
     def _decode(self, name: str) -> JsonObject:
         with gfile.GFile(self.prefix(name) + _NOTES, "rb") as file:
             notes = json.loads(file.read())
-        if notes.pop(_CHECKSUM) != _checksum(notes):
-            raise ValueError("the notes have another checksum")
+        if notes.pop(_CHECKSUM) != self._checksum(name, notes):
+            raise ValueError(f"{_NOTES} and {_INDEX} are not of one backup")
         return dict(notes)
+
+    def _checksum(self, name: str, notes: JsonObject) -> int:
+        """Return the checksum of notes, and of the index that they go with.
+
+        The index has checksums of the tensors.
+        """
+        own = json.dumps([name, notes], sort_keys=True).encode()
+        with gfile.GFile(self.prefix(name) + _INDEX, "rb") as file:
+            return zlib.crc32(file.read(), zlib.crc32(own))
 
     def write_part(
         self, name: str, rank: int, parts: Sequence[Part]
@@ -330,12 +351,14 @@ class CallFolder:
         notes = {**notes, "parts": [p for _, parts in written for p in parts]}
         # As they are read.
         notes = json.loads(json.dumps(notes, default=_plain))
-        notes[_CHECKSUM] = _checksum(notes)
-        self._write(name + _NOTES, json.dumps(notes))
+        # Until the notes are whole, this shows that they are in progress.
+        self._write(name + _NOTES, "")
         checkpoint.merge(
             [self.prefix(own) for own, _ in written], self.prefix(name)
         )
         self._sync(name)
+        notes[_CHECKSUM] = self._checksum(name, notes)
+        self._write(name + _NOTES, json.dumps(notes))
         self._put_in_place(name + _NOTES)
         self._intact = [*self._intact, name][-keep:]
         lines = [f'model_checkpoint_path: "{name}"']
@@ -371,10 +394,14 @@ class CallFolder:
         self._remove(notes + _PARTIAL)
 
     def _remove(self, name: str) -> None:
+        """Delete a file, or a folder in its place."""
+        path = self.prefix(name)
         with contextlib.suppress(tf.errors.NotFoundError):
-            gfile.remove(self.prefix(name))
+            (gfile.rmtree if gfile.isdir(path) else gfile.remove)(path)
 
     def _rename(self, name: str, new: str) -> None:
+        if gfile.isdir(self.prefix(new)):
+            self._remove(new)
         gfile.rename(self.prefix(name), self.prefix(new), overwrite=True)
 
     def _write(self, name: str, content: str) -> None:
@@ -442,10 +469,6 @@ def _is_left(name: str, files: Collection[str]) -> bool:
         file == notes + _PARTIAL or file.startswith(name + _RANK)
         for file in files
     )
-
-
-def _checksum(notes: JsonObject) -> int:
-    return zlib.crc32(json.dumps(notes, sort_keys=True).encode())
 
 
 def name_of(number: int) -> str:

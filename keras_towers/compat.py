@@ -225,6 +225,9 @@ load_h5_optimizer_weights = _keras(
     "legacy.saving.legacy_h5_format:load_optimizer_weights_from_hdf5_group"
 )
 
+KerasSaveable = _keras("saving.keras_saveable:KerasSaveable")
+object_registration = _keras("saving.object_registration")
+
 # Keras: data.
 ArrayDataAdapter = _keras(
     "trainers.data_adapters.array_data_adapter:ArrayDataAdapter"

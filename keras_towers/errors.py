@@ -76,7 +76,8 @@ def _message(error: BaseException) -> str:
     """
     try:
         text = str(error)
-    except Exception as failure:
+    # It may raise SystemExit, and other ranks wait to hear of the error.
+    except BaseException as failure:
         return f"its str() raises {type(failure).__name__}"
     if len(text) > _MAX_CHARACTERS_READ:
         return text[:_MAX_CHARACTERS_READ]

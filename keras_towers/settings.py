@@ -28,6 +28,9 @@ ENV_RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
 #: Secret of the job (16 characters or more), instead of that file.
 #: `keras-towers run` sets it.
 ENV_SECRET = "KERAS_TOWERS_SECRET"
+#: Set by a rank when it connects, for processes that it starts, which are no
+#: ranks: its process ID and its place.
+ENV_PLACE = "KERAS_TOWERS_PLACE"
 #: Set by launchers: `host:port` of the job's store.
 ENV_STORE = "KERAS_TOWERS_STORE"
 #: Set by launchers: ranks become tasks of TensorFlow, which they find by the

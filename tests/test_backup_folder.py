@@ -133,6 +133,25 @@ DAMAGES = [
 ]
 
 
+def take_older(path):
+    """Put the file of the backup before in the place of a file."""
+    older = path.name.replace("ckpt-5", "ckpt-4")
+    shutil.copy(path.with_name(older), path)
+
+
+def make_folder(path):
+    os.remove(path)
+    path.mkdir()
+    (path / "of a tool").touch()
+
+
+OF_THE_LAST = [
+    *itertools.product((take_older,), ("json", "index", "data-*", "[id]*")),
+    *itertools.product((make_folder,), ("json", "index", "data-*")),
+    (os.remove, "*"),
+]
+
+
 def content_of(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
@@ -147,15 +166,17 @@ def two_backups(tmp_path_factory):
     return folder / "last", undisturbed
 
 
-@pytest.mark.parametrize(("damage", "of"), sample_of(DAMAGES, 3))
+@pytest.mark.parametrize(
+    ("damage", "of"), sample_of([*DAMAGES, *OF_THE_LAST], 5)
+)
 def test_of_two_backups_one_may_be_damaged(
     damage, of, two_backups, tmp_path, caplog
 ):
     shutil.copytree(two_backups[0], tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "backup"
     assert len([*folder.glob("*.json")]) == 2
-    (path,) = folder.glob(f"ckpt-5.{of}")
-    damage(path)
+    for path in [*folder.glob(f"ckpt-5.{of}")]:
+        damage(path)
     found = SavedTraining(tmp_path)
     found.read(SingleProcess(), model(), 0)
     assert (found.position.epoch, found.position.batch) == (1, 2)
@@ -204,7 +225,7 @@ def test_the_file_that_names_backups_may_be_lost(two_backups, tmp_path):
     """But not what it names."""
     shutil.copytree(two_backups[0], tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "backup"
-    (folder / "checkpoint").unlink()
+    make_folder(folder / "checkpoint")
     assert_equal(train(kt.Backup(tmp_path)), two_backups[1])
     folder.mkdir()
     (folder / "checkpoint").write_text('model_checkpoint_path: "ckpt-5"')

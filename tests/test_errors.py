@@ -9,6 +9,11 @@ from tests.kit.leaving import Unprintable
 pytestmark = pytest.mark.core
 
 
+class Ends(Exception):
+    def __str__(self):
+        raise SystemExit("in str")
+
+
 def group(*errors):
     return BaseExceptionGroup("many", errors)
 
@@ -21,6 +26,7 @@ def group(*errors):
         (SystemExit(3), "SystemExit: 3"),
         (KeyError("k"), "KeyError: 'k'"),
         (Unprintable(), "Unprintable: its str() raises Unprintable"),
+        (Ends(), "Ends: its str() raises SystemExit"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd"), None),
         (
             group(ValueError("a"), group(Unprintable()), KeyboardInterrupt()),

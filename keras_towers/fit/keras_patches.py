@@ -31,12 +31,12 @@ Patched classes and modules:
 * ``replicas/replica_calls.py``, ``replicas/hogwild.py``: ``assign`` of Keras
   variables and ``next`` of seed generators, while asynchronous towers train
 * ``parameter_servers/worker_fit.py``: the same, while a worker trains
-* ``verification.py``: how variables are initialized, while ``kt.verify``
-  measures
 * ``fit/weights/without_memory.py``: the same, while ``keras-towers plan``
   builds models and traces their steps, or an optimizer makes slots in shards
 * ``fit/weights/moved_variable.py``: calls of functions, while another variable
   has the value of one that they may have captured
+* ``launching/function_job.py``: how Keras names a class that it saves, while a
+  model is pickled
 * ``launching/late_entry.py``: TensorFlow's start and the current strategy,
   until a script of ``keras-towers run`` needs them
 * ``engines/dropin/distributed_models.py``: ``compile`` and ``fit`` of models,

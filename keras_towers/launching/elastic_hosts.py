@@ -174,6 +174,8 @@ class ElasticHosts:
             the shortest at first, and doubles with each failure on it.
         say: writes a message.
         check: raises a ``TowerError`` if some hosts cannot be reached.
+        needed: how many slots are never avoided, since no other host will come;
+            0: in an elastic job.
     """
 
     def __init__(
@@ -183,11 +185,13 @@ class ElasticHosts:
         cooldown_s: tuple[int, int],
         say: Callable[[str], None],
         check: Callable[[list[str]], None] = check_reachable,
+        needed: int = 0,
     ):
         self._discover = discover
         self._cooldown_s = cooldown_s
         self._say = say
         self._check = check
+        self._needed = needed
         self._last_error = ""
         self._found = found
         self._known: list[str] = list(found)
@@ -209,14 +213,19 @@ class ElasticHosts:
     def avoid(self, host: str) -> None:
         """Avoid a host for a while, because a rank has failed there."""
         with self._lock:
+            free = self._free()
+            others = free.keys() & {*self._known} - {host}
+            if sum(free[other] for other in others) < self._needed:
+                return
             shortest, longest = self._cooldown_s
             pause_s = min(longest, shortest * 2 ** self._failures[host])
             self._failures[host] += 1
             self._avoided_until[host] = time.monotonic() + pause_s
             self._known = [name for name in self._known if name != host]
+        option = "" if self._needed else " (--blacklist-cooldown-range)"
         self._say(
             f"no rank starts on {host} for {pause_s} s, since one has failed "
-            "there (--blacklist-cooldown-range)"
+            f"there{option}"
         )
 
     def record_kill(self, host: str) -> None:
@@ -228,13 +237,18 @@ class ElasticHosts:
     def available(self) -> dict[str, int]:
         """Return the slots of each host that is there and not avoided."""
         with self._lock:
-            now, slots = time.monotonic(), self._found
-            free = [h for h in slots if self._avoided_until.get(h, 0) <= now]
+            slots, free = self._found, self._free()
             for host in free:
                 if host not in self._known and self._is_reachable(host):
                     self._known.append(host)
             self._known = [host for host in self._known if host in slots]
-            return {h: slots[h] for h in self._known if h in free}
+            return {h: free[h] for h in self._known if h in free}
+
+    def _free(self) -> dict[str, int]:
+        """Return the slots of each host that is not avoided."""
+        now, avoided = time.monotonic(), self._avoided_until
+        slots = self._found.items()
+        return {h: n for h, n in slots if avoided.get(h, 0) <= now}
 
     def _is_reachable(self, host: str) -> bool:
         """Whether ranks can be started on a host; if not, avoid it."""

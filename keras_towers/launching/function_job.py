@@ -1,20 +1,25 @@
 """Running a function of a notebook or a script as the ranks of a job.
 
 The function and its result are pickled in files of a folder that only this user
-can open, because unpickling can run any code.
+can open, because unpickling can run any code. Models are in files of their own
+there, which stay if the result cannot be returned.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import cloudpickle
 
@@ -76,7 +81,9 @@ def launch(
 
     Returns:
         The result of ``fn`` on rank 0. It must be an object that can be
-        pickled: numbers, arrays, weights, a Keras model.
+        pickled: numbers, arrays, weights, a Keras model, which may have layers
+        and functions of your own. If it cannot be returned, the error names
+        files with the weights of the models.
 
     Raises:
         TowerError: ``fn`` failed on a rank (the message has its traceback), or
@@ -101,8 +108,7 @@ def launch(
             "call the function directly there, or start the script without "
             "`keras-towers run`."
         )
-    with tempfile.TemporaryDirectory(prefix="keras-towers-") as name:
-        folder = Path(name)
+    with _private_folder() as folder:
         (folder / _PATH).write_bytes(pickle.dumps(sys.path))
         _dump(
             (fn, tuple(args), dict(kwargs or {})),
@@ -112,7 +118,13 @@ def launch(
         )
         outcome = run_job(
             Job(
-                command=[sys.executable, "-P", "-c", _RANK_PROGRAM, name],
+                command=[
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    _RANK_PROGRAM,
+                    str(folder),
+                ],
                 ranks=np,
                 hosts={"localhost": np},
                 stall_warning_s=stall_warning_s,
@@ -126,13 +138,122 @@ def launch(
         return _result(folder / _RESULT)
 
 
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Make a folder for this block; trained models stay there after errors."""
+    folder, trained = Path(tempfile.mkdtemp(prefix="keras-towers-")), ""
+    try:
+        yield folder
+    except BaseException as error:
+        paths = sorted(map(str, folder.glob(f"{_RESULT}-*")))
+        trained = ", ".join(map(repr, paths))
+        if trained:
+            error.add_note(
+                "keras_towers: the trained weights are kept. Make and build "
+                f"the model again, and call model.load_weights() with {trained}"
+            )
+        raise
+    finally:
+        if not trained:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _dump(value: object, path: Path, problem: str) -> None:
     """Pickle a value into a file; ``problem`` begins the error if it cannot."""
+    pickled = io.BytesIO()
     try:
-        pickled = cloudpickle.dumps(value)
+        _Pickler(pickled, path).dump(value)
     except Exception as error:
+        if path.name == _RESULT:
+            _save_weights(path)
         raise TowerError(f"{problem} ({error}).") from error
-    path.write_bytes(pickled)
+    path.write_bytes(pickled.getvalue())
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles models together with the classes and functions in them.
+
+    Keras saves only the names of these, and each process has its own.
+
+    Args:
+        file: where to write.
+        path: begins the names of the files of models.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path):
+        super().__init__(file)
+        self._path, self._models = path, 0
+
+    def reducer_override(self, value: Any) -> Any:
+        if "keras" in sys.modules:
+            from keras_towers import compat
+
+            if issubclass(type(value), compat.KerasSaveable):
+                return self._reduce_model(value)
+        return super().reducer_override(value)
+
+    def _reduce_model(self, model: Any) -> Any:
+        with _named_objects() as named:
+            reduced = model.__reduce__()
+        load, arguments = reduced[:2]
+        if not isinstance(arguments[0], io.BytesIO):
+            return reduced  # The class of the model pickles it in its own way.
+        path = self._path.with_name(f"{self._path.name}-{self._models}.keras")
+        path.write_bytes(arguments[0].getvalue())
+        self._models += 1
+        return _load_model, (load, path, named)
+
+
+@contextlib.contextmanager
+def _named_objects() -> Iterator[dict[str, Any]]:
+    """Collect what Keras saves by its name in this block, except its own."""
+    from keras_towers import compat
+    from keras_towers.fit.context import patches
+
+    named: dict[str, Any] = {}
+
+    def name_of(original: Callable[[Any], str], value: Any) -> str:
+        name = original(value)
+        is_custom = not f"{value.__module__}".startswith("keras.")
+        if is_custom and named.setdefault(name, value) is not value:
+            raise TowerError(f"the model has two classes or functions {name!r}")
+        return name
+
+    registration = compat.object_registration, "get_registered_name", name_of
+    with patches.replaced(registration):
+        yield named
+
+
+def _load_model(
+    load: Callable[[IO[bytes]], Any], path: Path, named: dict[str, Any]
+) -> Any:
+    """Load a model of another process, and what is in it."""
+    import keras
+
+    with keras.saving.custom_object_scope(named):
+        return load(io.BytesIO(path.read_bytes()))
+
+
+def _save_weights(path: Path) -> None:
+    """Save the weights of all models of this process, which returns none.
+
+    Args:
+        path: begins the names of the files.
+    """
+    if "keras" not in sys.modules:
+        return
+    import keras
+
+    found = gc.get_objects()
+    models = [m for m in found if issubclass(type(m), keras.Model) and m.built]
+    models.sort(key=lambda m: (len(m.weights), m.compiled), reverse=True)
+    saved: set[int] = set()
+    for number, model in enumerate(models):
+        own = set(map(id, model.weights))
+        # The rest is in another model.
+        if own - saved:
+            model.save_weights(f"{path}-{number}.weights.h5")
+            saved |= own
 
 
 def call_as_rank(folder_name: str) -> None:

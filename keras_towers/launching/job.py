@@ -218,11 +218,16 @@ class RunningJob(ProcessContext):
         return self
 
     def _beat(self, ended: threading.Event) -> None:
-        """Send heartbeats to the agents on other hosts."""
+        """Send agents on other hosts heartbeats; let stopped ones go on."""
         while not ended.wait(settings.BEAT_S):
             for process in [*self.processes, *self._standby.values()]:
                 if process.host:
                     process.send(0)
+                if process.code is None and process.resume():
+                    self.console.say(
+                        f"the agent of rank {process.name or 0} was stopped "
+                        "(SIGSTOP), and goes on"
+                    )
 
     def __exit__(self, *error: object) -> None:
         end_all([*self.processes, *self._standby.values()])

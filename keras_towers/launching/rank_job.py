@@ -46,6 +46,7 @@ def run_job(job: Job) -> outcome.Outcome:
             run.within_reach(hosts_now),
             options.cooldown_s,
             run.console.say,
+            needed=0 if job.elastic else options.min_ranks,
         )
         rounds = Rounds(run, engine, options, hosts)
         with rounds.following_hosts(ended):

@@ -131,6 +131,7 @@ class RankProcess:
             "answers": answers,
         }
         self._write(json.dumps(order).encode() + b"\n")
+        self._stop = agent.StopDetector(self._process.pid)
         if not direct:
             self._start_readers(console)
         run.processes.append(self)
@@ -174,6 +175,16 @@ class RankProcess:
     def send(self, number: int) -> None:
         """Send the process a signal."""
         self._write(f"{number}\n".encode())
+
+    def resume(self) -> bool:
+        """Let the agent, or ssh, go on; return whether it was stopped.
+
+        While a signal has stopped it, nobody learns how its process ends.
+        """
+        is_stopped = self._stop.is_stopped()
+        if is_stopped:
+            self._process.send_signal(signal.SIGCONT)
+        return is_stopped
 
     def stop(self) -> None:
         """Ask the agent to end the process and its children; do not wait."""

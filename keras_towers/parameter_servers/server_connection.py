@@ -21,7 +21,13 @@ from keras_towers.parameter_servers import key_value_store
 from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.remote_runtime import device_of, join
 from keras_towers.parameter_servers.server_process import serve
-from keras_towers.rendezvous import liveness, rank_environment, tf_config, watch
+from keras_towers.rendezvous import (
+    liveness,
+    rank_environment,
+    separate_training,
+    tf_config,
+    watch,
+)
 from keras_towers.rendezvous.network import is_reachable, task_answers
 from keras_towers.rendezvous.store import report_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
@@ -195,10 +201,12 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
             f"{strategy} does not use the task {cluster}: leave it out of "
             "TF_CONFIG, and evaluate the chief's checkpoints in another script"
         )
+    separate_training.refuse_child()
     # `keras-towers run` connects a script when it first asks for this.
     tf.distribute.get_strategy()
     if _connection is None:
         _connection = Connection(cluster)
+        separate_training.take_place(cluster)
         atexit.register(_connection.disconnect)
     elif _connection.cluster != cluster:
         raise TowerError(

@@ -78,7 +78,7 @@ class ExchangeCounts:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._begun = 0
+        self._begun: collections.Counter[str] = collections.Counter()
         self._running: collections.Counter[str] = collections.Counter()
         self._of_graphs: dict[str, Callable[[], tuple[int, int]]] = {}
         self._settled: dict[str, int] = {}
@@ -88,7 +88,7 @@ class ExchangeCounts:
         """Record the exchange of this block; count it unless told not to."""
         with self._lock:
             if is_counted:
-                self._begun += 1
+                self._begun[name] += 1
             self._running[name] += 1
         try:
             yield
@@ -112,18 +112,19 @@ class ExchangeCounts:
             of_graphs = dict(self._of_graphs)
         self._settled = {name: count()[0] for name, count in of_graphs.items()}
 
-    def read(self) -> tuple[int, list[str], list[str]]:
+    def read(self) -> tuple[collections.Counter[str], list[str], list[str]]:
         """Return how many exchanges have begun, and the names of running ones.
 
-        First those that Python waits for, then those in graphs.
+        The numbers by name. Of the running ones, first those that Python waits
+        for, then those in graphs.
         """
         with self._lock:
-            begun, of_graphs = self._begun, dict(self._of_graphs)
+            begun, of_graphs = self._begun.copy(), dict(self._of_graphs)
             running = [name for name, n in self._running.items() if n]
         in_graphs = []
         for name, count in of_graphs.items():
             begun_there, ended = count()
-            begun += begun_there
+            begun[name] += begun_there
             if max(ended, self._settled.get(name, 0)) < begun_there:
                 in_graphs.append(name)
         return begun, sorted(running), sorted(in_graphs)
@@ -145,7 +146,8 @@ class Activity:
             the action says it.
         since: when the action began, by ``time.monotonic``.
         round: how often the ranks have connected again.
-        first: the marks and the exchanges that began before this round.
+        first: the marks and the updates that began before this round.
+        exchanged: the exchanges that began before it, by name.
         in_order: whether all ranks make the same exchanges, which they do until
             a call has failed.
         running: collectives in other threads, for which the rank waits and
@@ -166,8 +168,8 @@ class Activity:
 
     def begin_round(self, number: int) -> None:
         """Begin to count again, as all ranks do when they have connected."""
-        begun, _, _ = exchanges.read()
-        self.first: tuple[int, int] = self.marks, begun + updates.total()[0]
+        self.first: tuple[int, int] = self.marks, updates.total()[0]
+        self.exchanged: collections.Counter[str] = exchanges.read()[0]
         self.round, self.in_order = number, True
 
     def leave_order(self) -> None:

@@ -91,6 +91,7 @@ def join_job(engine: str) -> JoinedJob:
         TowerError: the variables of a launcher contradict one another, or the
             versions of ranks differ.
     """
+    separate_training.refuse_child()
     member, opened = launchers.detect(), None
     if member is not None and not member.is_single_process:
         meet.join_job()
@@ -110,6 +111,7 @@ def join_job(engine: str) -> JoinedJob:
     prefix = f"extension-{engine}-{_joined[engine]}"
     job = JoinedJob(rank, size, local_rank, local_size, opened, prefix)
     rank_checks.compare_with_first_rank(engine)
+    separate_training.take_place(job)
     watch.start_watch(job.rank, job.size)
     store.report_connected(job.rank)
     return job

@@ -66,6 +66,8 @@ def job_environment(
         store.HOROVODS_PORT: str(port),
         ENV_STORE: f"{host}:{port}",
         ENV_SECRET: endpoint.secret,
+        # A rank may have started the launcher.
+        settings.ENV_PLACE: "",
         # Horovod's Python code would send its requests to a proxy.
         "no_proxy": no_proxy,
         "HOROVOD_CONTROLLER": "gloo",

@@ -1,11 +1,19 @@
-"""Refuses processes of a job that would each train a model of their own."""
+"""Refuses processes of a job that would each train a model of their own.
+
+And those that a rank has started, which are no ranks: they import the script
+again if Python spawns them, such as those that read data.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import sys
 from collections.abc import Iterable
+from typing import Any
 
+from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import listed
 from keras_towers.rendezvous import launchers, tf_config
@@ -13,6 +21,46 @@ from keras_towers.rendezvous.tf_config import Member
 
 # The message of the error; None: this process may train.
 _reason: str | None = None
+
+
+_PLACE = ("rank", "size", "local_rank", "local_size")
+
+
+class NoRankError(TowerError):
+    """A rank has started this process, which is none; ``place`` is its own."""
+
+    place: dict[str, int]
+
+
+def take_place(rank: Any) -> None:
+    """Record that this process is a rank: those that it starts are none.
+
+    Args:
+        rank: it has the attributes of ``_PLACE``.
+    """
+    place = {name: getattr(rank, name) for name in _PLACE}
+    os.environ[settings.ENV_PLACE] = json.dumps({"pid": os.getpid(), **place})
+
+
+def refuse_child() -> None:
+    """Raise a ``NoRankError`` if a rank of this job has started this process.
+
+    One with another rank or size is in a job that a rank has started.
+    """
+    place = json.loads(os.environ.get(settings.ENV_PLACE) or "null")
+    if place is None or place.pop("pid") == os.getpid():
+        return
+    member = member_of_job(certainly=True)
+    here = member and (member.rank, member.size)
+    if here != (place["rank"], place["size"]):
+        return
+    error = NoRankError(
+        f"this process is no rank: rank {place['rank']} has started it. Begin "
+        "what trains with `if __name__ == '__main__':`, so that processes that "
+        "import the script again, such as those that read data, leave it out."
+    )
+    error.place = place
+    raise error
 
 
 def member_of_job(*, certainly: bool = False) -> Member | None:

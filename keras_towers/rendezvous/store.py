@@ -172,6 +172,7 @@ class Progress:
         waits: whether the rank waits for others.
         is_over: whether the action is over.
         exchanges: the names of the exchanges in which it waits.
+        begun: how many exchanges it has begun since then, by name.
         in_python: whether it is Python that waits in them; or else a graph may
             go on to others meanwhile.
         does: what the rank does there, to follow its name; empty: the action
@@ -185,6 +186,7 @@ class Progress:
     waits: bool = False
     is_over: bool = False
     exchanges: list[str] = dataclasses.field(default_factory=list)
+    begun: dict[str, int] = dataclasses.field(default_factory=dict)
     in_python: bool = False
     does: str = ""
 
@@ -202,16 +204,20 @@ class Progress:
     def stands_against(self, other: Progress) -> bool:
         """Whether two ranks wait for each other in different exchanges.
 
-        Both have begun equally many exchanges, and each has begun one that the
-        other has not. If only graphs exchange, they may begin in another order.
-        A wait at a save is no exchange, and does not count.
+        Each waits in one that the other has not begun. If only graphs exchange,
+        they may begin in another order. A wait at a save is no exchange: rank 0
+        does not come to it while it waits itself.
         """
-        saves = activity.SAVE in other.exchanges
-        return (
-            (saves or self.position == other.position)
-            and bool(self.exchanges and other.exchanges)
-            and set(self.exchanges).isdisjoint(other.exchanges)
-            and (self.in_python or other.in_python)
+        in_vain = self._leads(other) and other._leads(self)
+        if activity.SAVE in other.exchanges:
+            in_vain = bool(self.exchanges)
+        return in_vain and (self.in_python or other.in_python)
+
+    def _leads(self, other: Progress) -> bool:
+        """Whether it waits in an exchange that the other has not begun."""
+        return any(
+            self.begun.get(name, 0) > other.begun.get(name, 0)
+            for name in self.exchanges
         )
 
 

@@ -185,11 +185,12 @@ class StallWatch(threading.Thread):
             if not this_rank.waits:
                 done = begun - self._first_updates[0]
                 this_rank.action = f"update {done}"
+        exchanged -= this_rank.exchanged
         marks, before = this_rank.first
         position = [
             this_rank.round,
             this_rank.marks - marks,
-            begun + exchanged - before,
+            begun - before + exchanged.total(),
         ]
         progress = self._progress
         if position != progress.position:
@@ -205,6 +206,7 @@ class StallWatch(threading.Thread):
         progress.in_python = bool(in_python)
         is_in_order = waits and this_rank.in_order
         progress.exchanges = in_python + in_graphs if is_in_order else []
+        progress.begun = dict(exchanged) if is_in_order else {}
         return waits
 
     def refresh(self) -> None:

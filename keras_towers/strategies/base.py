@@ -40,7 +40,7 @@ from keras_towers.strategies.device_mesh import Mesh
 from keras_towers.strategies.layout_map import ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
 from keras_towers.system import defer_interrupts
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport import NoRank, SingleProcess, Transport
 
 _KERAS_2 = "tf_keras"
 _OTHER_KERAS = (
@@ -63,7 +63,7 @@ class _StrategyClass(type):
             """Make a strategy of arguments that fit its constructor."""
             signature = cls.__signature__
             try:
-                signature.bind(*arguments, **options)
+                given = signature.bind(*arguments, **options)
             except TypeError as error:
                 check_names(cls.__name__, options, [*signature.parameters])
                 untyped = [
@@ -75,7 +75,10 @@ class _StrategyClass(type):
                     f"{cls.__name__} does not take these arguments: {error}. "
                     f"Write {cls.__name__}{form}, and name the options."
                 ) from None
-            strategy = super().__call__(*arguments, **options)
+            try:
+                strategy = super().__call__(*arguments, **options)
+            except separate_training.NoRankError as error:
+                return _inert(cls, error, given.arguments.get("towers"))
             if "_config" not in vars(strategy):
                 raise TowerError(
                     f"{cls.__module__}.{cls.__name__} is not complete: its "
@@ -326,7 +329,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 f"another {words_for_another(current, self)}: leave that "
                 "scope first."
             )
-        if isinstance(self._config.job, SingleProcess):
+        if type(self._config.job) is SingleProcess:
             _warn_if_in_job(type(self).__name__)
         if self._config.transport.size > 1:
             saving.let_one_rank_write(self._config.transport.rank)
@@ -427,6 +430,24 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             self._adoption.claim(model)
             with self.scope():
                 self._adoption.bind(model)
+
+
+def _inert(
+    kind: Any, error: separate_training.NoRankError, towers: Any
+) -> BaseStrategy:
+    """Return a strategy in a process that a rank has started.
+
+    It has the numbers of the rank's own, and refuses every exchange.
+    """
+    with contextlib.suppress(RuntimeError):  # TensorFlow has started.
+        # The GPUs are the rank's.
+        tf.config.set_visible_devices([], "GPU")
+    number = len(towers) if isinstance(towers, list | tuple) else towers or 1
+    devices = [f"/device:CPU:{index}" for index in range(number)]
+    strategy: BaseStrategy = kind.__new__(kind)
+    BaseStrategy.__init__(strategy, devices, transport=NoRank(error))
+    strategy._compose()
+    return strategy
 
 
 def strategy_for_dry_run(

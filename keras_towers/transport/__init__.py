@@ -28,6 +28,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._types import Plain
 from keras_towers.rendezvous.failed_calls import Abortable
+from keras_towers.rendezvous.separate_training import NoRankError
 
 
 @runtime_checkable
@@ -186,6 +187,26 @@ class SingleProcess:
 
     def cause_of(self, error: tf.errors.OpError) -> Exception:
         return error
+
+
+class NoRank(SingleProcess):
+    """The transport of a process that a rank has started: it refuses any use.
+
+    Args:
+        error: what exchanges raise; it has the place of the rank.
+    """
+
+    name = "no engine"
+
+    def __init__(self, error: NoRankError):
+        self._error = error
+        vars(self).update(error.place)
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise self._error
+
+    all_reduce = reduce_scatter = all_gather = all_to_all = _refuse
+    broadcast = gather_objects = _refuse
 
 
 _used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (

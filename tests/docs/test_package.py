@@ -95,6 +95,8 @@ UPWARDS = {
         *("strategies/", "parameter_servers/", "fit/"),
     },
     "keras_towers/launching/late_entry.py": {"fit/"},
+    # Once the function has been called.
+    "keras_towers/launching/function_job.py": {"fit/"},
 }
 
 

@@ -137,6 +137,17 @@ def test_a_host_where_processes_are_killed_is_avoided_the_second_time():
     assert said[0].startswith("no rank starts on a for 5 s")
 
 
+def test_a_job_of_fixed_size_avoids_no_host_that_it_needs():
+    said = []
+    hosts = ElasticHosts(
+        dict, {"a": 1, "b": 1}, (5, 30), said.append, reachable, needed=1
+    )
+    for host in "ab":
+        hosts.avoid(host)
+        assert [*hosts.available()] == ["b"]
+    assert len(said) == 1 and "--" not in said[0]
+
+
 def test_a_new_host_joins_once_it_can_be_reached(monkeypatch):
     now = 100.0
     monkeypatch.setattr(elastic_hosts.time, "monotonic", lambda: now)

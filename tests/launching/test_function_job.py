@@ -1,12 +1,16 @@
 """Functions as jobs: ``kt.launch``, in scripts, threads and notebooks."""
 
 import os
+import re
+import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import keras
 import nbclient
 import nbformat
+import numpy as np
 import psutil
 import pytest
 
@@ -52,6 +56,71 @@ def test_what_rank_0_returns_is_that_of_one_process(capsys):
     assert number == 6
     out = capsys.readouterr().out.splitlines()
     assert {"[0] trained", "[1] trained"} <= set(out)
+
+
+class Refused(keras.layers.Layer):
+    """Is made again in ranks only."""
+
+    def call(self, x):
+        return x
+
+    @classmethod
+    def from_config(cls, config):
+        assert "HOROVOD_RANK" in os.environ, "no rank"
+        return cls(**config)
+
+
+def own_layer(name):
+    """A class that no other process can import, as one of a notebook."""
+
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            return x * 2
+
+    Twice.__name__ = name
+    return Twice
+
+
+def with_layers(*layers):
+    made = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+    made.compile("sgd", lambda y, found: (y - found) ** 2)
+    return made
+
+
+@pytest.mark.alternate(turn=3)
+def test_models_of_own_classes_go_to_ranks_and_come_back():
+    x, sent_class = np.ones((8, 4), "float32"), own_layer("Twice")
+
+    def train(sent):
+        assert type(sent.layers[0]) is sent_class
+        model = with_layers(sent_class(), own_layer("Own")())
+        model.fit(x, x[:, :1], verbose=0)
+        return {"trained": model, "weights": model.get_weights()}
+
+    result = kt.launch(train, np=1, args=(with_layers(sent_class()),))
+    found = result["trained"]
+    assert type(found.layers[0]) is sent_class
+    assert type(found.layers[1]).__name__ == "Own"
+    np.testing.assert_array_equal(found.get_weights()[0], result["weights"][0])
+    assert found.evaluate(x, x[:, :1], verbose=0) > 0
+
+
+@pytest.mark.alternate(turn=3)
+@pytest.mark.parametrize("returns", ["a model", "a lock, too"])
+def test_what_was_trained_is_kept_if_it_cannot_be_returned(returns):
+    def train():
+        model = with_layers(Refused())
+        model.set_weights([np.full((4, 1), 7), np.full(1, 8)])
+        return model if returns == "a model" else (threading.Lock(), model)
+
+    with pytest.raises(kt.TowerError, match="be (un)?pickled") as error:
+        kt.launch(train, np=1)
+    (note,) = error.value.__notes__
+    path = re.search(r"model.load_weights\(\) with '(.*)'$", note)[1]
+    again = with_layers(Refused())
+    again.load_weights(path)
+    assert [w.max() for w in again.get_weights()] == [7, 8]
+    shutil.rmtree(os.path.dirname(path))
 
 
 def test_an_error_of_a_rank_is_raised_with_its_traceback(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Jobs whose processes all start again when one is lost; --standby."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -56,6 +57,27 @@ def test_lost_ranks_are_started_again(run, tmp_path, ends, code, rounds):
     assert done.err.count(AGAIN) == rounds - 1
     assert ("(--restarts: 2 of 2)" in done.err) == (rounds == 3)
     assert done.out.count("[0] finished") == (code == 0)
+
+
+def test_no_job_avoids_the_only_host_that_it_has(run):
+    done = run("-np 2 --no-strategy --restarts 6", ENDS, *6 * ["SIGKILL"], "0")
+    assert done.code == 0, done.err
+    assert done.err.count(AGAIN) == 6
+    assert not re.search("no rank starts|--min-np|--blacklist", done.err)
+
+
+def test_an_agent_that_a_signal_has_stopped_goes_on(run):
+    """Nobody else learns how its rank ends."""
+    script = """
+import os, signal, sys
+if os.environ["HOROVOD_RANK"] == "1":
+    os.kill(os.getppid(), signal.SIGSTOP)
+    sys.exit(int(sys.argv[1]))
+"""
+    for code in 0, 3:
+        done = run("-np 2 --no-strategy", script, str(code))
+        assert done.code == code
+        assert "the agent of rank 1 was stopped (SIGSTOP)" in done.err
 
 
 def test_a_lost_task_of_tensorflows_runtime(run):

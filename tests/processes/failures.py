@@ -275,6 +275,24 @@ def a_model_that_one_rank_compiles_again_fails_on_all():
 
 
 @check
+def ranks_that_wait_in_different_blocks_are_told_so():
+    """However many actions and exchanges each of them has begun."""
+    batch = s.X[:8], s.Y[:8]
+    more = (keras.layers.Dense(3, name=name) for name in "ab")
+    mine = s.model(*more)
+    said = "rank 0 is at the beginning of fit; rank 1 is in train_on_batch"
+    with hearing_soon(), s.refused(said):
+        with s.Strategy():
+            for _ in range(3 if s.RANK == 1 else 2):
+                mine.train_on_batch(*batch)
+        with s.Strategy():
+            s.fit(mine)
+    with s.Strategy():
+        mine.train_on_batch(*batch)
+    s.assert_same_model(mine)
+
+
+@check
 def ranks_that_all_wait_hear_so_and_those_that_compute_do_not():
     transport = s.Strategy()._config.transport
     exact = transport.engine_sum

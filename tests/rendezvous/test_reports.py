@@ -91,21 +91,31 @@ def test_ranks_that_all_wait_are_told_so(mine, its, since_s, found):
     assert reports.awaited(0) == ({"rank 1": found} if found else {})
 
 
-IN_STEP = {"exchanges": ["sum"]}
-IN_PYTHON = {"exchanges": ["gather"], "in_python": True}
+IN_STEP = {"exchanges": ["sum"], "begun": {"sum": 5, "gather": 2}}
+IN_PYTHON = {
+    "exchanges": ["gather"],
+    "begun": {"sum": 4, "gather": 3},
+    "in_python": True,
+}
+
+
+OTHER = {"exchanges": ["other"], "begun": {"other": 1, "gather": 2}}
 
 
 @pytest.mark.parametrize(
     ("its", "since_s", "are_apart"),
     [
         (waiting(**IN_STEP), 9, True),
-        (waiting(exchanges=["other"], in_python=True), 9, True),
+        (waiting(**IN_PYTHON | OTHER), 9, True),
         (waiting(**IN_STEP), 0, False),
         (waiting(**IN_PYTHON), 9, False),
-        (waiting(exchanges=["gather", "sum"]), 9, False),
-        # It has begun the exchange of this rank, or this rank may begin its.
-        (waiting((0, 3, 8), **IN_STEP), 9, False),
-        (waiting((0, 3, 6), **IN_STEP), 9, False),
+        # Wherever they are otherwise: it may have left a block, or have begun
+        # two exchanges at a time.
+        (waiting((0, 5, 7), **IN_STEP), 9, True),
+        (waiting((0, 3, 8), **IN_STEP), 9, True),
+        # It has begun the exchange of this rank, or this rank has begun its.
+        (waiting(**IN_STEP | {"begun": {"sum": 5, "gather": 3}}), 9, False),
+        (waiting(**IN_STEP | {"begun": {"sum": 4, "gather": 2}}), 9, False),
         (waiting(), 9, False),
     ],
 )
@@ -143,7 +153,7 @@ def test_rank_0_waits_and_will_not_save(its, since_s, waits_in_vain):
 
 
 def test_graphs_may_begin_exchanges_in_another_order():
-    mine, its = waiting(**IN_STEP), waiting(exchanges=["other"])
+    mine, its = waiting(**IN_STEP), waiting(**OTHER)
     assert reports_of(mine, its).apart(0) == {}
 
 

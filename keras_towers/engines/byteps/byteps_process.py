@@ -28,6 +28,7 @@ _connected = False
 def connect(bps: ModuleType) -> None:
     """Start BytePS in this process, and wait for the other processes."""
     global _connected, worker
+    separate_training.refuse_child()
     if _connected:
         return
     worker = dmlc.check_worker()

@@ -47,6 +47,7 @@ from keras_towers.rendezvous import (
     failed_calls,
     launchers,
     rank_checks,
+    separate_training,
     store,
     watch,
 )
@@ -123,6 +124,7 @@ class BytePSTransport(EngineTransport):
                     "from 0."
                 )
             self._meet()
+            separate_training.take_place(self)
             watch.start_watch(self.rank, self.size)
             store.report_connected(self.rank)
         self._compares_names = True

@@ -55,6 +55,7 @@ _place: dict[str, int] = {}
 def connect(hvd: ModuleType, *args: object, **kwargs: object) -> None:
     """Call Horovod's ``init``, however this process was started."""
     global _connected, _arguments
+    separate_training.refuse_child()
     member = launchers.detect()
     if not hvd.is_initialized():
         # Built with MPI, Horovod itself finds ranks that mpirun has started.
@@ -209,6 +210,8 @@ class HorovodTransport(EngineTransport):
         self._is_of_all_ranks = process_set is None
         # Whether what is on a GPU is sent from the host.
         self._from_host = False
+        if self._is_of_all_ranks:
+            separate_training.take_place(self)
         watch.start_watch(int(self.engine.rank()), int(self.engine.size()))
         if store.store_of_job() is None:
             # Under MPI, and Horovod's own launcher.

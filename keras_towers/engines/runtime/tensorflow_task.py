@@ -26,7 +26,13 @@ from keras_towers import compat, settings, system
 from keras_towers._notices import logger
 from keras_towers.errors import TowerError
 from keras_towers.message_lists import describe_each
-from keras_towers.rendezvous import listening, liveness, tf_config, watch
+from keras_towers.rendezvous import (
+    listening,
+    liveness,
+    separate_training,
+    tf_config,
+    watch,
+)
 from keras_towers.rendezvous.store import MissingRanks
 from keras_towers.rendezvous.tf_config import Cluster
 
@@ -228,8 +234,10 @@ _watch: watch.AnswerWatch | None = None
 def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     """Start this process's task, wait for the other tasks, and watch them."""
     global _watch
+    separate_training.refuse_child()
     task = start_task(cluster)
     wait_for_tasks(task, start_timeout_s)
+    separate_training.take_place(cluster)
     if _watch is None:
         beat_s = min(timeout_s / 4, settings.BEAT_S)
         _watch = watch.AnswerWatch(

@@ -39,7 +39,13 @@ from keras_towers.fit.ranks import call_agreement
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import model_state
 from keras_towers.partition import Program
-from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
+from keras_towers.rendezvous import (
+    activity,
+    failed_calls,
+    rank_checks,
+    separate_training,
+    watch,
+)
 from keras_towers.rendezvous.failed_calls import Failure
 from keras_towers.transport.engine_transport import MAYBE_LOST
 
@@ -77,6 +83,8 @@ class TowerRunner(Runner):
         if tower_call.around() is not None:
             return contextlib.nullcontext()
         joint = self._config.transport.size > 1
+        if joint:
+            separate_training.refuse_child()
         if (
             joint
             and read_ahead_limit.reads_data()
