@@ -377,6 +377,6 @@ def other_constants_are_refused_unless_they_are_rounded():
         (tf.one_hot(RANK, 3).numpy(), "split"),
         (0.3 + 0.01 * RANK, "each"),
     ):
-        with refused("different constants", "steps.py", "self.factor"):
+        with refused("constant float32", "steps.py", "self.factor"):
             fit_with(factor, batches=batches)
     assert_all_close(mine.get_weights(), before, 0)

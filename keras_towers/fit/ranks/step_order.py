@@ -255,7 +255,8 @@ class StepOrder:
         same_step = self._same_step
         if same_step is None:
             # A step may do this for each of several optimizers.
-            key, step = next_key(UPDATE_KEY), ComparedStep(described)
+            key = next_key(UPDATE_KEY)
+            step = ComparedStep.of_exchanges(described)
             same_step = self.agreement.assert_same(step, self._batch, key)
         with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))
