@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,9 @@ _GRADIENTS_OF = (
 custom_gradient_module = _tf("ops.custom_gradient")
 _recompute_grad = _tf("ops.custom_gradient:recompute_grad")
 # A function of a model that tf.saved_model.load returns.
+CalledFunction = _tf(
+    "eager.polymorphic_function.concrete_function:ConcreteFunction"
+)
 LoadedFunction = _tf("saved_model.load:_WrapperFunction")
 # The modules that write TensorFlow's files.
 saved_model = _tf("saved_model.save")
@@ -164,6 +168,20 @@ FuncGraph = _tf("framework.func_graph:FuncGraph")
 AutomaticControlDependencies = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies"
 )
+# The modules and names of the functions that write variables.
+VARIABLE_WRITES: list[tuple[Any, str]] = [
+    (module, name)
+    for module in map(
+        _tf,
+        (
+            *("ops.gen_resource_variable_ops", "ops.gen_training_ops"),
+            *("ops.gen_state_ops", "ops.gen_array_ops"),
+        ),
+    )
+    for name in vars(module)
+    if re.match("assign_.*variable_op|resource_(?!gather)", name)
+    and not name.endswith("_eager_fallback")
+]
 _handle_data = _tf("ops.handle_data_util:create_handle_data")
 
 _Defun = _tf("framework.function:_DefinedFunction")

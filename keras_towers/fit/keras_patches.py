@@ -16,7 +16,8 @@ the methods of an optimizer do what the originals do.
 
 Wrapped for good, when this package is imported:
 
-* here: six methods of a model, the one that resolves its
+* here: TensorFlow's functions that write variables, and its calls of
+  functions; six methods of a model, the one that resolves its
   ``jit_compile="auto"``, the two that give a variable its first value, the
   functions by which Keras stores and uses a distribution, ``export``, and the
   filter of tracebacks
@@ -80,7 +81,7 @@ from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
-from keras_towers.fit.weights import model_binding
+from keras_towers.fit.weights import model_binding, writes
 
 SHARED = "shared_rendezvous"
 """An attribute of TensorFlow's functions."""
@@ -337,6 +338,23 @@ def patch_until_closed(
         else:
             original(name, value)
 
+    def note_write(
+        original: patches.Original, *args: Any, **kwargs: Any
+    ) -> object:
+        if tf.executing_eagerly() and tower_call.current() is None:
+            writes.note(*args[:1])
+        return original(*args, **kwargs)
+
+    def note_call(
+        original: patches.Original,
+        function: Any,
+        tensor_inputs: list[Any],
+        captured_inputs: list[Any],
+    ) -> object:
+        if tf.executing_eagerly() and tower_call.current() is None:
+            writes.note_call(function, [*tensor_inputs, *captured_inputs])
+        return original(function, tensor_inputs, captured_inputs)
+
     variable = compat.KerasVariable
     create = functools.partial(_create_variable, around_creation)
     replacements: list[patches.Patch] = [
@@ -345,6 +363,9 @@ def patch_until_closed(
         (variable, "_initialize_with_initializer", _create_by_initializer),
         (_BASE, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
+        # Ranks share what is written between calls of a loop over batches.
+        *((*where, note_write) for where in compat.VARIABLE_WRITES),
+        (compat.CalledFunction, "_call_flat", note_call),
         # An exported model knows no towers.
         (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.

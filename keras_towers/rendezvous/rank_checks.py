@@ -27,6 +27,8 @@ _T = TypeVar("_T")
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
+OTHER_WRITES: str = "the ranks have written different values since"
+"""Likewise, if only some ranks have written variables between two calls."""
 OPERATIONS: str = "The first operation that differs"
 SAME_STEP: str = (
     "Build and compile the model in the same way on every rank, and run the "

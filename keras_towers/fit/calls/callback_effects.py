@@ -103,7 +103,7 @@ def callbacks_adapted(
             synced_last = SyncedCallbacks(
                 config.transport,
                 of_this_rank,
-                _state_of,
+                lambda model: [*_state_of(model), *call.outer_variables],
                 adoption,
                 moved=_AFTER_PREDICT if is_own else {},
                 data=(arguments.get("x"), arguments.get("validation_data")),
@@ -169,7 +169,7 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         self,
         transport: Transport,
         callbacks: list[keras.callbacks.Callback],
-        variables: Callable[[keras.Model], list[keras.Variable]],
+        variables: Callable[[keras.Model], list[Any]],
         adoption: Adoption | None = None,
         moved: Mapping[str, str] = types.MappingProxyType({}),
         data: Sequence[object] = (),

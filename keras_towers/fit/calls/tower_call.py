@@ -40,6 +40,7 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import agreement, model_state
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.without_memory import is_deferred
+from keras_towers.fit.weights.writes import OuterVariable
 from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
@@ -280,6 +281,11 @@ class TowerCall:
             self._builds = False
         self.build_error = None
         return result
+
+    @property
+    def outer_variables(self) -> list[OuterVariable]:
+        """The variables outside of the model that its steps use."""
+        return self._step.outer_variables(self.model)
 
     def place_created(self, variable: keras.Variable) -> None:
         """Give a variable that a step creates rank 0's value, and place it.

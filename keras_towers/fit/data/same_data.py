@@ -61,7 +61,7 @@ class Fingerprint:
         self._rounding = rounding
         # An accelerator would get a copy of an array in memory.
         with tf.device(compat.HOST):
-            self.numbers: tf.Tensor = _numbers_of(self._leaves)
+            self.numbers: tf.Tensor = digest_of(self._leaves, whole=False)
 
     def sample(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Return numbers to compare, and how far those of ranks may differ.
@@ -71,7 +71,7 @@ class Fingerprint:
         with tf.device(compat.HOST):
             exact = [t for t in self._leaves if not _is_real(t)]
             exact += [tf.shape(leaf) for leaf in self._leaves]
-            values = [tf.cast(_numbers_of(exact), tf.float64)]
+            values = [tf.cast(digest_of(exact, whole=False), tf.float64)]
             slacks = [tf.zeros(2, tf.float64)]
             for leaf in filter(_is_real, self._leaves):
                 for part in _parts_of(leaf):
@@ -207,12 +207,13 @@ def _some(tensor: tf.Tensor) -> tf.Tensor:
     return flat[:: 1 + tf.size(flat, tf.int64) // _VALUES]
 
 
-def _numbers_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return two 32-bit numbers of the shapes and some values of tensors."""
+def digest_of(tensors: Sequence[tf.Tensor], whole: bool = True) -> tf.Tensor:
+    """Return two 32-bit numbers of tensors, or of some of their values."""
     rows = [tf.zeros([1, 8], tf.uint8)]
     for tensor in tensors:
         rows.append(tf.fingerprint([tf.shape(tensor, tf.int64)]))
-        rows.append(tf.fingerprint(_some(tensor)[tf.newaxis]))
+        flat = tf.reshape(tensor, [-1]) if whole else _some(tensor)
+        rows.append(tf.fingerprint(flat[tf.newaxis]))
     digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
     return tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
 

@@ -15,8 +15,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import step_errors
 from keras_towers.fit.data.same_data import (
     different_numbers,
+    digest_of,
     first_far,
     refuse_other_batch,
 )
@@ -40,6 +42,12 @@ _END = -1
 _NO_DATA = (0, 0)
 
 
+_OTHER_TEXTS = (
+    "a variable of texts, which no layer of the model has, differs between the "
+    "ranks: give it the same value on all of them"
+)
+
+
 class StepAgreement:
     """Checks that the ranks' steps match.
 
@@ -52,8 +60,21 @@ class StepAgreement:
 
     def __init__(self, transport: Transport):
         self._transport = transport
+        # A 32-bit number of what this rank has written between two calls.
+        self._writes = compat.hidden_variable(0, tf.int64)
+        self._noted_writes = 0
         # The steps of this rank, by what others compare of them.
         self._traced: dict[tuple[int, ...], ComparedStep] = {}
+
+    def note_writes(self, number: int) -> None:
+        """Let the next steps compare what ranks have written before them.
+
+        Args:
+            number: a 32-bit number of it; 0: nothing.
+        """
+        if number != self._noted_writes:
+            self._writes.assign(number)
+            self._noted_writes = number
 
     def assert_same(
         self, step: ComparedStep, after: Sequence[object], key: str
@@ -85,11 +106,12 @@ class StepAgreement:
         with tf.control_dependencies(after):
             of_data = tf.constant(_NO_DATA, tf.int64)
             of_data = of_data if data is None else data.numbers
-            numbers = [[name[0], reals.read_value()], of_data]
+            own = [name[0], reals.read_value(), self._writes.read_value()]
+            numbers = [own, of_data]
             equal = outside_of_loops(
                 lambda: are_equal(self._transport, tf.concat(numbers, 0), key)
             )()
-        same_text, same_reals, *same_data = tf.unstack(equal)
+        same_text, same_reals, same_writes, *same_data = tf.unstack(equal)
 
         def are_near() -> tf.Tensor:
             values = step.text.reals_and_slack
@@ -102,8 +124,12 @@ class StepAgreement:
         same_step = tf.cond(
             same_text & ~same_reals, are_near, lambda: same_text
         )
-        told = [rank_checks.OTHER_STEP]
-        assertions = [tf.debugging.Assert(same_step, told)]
+        assertions = [
+            tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP]),
+            tf.debugging.Assert(
+                same_writes | ~same_step, [rank_checks.OTHER_WRITES]
+            ),
+        ]
         if data is None:
             return assertions
         # Other steps may have other data: say that the steps differ.
@@ -125,10 +151,12 @@ class StepAgreement:
         """Compare steps that run eagerly, of which only the data is known."""
         data = step.fingerprint
         digest = [] if data is None else data.numbers.numpy().tolist()
-        own = [*step.numbers, *digest]
+        own = [*step.numbers, self._noted_writes, *digest]
         ranks = rank_checks.gather(self._transport, own, _COMPARES)
         if any(of_rank[:2] != own[:2] for of_rank in ranks):
             raise self.mismatch_error()
+        same_writes = all(of_rank[2] == own[2] for of_rank in ranks)
+        tf.debugging.Assert(same_writes, [rank_checks.OTHER_WRITES])
         if data is None or all(of_rank == own for of_rank in ranks):
             return []
         return refuse_other_batch(self._first_far(data.sample(), "data"))
@@ -140,7 +168,7 @@ class StepAgreement:
         local SGD, the update that ends its round.
         """
         key = next_key(UPDATE_KEY) if in_rounds else STEP_KEY
-        ended = tf.convert_to_tensor([_END, batches, *_NO_DATA], tf.int64)
+        ended = tf.convert_to_tensor([_END, batches, 0, *_NO_DATA], tf.int64)
         if tf.executing_eagerly():
             own = ended.numpy().tolist()
             ranks = rank_checks.gather(self._transport, own, _COMPARES)
@@ -154,26 +182,34 @@ class StepAgreement:
     ) -> tf.Tensor:
         """Assign rank 0's values to variables, unless all are the same.
 
+        Texts are not sent: the step fails if they differ.
+
         Args:
             variables: of each variable, the handles of its copies on K towers,
                 or its only handle.
             devices: the K towers' devices.
         """
-        values = [read_handle(handles[0]) for handles in variables]
-        rows = [tf.fingerprint(tf.reshape(value, [1, -1])) for value in values]
-        digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
-        digest = tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
-        equal = are_equal(self._transport, digest, next_key(UPDATE_KEY))
+        every = [read_handle(handles[0]) for handles in variables]
+        sent = [k for k, v in enumerate(every) if v.dtype != tf.string]
+        values = [every[k] for k in sent]
+        texts = [value for value in every if value.dtype == tf.string]
+        digests = tf.concat([digest_of(values), digest_of(texts)], 0)
+        equal = are_equal(self._transport, digests, next_key(UPDATE_KEY))
+        checks = step_errors.assert_for_user(
+            tf.reduce_all(equal[2:]), _OTHER_TEXTS, []
+        )
 
         def send() -> tf.Tensor:
             key = next_key("broadcast")
             received = self._transport.broadcast(values, key)
-            for handles, value in zip(variables, received, strict=True):
+            for k, value in zip(sent, received, strict=True):
+                handles = variables[k]
                 tf.raw_ops.AssignVariableOp(resource=handles[0], value=value)
                 copy_first(handles, devices[: len(handles)])
             return tf.ones((), tf.int64)
 
-        same = tf.reduce_all(equal)
+        with tf.control_dependencies(checks):
+            same = tf.reduce_all(equal[:2])
         return tf.cond(same, lambda: tf.zeros((), tf.int64), send)
 
     def mismatch_error(self, batches: str | None = None) -> TowerError:

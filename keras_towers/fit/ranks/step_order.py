@@ -160,6 +160,8 @@ class StepOrder:
         self._same_step = self.agreement.assert_same(
             step, self._batch, STEP_KEY
         )
+        # A step that is refused updates nothing, so it can begin again.
+        self.assert_first(self._same_step)
         if others:
             take_over = functools.partial(
                 self.agreement.take_over, others, devices

@@ -17,6 +17,7 @@ import functools
 import inspect
 import itertools
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
@@ -67,6 +68,7 @@ from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import spans_ranks
+from keras_towers.fit.weights.writes import OuterVariable
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
@@ -90,7 +92,14 @@ class GlobalStep:
         self.update = update
         self.memory: DeviceMemory = DeviceMemory(update.config)
         self._heap = HeapTrim()
+        self._outer: weakref.WeakKeyDictionary[
+            keras.Model, dict[int, OuterVariable]
+        ] = weakref.WeakKeyDictionary()
         self._eager_steps = itertools.count()
+
+    def outer_variables(self, model: keras.Model) -> list[OuterVariable]:
+        """Return the variables outside of a model that its steps use."""
+        return [*self._outer.get(model, {}).values()]
 
     def run_step(
         self, step: Step, batch: Structure, settings: StepSettings
@@ -216,6 +225,10 @@ class GlobalStep:
             return
         copies_of = self.update.variables.handles_of_copies
         others = [copies_of(handle) or [handle] for handle in outside]
+        known = self._outer.setdefault(model, {})
+        for handles in others:
+            outer = OuterVariable(handles, self.config.devices)
+            known.setdefault(id(handles[0]), outer)
         self.order.compare(compared, others, self.config.devices)
 
     def _compute(self, layout: StepLayout) -> Structure:
