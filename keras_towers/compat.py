@@ -611,26 +611,21 @@ def frames_of_gradient(
     return None
 
 
-def share_traceback(
-    operation: tf.Operation, key: Any, shared: dict[Any, Any]
-) -> None:
-    """Let operations that were added alike have one traceback.
+def shared_traceback(operation: tf.Operation, shared: dict[Any, Any]) -> Any:
+    """Let operations that were added alike have one traceback; return it.
 
     TensorFlow writes out the traceback of each operation that is asked for it,
     and keeps it as long as the graph.
 
     Args:
-        operation: one whose traceback was read.
-        key: tells what was added elsewhere.
-        shared: gets the tracebacks, by keys.
+        operation: the operation, which has a traceback.
+        shared: gets the tracebacks, by themselves.
     """
-    stack = operation.traceback
-    added = frames_of_gradient(list(stack))
-    key = key, None if added is None else tuple(map(str, added[:1]))
-    if key not in shared:
-        # A part belongs to itself, not to the operation.
-        shared[key] = stack[:]
-    _set_traceback(operation._c_op, shared[key])
+    # A part belongs to itself, not to the operation.
+    stack = operation.traceback[:]
+    stack = shared.setdefault(stack, stack)
+    _set_traceback(operation._c_op, stack)
+    return stack
 
 
 def is_of_gradient(operation: tf.Operation) -> bool:

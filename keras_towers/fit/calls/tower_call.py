@@ -108,6 +108,10 @@ class Runner:
         self.step: GlobalStep = GlobalStep(update)
         self.adoption: Adoption = Adoption(self._config, update, keeps)
         self.undivided: dict[tuple[str, ...], set[str]] = {}
+        # Up to which write models were asked, by whether the call trains.
+        self._seen_writes: weakref.WeakKeyDictionary[
+            keras.Model, dict[bool, int]
+        ] = weakref.WeakKeyDictionary()
 
     def places(self, kind: str) -> Places:
         """Return where the steps of a method compute, and with whom."""

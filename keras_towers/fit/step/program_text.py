@@ -11,7 +11,7 @@ unless an operation is another one for them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -23,7 +23,7 @@ from keras_towers.fit.ranks.compared_step import (
     ProgramText,
     line_of_exchange,
 )
-from keras_towers.fit.step.code_lines import line_of
+from keras_towers.fit.step.code_lines import SharedLines
 from keras_towers.fit.step.trace import Trace, handle_of
 from keras_towers.fit.weights.model_state import ModelState, collect
 from keras_towers.partition.effects import Effect, effect_of
@@ -69,7 +69,7 @@ class _Writer:
         self._reals: dict[int, np.ndarray] = {}
         # The numbers of functions, whatever their names.
         self._functions: dict[int, str] = {}
-        self._tracebacks: dict[Any, Any] = {}
+        self._code = SharedLines()
         self._notes = _describe_updates(traced, model)
         if traced.segments is not None:
             self._notes |= {
@@ -163,7 +163,7 @@ class _Writer:
         shown += ["..."] if value.size > _SHOWN else []
         dtype = operation.outputs[0].dtype.name
         result = f"{CONSTANT} {dtype} {value.shape} {' '.join(shown)}"
-        line = Line(result, {}, line_of(operation, self._tracebacks))
+        line = Line(result, {}, self._code.line_of(operation))
         self._lines.append((text + content, line))
 
     def _add_operation(self, operation: tf.Operation, operands: str) -> None:
@@ -189,7 +189,7 @@ class _Writer:
             if tensor.dtype not in (tf.resource, tf.variant)
         ]
         result = " ".join((operation.type, *outputs[:1]))
-        code = line_of(operation, self._tracebacks)
+        code = self._code.line_of(operation)
         text = " ".join((*texts, f"({operands})"))
         self._add(text, Line(result, shown, code))
 

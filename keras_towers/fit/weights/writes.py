@@ -25,6 +25,7 @@ from keras_towers.partition.effects import written
 # The handles of variables, by their ids.
 _written: weakref.WeakValueDictionary[int, tf.Tensor]
 _written = weakref.WeakValueDictionary()
+_number = 0
 # Of functions: the indices of the inputs that are variables they may write.
 _writes: weakref.WeakKeyDictionary[Any, Sequence[int]]
 _writes = weakref.WeakKeyDictionary()
@@ -63,8 +64,11 @@ class OuterVariable:
 
 def note(handle: Any) -> None:
     """Note that a variable is written."""
-    if isinstance(handle, tf.Tensor) and not tf.is_symbolic_tensor(handle):
+    global _number
+    is_new = id(handle) not in _written and isinstance(handle, tf.Tensor)
+    if is_new and not tf.is_symbolic_tensor(handle):
         _written[id(handle)] = handle
+        _number += 1
 
 
 def note_call(function: Any, tensors: Sequence[Any]) -> None:
@@ -83,6 +87,11 @@ def note_call(function: Any, tensors: Sequence[Any]) -> None:
         note(tensors[index])
 
 
+def number() -> int:
+    """Return how many writes were noted that nobody had asked for before."""
+    return _number
+
+
 def take(variables: Sequence[Any]) -> list[int]:
     """Return the indices of variables that were written, and forget it.
 
@@ -92,7 +101,7 @@ def take(variables: Sequence[Any]) -> list[int]:
         variables: of Keras, or ``OuterVariable``s.
     """
     found = []
-    for index, variable in enumerate(variables if _written else ()):
+    for index, variable in enumerate(variables):
         handles: Sequence[tf.Tensor] = ()
         if isinstance(variable, OuterVariable):
             handles = variable.handles
