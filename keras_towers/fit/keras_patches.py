@@ -342,7 +342,8 @@ def patch_until_closed(
         original: patches.Original, *args: Any, **kwargs: Any
     ) -> object:
         if tf.executing_eagerly() and tower_call.current() is None:
-            writes.note(*args[:1])
+            for given in (*args[:1], *kwargs.values()):
+                writes.note(given)
         return original(*args, **kwargs)
 
     def note_call(

@@ -106,7 +106,7 @@ class _Writer:
                 kind = object if tensor.dtype == tf.string else None
                 value = np.asarray(tensor.numpy(), kind)
                 self._add_constant(inside.op, value)
-                yield id(inside), f"{len(self._lines) - 1}"
+                yield id(inside), f"constant {len(self._lines) - 1}"
                 continue
             name = places.get(id(tensor), f"{k} {inside.dtype.name}")
             table = tables.get(id(tensor))
@@ -126,9 +126,9 @@ class _Writer:
         """
         values, needed = dict(inputs), self._needed[graph]
 
-        def names(tensors: Sequence[tf.Tensor]) -> str:
+        def names(tensors: Sequence[tf.Tensor]) -> list[str]:
             # An argument that only a summary uses has no name.
-            return ",".join(values[id(t)] for t in tensors if id(t) in values)
+            return [values[id(t)] for t in tensors if id(t) in values]
 
         for operation in graph.get_operations():
             outputs = operation.outputs
@@ -143,10 +143,11 @@ class _Writer:
                 self._add_operation(operation, names(operation.inputs))
             number = len(self._lines) - 1
             for index, tensor in enumerate(outputs):
-                values[id(tensor)] = f"{number}:{index}"
+                values[id(tensor)] = f"{operation.type} {number}:{index}"
         # Ranks exchange what operations return in the order of these.
         self._functions[id(graph)] = f"function {len(self._functions)}"
-        self._add(f"return {names(results)}", Line("the results", {}))
+        shown = {"of": ", ".join(names(results))}
+        self._add(f"return {shown}", Line("the results", shown))
 
     def _add(self, text: str, line: Line) -> None:
         self._lines.append((text.encode(), line))
@@ -166,7 +167,9 @@ class _Writer:
         line = Line(result, {}, self._code.line_of(operation))
         self._lines.append((text + content, line))
 
-    def _add_operation(self, operation: tf.Operation, operands: str) -> None:
+    def _add_operation(
+        self, operation: tf.Operation, operands: list[str]
+    ) -> None:
         type_, graph = operation.type, operation.graph
         if compat.op_definition(type_) is None:
             type_ = self._function(graph, type_)
@@ -182,6 +185,7 @@ class _Writer:
                 texts.append(f"{name}={value.type}")
             else:
                 shown[name] = str(getattr(value, kind)).replace("\n", " ")
+        shown["inputs"] = ", ".join(operands)
         texts += [f"{name}={given}" for name, given in shown.items()]
         outputs = [
             f"{tensor.dtype.name} {tensor.shape}"
@@ -190,8 +194,7 @@ class _Writer:
         ]
         result = " ".join((operation.type, *outputs[:1]))
         code = self._code.line_of(operation)
-        text = " ".join((*texts, f"({operands})"))
-        self._add(text, Line(result, shown, code))
+        self._add(" ".join(texts), Line(result, shown, code))
 
     def _function(self, graph: tf.Graph, name: str) -> str:
         """Return the number of a function, whose body comes before it."""

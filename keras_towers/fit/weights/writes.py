@@ -63,10 +63,11 @@ class OuterVariable:
 
 
 def note(handle: Any) -> None:
-    """Note that a variable is written."""
+    """Note that a variable is written, if this is its handle."""
     global _number
     is_new = id(handle) not in _written and isinstance(handle, tf.Tensor)
-    if is_new and not tf.is_symbolic_tensor(handle):
+    is_handle = is_new and handle.dtype == tf.resource
+    if is_handle and not tf.is_symbolic_tensor(handle):
         _written[id(handle)] = handle
         _number += 1
 
