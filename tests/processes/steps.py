@@ -330,7 +330,7 @@ def scaled_by_what_is_outside():
             layers.Dense(1),
         ]
     )
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.SGD(0.01), "mse")
     return model
 
 
@@ -338,7 +338,7 @@ def scaled_by_what_is_outside():
 def what_one_rank_writes_between_calls_reaches_all():
     """Values of all kinds, written by Python and by a function."""
     writes = (
-        lambda model: setattr(model.optimizer, "learning_rate", 0.1),
+        lambda model: setattr(model.optimizer, "learning_rate", 0.02),
         lambda model: model(X[:8], training=True),
         lambda model: model.set_weights([w + 1 for w in model.get_weights()]),
         lambda model: tf.function(lambda: SCALE.assign_add(0.5))(),

@@ -183,7 +183,7 @@ class _Writer:
                 texts += [self._function(graph, f.name) for f in called]
             elif kind == "type":
                 texts.append(f"{name}={value.type}")
-            else:
+            elif kind is not None:
                 shown[name] = str(getattr(value, kind)).replace("\n", " ")
         shown["inputs"] = ", ".join(operands)
         texts += [f"{name}={given}" for name, given in shown.items()]
