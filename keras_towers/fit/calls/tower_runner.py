@@ -172,18 +172,20 @@ class TowerRunner(Runner):
         if self.places(keras_call.kind).ranks.job.size == 1:
             return
         model, trains = keras_call.model, keras_call.trains
-        number, written = 0, []
-        seen = self._seen_writes.setdefault(model, {})
+        number, seen = 0, self._seen_writes.setdefault(model, {})
         if seen.get(trains) != writes.number():
             seen[trains] = writes.number()
             variables: list[Any] = [
                 *model_state.shared_variables(model, optimizers=trains),
                 *self.step.outer_variables(model),
             ]
-            written = writes.take(variables)
-        if compares and written:
-            digests = [agreement.digest_of(variables[k]) for k in written]
-            number = 1 + zlib.crc32(repr((written, digests)).encode()) // 2
+            written = [
+                (k, agreement.digest_of(variables[k]))
+                for k in writes.take(variables)
+                if compares
+            ]
+            if written:
+                number = 1 + zlib.crc32(repr(written).encode()) // 2
         self.step.order.agreement.note_writes(number)
 
     def _agree(

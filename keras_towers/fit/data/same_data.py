@@ -222,7 +222,8 @@ def is_far(values: tf.Tensor, first: tf.Tensor, slack: tf.Tensor) -> tf.Tensor:
     """Whether some numbers are not about those of rank 0."""
     is_nan = tf.math.is_nan
     same = (values == first) | (is_nan(values) & is_nan(first))
-    return tf.reduce_any(~(same | (abs(values - first) <= slack)))
+    near = same | (abs(values - first) <= slack)
+    return tf.reduce_any(tf.logical_not(near))
 
 
 def first_far(
@@ -247,7 +248,7 @@ def _first_far_eagerly(peers: Peers, own: Fingerprint, where: str) -> int:
     """Do as ``first_far`` between steps, without a transport."""
     values, slack = own.sample()
     sent = values.numpy().tolist() if peers.rank == 0 else None
-    first, *_ = rank_checks.gather(peers, sent, where)
+    first: Any = rank_checks.gather(peers, sent, where)[0]
     far = bool(is_far(values, tf.constant(first, tf.float64), slack))
     return int(np.argmax(rank_checks.gather(peers, far, where)))
 

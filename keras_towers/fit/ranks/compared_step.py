@@ -99,7 +99,7 @@ class ProgramText:
         for given in self.reals:
             flat = given.ravel()
             if flat.dtype.kind == "c":
-                flat = np.concatenate([flat.real, flat.imag])
+                flat = np.concatenate([np.real(flat), np.imag(flat)])
             wide = flat.astype("float64")
             values.append(wide)
             slack = ROUNDING[flat.dtype.itemsize]
