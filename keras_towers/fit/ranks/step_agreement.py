@@ -195,9 +195,8 @@ class StepAgreement:
         texts = [value for value in every if value.dtype == tf.string]
         digests = tf.concat([digest_of(values), digest_of(texts)], 0)
         equal = are_equal(self._transport, digests, next_key(UPDATE_KEY))
-        checks = step_errors.assert_for_user(
-            tf.reduce_all(equal[2:]), _OTHER_TEXTS, []
-        )
+        same_texts = tf.reduce_all(equal[2:]) if texts else tf.constant(True)
+        checks = step_errors.assert_for_user(same_texts, _OTHER_TEXTS, [])
 
         def send() -> tf.Tensor:
             key = next_key("broadcast")
