@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
@@ -181,6 +182,20 @@ FuncGraph = _tf("framework.func_graph:FuncGraph")
 AutomaticControlDependencies = _tf(
     "framework.auto_control_deps:AutomaticControlDependencies"
 )
+# The modules and names of the functions that write variables.
+VARIABLE_WRITES: list[tuple[Any, str]] = [
+    (module, name)
+    for module in map(
+        _tf,
+        (
+            *("ops.gen_resource_variable_ops", "ops.gen_training_ops"),
+            *("ops.gen_state_ops", "ops.gen_array_ops"),
+        ),
+    )
+    for name in vars(module)
+    if re.match("assign_.*variable_op|resource_(?!gather)", name)
+    and not name.endswith("_eager_fallback")
+]
 _handle_data = _tf("ops.handle_data_util:create_handle_data")
 
 _Defun = _tf("framework.function:_DefinedFunction")
@@ -619,26 +634,21 @@ def frames_of_gradient(
     return None
 
 
-def share_traceback(
-    operation: tf.Operation, key: Any, shared: dict[Any, Any]
-) -> None:
-    """Let operations that were added alike have one traceback.
+def shared_traceback(operation: tf.Operation, shared: dict[Any, Any]) -> Any:
+    """Let operations that were added alike have one traceback; return it.
 
     TensorFlow writes out the traceback of each operation that is asked for it,
     and keeps it as long as the graph.
 
     Args:
-        operation: one whose traceback was read.
-        key: tells what was added elsewhere.
-        shared: gets the tracebacks, by keys.
+        operation: the operation, which has a traceback.
+        shared: gets the tracebacks, by themselves.
     """
-    stack = operation.traceback
-    added = frames_of_gradient(list(stack))
-    key = key, None if added is None else tuple(map(str, added[:1]))
-    if key not in shared:
-        # A part belongs to itself, not to the operation.
-        shared[key] = stack[:]
-    _set_traceback(operation._c_op, shared[key])
+    # A part belongs to itself, not to the operation.
+    stack = operation.traceback[:]
+    stack = shared.setdefault(stack, stack)
+    _set_traceback(operation._c_op, stack)
+    return stack
 
 
 def is_of_gradient(operation: tf.Operation) -> bool:

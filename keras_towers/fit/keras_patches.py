@@ -16,7 +16,8 @@ the methods of an optimizer do what the originals do.
 
 Wrapped for good, when this package is imported:
 
-* here: six methods of a model, the one that resolves its
+* here: TensorFlow's functions that write variables, and its calls of
+  functions; six methods of a model, the one that resolves its
   ``jit_compile="auto"``, the two that give a variable its first value, the
   functions by which Keras stores and uses a distribution, ``export``, the two
   that call a function with a gradient of its own, and the filter of tracebacks
@@ -31,7 +32,7 @@ Patched classes and modules:
 * ``replicas/replica_calls.py``, ``replicas/hogwild.py``: ``assign`` of Keras
   variables and ``next`` of seed generators, while asynchronous towers train
 * ``parameter_servers/worker_fit.py``: the same, while a worker trains
-* ``fit/weights/without_memory.py``: the same, while ``keras-towers plan``
+* ``fit/weights/without_memory.py``: how variables begin, while ``plan``
   builds models and traces their steps, or an optimizer makes slots in shards
 * ``fit/weights/moved_variable.py``: calls of functions, while another variable
   has the value of one that they may have captured
@@ -84,7 +85,7 @@ from keras_towers.fit.data import read_ahead_limit, shared_files
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.tower_statistics import normalize
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
-from keras_towers.fit.weights import model_binding
+from keras_towers.fit.weights import model_binding, writes
 
 SHARED = "shared_rendezvous"
 """An attribute of TensorFlow's functions."""
@@ -355,6 +356,24 @@ def patch_until_closed(
         else:
             original(name, value)
 
+    def note_write(
+        original: patches.Original, *args: Any, **kwargs: Any
+    ) -> object:
+        if tf.executing_eagerly() and tower_call.current() is None:
+            for given in (*args[:1], *kwargs.values()):
+                writes.note(given)
+        return original(*args, **kwargs)
+
+    def note_call(
+        original: patches.Original,
+        function: Any,
+        tensor_inputs: list[Any],
+        captured_inputs: list[Any],
+    ) -> object:
+        if tf.executing_eagerly() and tower_call.current() is None:
+            writes.note_call(function, [*tensor_inputs, *captured_inputs])
+        return original(function, tensor_inputs, captured_inputs)
+
     variable, custom = compat.KerasVariable, compat.custom_gradient_module
     create = functools.partial(_create_variable, around_creation)
     replacements: list[patches.Patch] = [
@@ -364,6 +383,9 @@ def patch_until_closed(
         (_BASE, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
         *shared_files.PATCHES,
+        # Ranks share what is written between calls of a loop over batches.
+        *((*where, note_write) for where in compat.VARIABLE_WRITES),
+        (compat.CalledFunction, "_call_flat", note_call),
         # An exported model knows no towers.
         (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.

@@ -9,6 +9,7 @@ to the servers. The subclasses of ``Session`` update the weights there:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import keras
@@ -19,6 +20,7 @@ from keras_towers import compat
 from keras_towers._types import ConcreteFunction, Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
+from keras_towers.fit.data.same_data import is_far
 from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
@@ -124,19 +126,24 @@ class Session:
         Raises:
             TowerError: another worker has another step.
         """
-        assert step.operations is not None
+        text = step.text
         store, key = self.connection.store, f"{self.name}/traced"
-        own = *step.numbers, [*step.operations.checksums]
+        values, slack = text.reals_and_slack()
+        own = *step.numbers, [*text.checksums], values.tolist()
         with tf.init_scope():
             store.put(f"{key}-{self.rank}", own)
             others = store.by_rank(key, range(self.peers.size))
-        for rank, (exact, approximate, checksums) in others.items():
-            if not step.is_like(exact, approximate):
-                first = step.operations.first_beside(checksums)
+            for rank, (*numbers, checksums, reals) in others.items():
+                if numbers == [*step.numbers] or (
+                    numbers[0] == step.numbers[0]
+                    and not is_far(values, reals, slack)
+                ):
+                    continue
+                pairs = itertools.zip_longest(text.checksums, checksums)
+                index = next(k for k, (a, b) in enumerate(pairs) if a != b)
                 raise TowerError(
                     f"worker {self.rank} has another step than worker {rank}. "
-                    f"{rank_checks.OPERATIONS}: "
-                    f"{first or 'the value of a constant'}. "
+                    f"{rank_checks.OPERATIONS}: {text.line(index) or 'none'}. "
                     f"{rank_checks.SAME_STEP}"
                 )
 

@@ -49,6 +49,7 @@ _EFFECTS = {
     "reads": Effect.NONE,
     "checks": Effect.CHECK,
     "writes": Effect.PER_PROCESS,
+    "once": Effect.EXTERNAL,
 }
 
 

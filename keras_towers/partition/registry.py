@@ -196,6 +196,7 @@ class OperationFacts:
         effect: what it does at most, if TensorFlow says that it has a state:
             it ``reads`` a variable, ``checks`` something, and fails, or
             ``writes`` what each process has; None: it may do anything.
+            ``once``: TensorFlow does not say so, but it draws or reads files.
     """
 
     rules: Sequence[Rule] = ()
@@ -209,7 +210,7 @@ class OperationFacts:
     memory: Literal["input", "reused", "variable"] | None = None
     work: Literal["product", "products", "convolution", "picked"] | None = None
     entry_work: int = 0
-    effect: Literal["reads", "checks", "writes"] | None = None
+    effect: Literal["reads", "checks", "writes", "once"] | None = None
 
 
 OPERATIONS: dict[str, OperationFacts] = {}

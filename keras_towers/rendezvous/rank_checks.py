@@ -27,13 +27,22 @@ _T = TypeVar("_T")
 
 OTHER_STEP: str = "the ranks do not have the same step"
 """How the message of a TensorFlow error begins if the ranks' steps differ."""
+OTHER_WRITES: str = "the ranks have written different values since"
+"""Likewise, if only some ranks have written variables between two calls."""
 OPERATIONS: str = "The first operation that differs"
 SAME_STEP: str = (
     "Build and compile the model in the same way on every rank, and run the "
     "same code. A step must not print or write summaries on rank 0 only: if it "
     "does so on all ranks, it happens once."
 )
-_SHOWN_CONSTANTS = 3
+CONSTANT: str = "constant"
+"""How the description of a constant begins."""
+_SAME_CONSTANTS = (
+    "Python and NumPy have computed it: give their random generators the same "
+    "seed on every rank (keras.utils.set_random_seed), do not go through a "
+    "set, whose order differs, or keep the numbers in a variable, which all "
+    "ranks take from rank 0."
+)
 _SAME_MODEL = (
     "Every rank must run the same model, and compute the same loss for the "
     "same variables."
@@ -153,14 +162,14 @@ def describe_gradients(
     )
 
 
-def describe_operations(
+def describe_lines(
     ranks: Sequence[tuple[str, Mapping[str, str], str] | None],
 ) -> str:
-    """Describe the first operation in which the steps of ranks differ.
+    """Describe the first line in which the texts of the ranks' steps differ.
 
     Args:
-        ranks: for each rank, what the operation returns, its attributes, and
-            its line of code; None: the rank has fewer operations.
+        ranks: for each rank, what an operation returns, its attributes, and
+            its line of code, if any; None: the rank has fewer operations.
     """
     known = [own for own in ranks if own is not None]
     attributes = differing_settings([given for _, given, _ in known])
@@ -173,42 +182,13 @@ def describe_operations(
         result, given, line = own
         values = [f"{name}={given.get(name)}" for name in attributes]
         shown = f" ({', '.join(values)})" if alike and values else ""
-        texts.append(f"{result}{shown} of {line}")
+        texts.append(f"{result}{shown}{line and f' of {line}'}")
+    is_constant = all(result.startswith(CONSTANT) for result, _, _ in known)
     return (
         f"the ranks have different steps. {OPERATIONS}: "
-        f"{describe_ranks(texts, '; ')}. {SAME_STEP}"
+        f"{describe_ranks(texts, '; ')}. "
+        f"{_SAME_CONSTANTS if known and is_constant else SAME_STEP}"
     )
-
-
-def describe_steps(
-    ranks: Sequence[Collection[tuple[Hashable, str]]],
-    constants: Sequence[Sequence[str]],
-) -> str:
-    """Describe how the steps of ranks differ.
-
-    Args:
-        ranks: for each rank, the exchanges, gradients and other variables of
-            the steps that some ranks do not have: a key to compare, and a name.
-        constants: for each rank, the constants that other ranks do not have.
-    """
-    texts = []
-    if len({frozenset(key for key, _ in own) for own in ranks}) > 1:
-        texts.append(
-            f"the ranks have different steps. {_only_on(ranks)}. {SAME_STEP}"
-        )
-    if any(constants) or not texts:
-        named = [
-            "; ".join([*dict.fromkeys(own)][:_SHOWN_CONSTANTS]) or "none"
-            for own in constants
-        ]
-        texts.append(
-            "the ranks have traced different constants into their steps. Only "
-            f"on {describe_ranks(named, '; only on ')}. Python and NumPy have "
-            "computed them: give their random generators the same seed on "
-            "every rank (keras.utils.set_random_seed), or keep the numbers in "
-            "a variable, which all ranks take from rank 0."
-        )
-    return " Besides, ".join(texts)
 
 
 def describe_shapes(ranks: Sequence[str]) -> str:

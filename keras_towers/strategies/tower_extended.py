@@ -194,7 +194,9 @@ class TowerExtended(compat.MirroredExtended):
             )
         if tf.executing_eagerly():
             adapter = compat.TFDatasetAdapter(dataset)
-            same_data.compare_data(transport, "a loop", adapter, dataset)
+            same_data.compare_data(
+                transport, "a loop", adapter, dataset, is_same=True
+            )
         else:
             same_data.check_order(dataset)
         dataset = tower_datasets.in_one_order(dataset, config)

@@ -1,12 +1,15 @@
 """Checks of a worker: steps that write state by themselves, on two ranks."""
 
+import contextlib
 import functools
+import os
 import tempfile
 import unittest.mock
 
 import keras
 import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers.conformance import case_models as m, cases as conformance
 from keras_towers.conformance.cases import Case
 from keras_towers.partition import gradient_buckets
@@ -311,6 +314,106 @@ def variables_outside_of_a_model_are_those_of_rank_0():
         assert_exact(Outside.made, use)
 
 
+SCALE = tf.Variable(1.0)
+
+
+def scaled_by_what_is_outside():
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((X.shape[1],)),
+            layers.Dense(4),
+            layers.Dropout(0.3),
+            layers.BatchNormalization(),
+            layers.Lambda(lambda x: x * SCALE),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+@check
+def what_one_rank_writes_between_calls_reaches_all():
+    """Values of all kinds, written by Python and by a function."""
+    writes = (
+        lambda model: setattr(model.optimizer, "learning_rate", 0.02),
+        lambda model: model(X[:8], training=True),
+        lambda model: model.set_weights([w + 1 for w in model.get_weights()]),
+        lambda model: tf.function(lambda: SCALE.assign_add(0.5))(),
+        lambda model: SCALE.assign(0.25),
+    )
+
+    def act(model):
+        SCALE.assign(1.0)
+        # Only what rank 0 writes counts.
+        counts = RANK == 0 or not tf.distribute.has_strategy()
+        logs = []
+        for write in (*writes, lambda model: None):
+            logs.append(model.train_on_batch(X[:8], Y[:8]))
+            if counts:
+                write(model)
+            else:
+                model.layers[0].bias.assign_add([1.0] * 4)
+        logs.append(model.test_on_batch(X[:5], Y[:5]))
+        return logs, model.predict_on_batch(X[:5])
+
+    assert_exact(scaled_by_what_is_outside, act)
+
+
+@check
+def what_a_callback_writes_outside_of_a_model_is_there_for_the_next_step():
+    class Anneal(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            SCALE.assign_add(0.5)
+
+    def act(model):
+        SCALE.assign(1.0)
+        anneal = Anneal()
+        if tf.distribute.has_strategy():
+            anneal = kt.ChiefOnly(anneal)
+        return model.fit(
+            X, Y, 12, 2, 0, shuffle=False, callbacks=[anneal]
+        ).history
+
+    assert_exact(scaled_by_what_is_outside, act)
+
+
+@check
+def what_draws_or_reads_files_in_a_step_is_that_of_rank_0():
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/{RANK}"
+        with open(path, "w") as file:
+            file.write("2.5" if RANK == 0 else "7.5")
+        # The same name on both ranks, as on hosts of their own.
+        with contextlib.chdir(folder):
+            os.rename(path, "factor")
+
+            def pooled(x):
+                factor = tf.strings.to_number(tf.io.read_file("factor"))
+                images = tf.reshape(tf.tile(x, [1, 9]), [-1, 6, 6, 1])
+                ratio = [1.0, 1.5, 1.5, 1.0]
+                found, _, _ = tf.nn.fractional_max_pool(images, ratio)
+                return factor * tf.reshape(found, [-1, 16])
+
+            model = keras.Sequential(
+                [
+                    keras.Input((4,)),
+                    keras.layers.Lambda(pooled, output_shape=(16,)),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile("sgd", "mse")
+            with Strategy():
+                ones = tf.ones((8, 4))
+                first = model.train_on_batch(ones, ones[:, :1])
+                model.fit(X[:, :4], X[:, :1], verbose=0)
+    assert_finite(model)
+    assert_same_model(model)
+    assert first < 50
+
+
 class Taught(Stepping):
     """Learns what another model says."""
 
@@ -377,6 +480,6 @@ def other_constants_are_refused_unless_they_are_rounded():
         (tf.one_hot(RANK, 3).numpy(), "split"),
         (0.3 + 0.01 * RANK, "each"),
     ):
-        with refused("different constants", "steps.py", "self.factor"):
+        with refused("constant float32", "steps.py", "self.factor"):
             fit_with(factor, batches=batches)
     assert_all_close(mine.get_weights(), before, 0)

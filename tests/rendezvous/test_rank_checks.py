@@ -90,18 +90,11 @@ def test_facts_of_this_process(monkeypatch, tmp_path):
     assert "script" not in rank_checks.process_facts.__wrapped__("Horovod")
 
 
-def test_how_steps_of_ranks_differ_is_told():
-    shared, own = ("a", "sum of a"), ("b", "sum of b")
-    told = rank_checks.describe_steps([[shared], [shared, own]], [[], []])
-    assert "different steps. " in told
-    assert "Only on rank 0: none; only on rank 1: sum of b" in told
-    assert "constants" not in told
-    told = rank_checks.describe_steps([[shared]] * 2, [["3.5"], ["4.5"]])
-    assert "different constants" in told
-    assert "different steps" not in told
-
-
 def test_operations_that_differ_in_a_setting_are_shown_with_it():
     ranks = [("Conv2D", {"padding": p, "same": "1"}, "x.py:1") for p in "ab"]
-    text = rank_checks.describe_operations(ranks)
+    text = rank_checks.describe_lines(ranks)
     assert "rank 0: Conv2D (padding=a) of x.py:1; rank 1: Conv2D (pad" in text
+    ranks = [("constant 3.5", {}, "x.py:1"), None]
+    text = rank_checks.describe_lines(ranks)
+    assert "rank 0: constant 3.5 of x.py:1; rank 1: none. " in text
+    assert "set_random_seed" in text

@@ -190,7 +190,7 @@ class Reducer(ABC):
             # Reading the variable makes the comparison follow the previous step
             # of a loop, and keeps constant folding from running it.
             digest = tf.where(self._counts.ended >= 0, digest, 0)
-            same = tf.reduce_all(are_equal(transport, digest, [], key).exact)
+            same = tf.reduce_all(are_equal(transport, digest, key))
 
             def describe_difference() -> str:
                 ranks = transport.gather_objects(described)

@@ -103,7 +103,7 @@ def callbacks_adapted(
             synced_last = SyncedCallbacks(
                 config.transport,
                 of_this_rank,
-                _state_of,
+                lambda model: [*_state_of(model), *call.outer_variables],
                 adoption,
                 moved=_AFTER_PREDICT if is_own else {},
                 data=(arguments.get("x"), arguments.get("validation_data")),
@@ -169,7 +169,7 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         self,
         transport: Transport,
         callbacks: list[keras.callbacks.Callback],
-        variables: Callable[[keras.Model], list[keras.Variable]],
+        variables: Callable[[keras.Model], list[Any]],
         adoption: Adoption | None = None,
         moved: Mapping[str, str] = types.MappingProxyType({}),
         data: Sequence[object] = (),
@@ -196,7 +196,11 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         if any(isinstance(each, _PYTHON_DATA) for each in data):
             acting.append(_DATA)
         ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
-        self._events: set[str] = set(itertools.chain(*ranks))
+        # Another thread may stop training at any time.
+        self._events: set[str] = {"on_epoch_end", *itertools.chain(*ranks)}
+        # Requests to stop: those that ranks share, and those that wait for it.
+        self._agreed: set[str] = set()
+        self._waiting: set[str] = set()
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
         """Record the variables that callbacks write in this block."""
@@ -263,6 +267,12 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
             # Callbacks of other ranks may make calls that this rank does not.
             self._joint.serve(event, self._sharing())
             activity.mark_over()
+            return
+        for name in set(_STOPS) - self._agreed:
+            if getattr(self.model, name, False):
+                # This rank alone would leave the loop.
+                setattr(self.model, name, False)
+                self._waiting.add(name)
 
     def meet(self, what: str, call: KerasCall | None = None) -> list[str]:
         why = ""
@@ -294,7 +304,12 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         end, and write it once more.
         """
         model = self.model
-        asked = [name for name in _STOPS if getattr(model, name, False)]
+        asked = [
+            name
+            for name in _STOPS
+            if getattr(model, name, False) or name in self._waiting
+        ]
+        self._waiting.clear()
         has_written = bool(self._written)
         shared = *mine, needs_all, asked, model._initial_epoch, has_written
         ranks = rank_checks.gather(
@@ -303,7 +318,8 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         all_do, actions, reasons, stops, epochs, written = zip(
             *ranks, strict=True
         )
-        for name in {*itertools.chain(*stops)} - {*asked}:
+        self._agreed.update(*stops)
+        for name in itertools.chain(*stops):
             setattr(model, name, True)
         # A callback of rank 0 may have restored the epoch to continue with.
         model._initial_epoch = epochs[0]

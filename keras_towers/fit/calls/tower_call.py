@@ -39,6 +39,7 @@ from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import model_state
 from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights.writes import OuterVariable
 from keras_towers.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
@@ -106,6 +107,10 @@ class Runner:
         self.step: GlobalStep = GlobalStep(update)
         self.adoption: Adoption = Adoption(self._config, update, keeps)
         self.undivided: dict[tuple[str, ...], set[str]] = {}
+        # Up to which write models were asked, by whether the call trains.
+        self._seen_writes: weakref.WeakKeyDictionary[
+            keras.Model, dict[bool, int]
+        ] = weakref.WeakKeyDictionary()
 
     def places(self, kind: str) -> Places:
         """Return where the steps of a method compute, and with whom."""
@@ -276,6 +281,11 @@ class TowerCall:
     def run_step(self, step: Step, batch: Structure) -> Structure:
         settings = running_settings.get() or self.settings
         return self._step.run_step(step, batch, settings)
+
+    @property
+    def outer_variables(self) -> list[OuterVariable]:
+        """The variables outside of the model that its steps use."""
+        return self._step.outer_variables(self.model)
 
     def iterator(self, **kwargs: object) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.

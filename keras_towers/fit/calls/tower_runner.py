@@ -7,7 +7,9 @@ runner of its strategy. The runner makes a ``TowerCall`` (``tower_call.py``).
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -37,7 +39,7 @@ from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.ranks import call_agreement
 from keras_towers.fit.step.trace import Trace
-from keras_towers.fit.weights import model_state
+from keras_towers.fit.weights import agreement, model_state, writes
 from keras_towers.partition import Program
 from keras_towers.rendezvous import (
     activity,
@@ -133,6 +135,7 @@ class TowerRunner(Runner):
         prepared = kind.endswith("_on_batch") and self.adoption.prepared.have(
             model, kind
         )
+        self._note_writes(keras_call, prepared and outer is None)
         try:
             # Keras validates at the same place on all ranks.
             if not keras_call.arguments.get("_use_cached_eval_dataset"):
@@ -155,12 +158,42 @@ class TowerRunner(Runner):
             refused = step_errors.error_for_user(error)
             if refused is not None:
                 raise refused from None
+            if rank_checks.OTHER_WRITES in str(error):
+                # Ranks share all, as at the beginning of a fit.
+                self.adoption.prepared.forget(model)
+                return self._start(keras_call, start)
             if rank_checks.OTHER_STEP not in str(error):
                 raise
             raise self.step.order.agreement.mismatch_error() from None
         finally:
             if outer is None:
                 self._config.transport.note_wait("")
+
+    def _note_writes(self, keras_call: KerasCall, compares: bool) -> None:
+        """Let steps compare what was written since the last call.
+
+        Args:
+            keras_call: the call.
+            compares: whether ranks do not share all when it begins.
+        """
+        if self.places(keras_call.kind).ranks.job.size == 1:
+            return
+        model, trains = keras_call.model, keras_call.trains
+        number, seen = 0, self._seen_writes.setdefault(model, {})
+        if seen.get(trains) != writes.number():
+            seen[trains] = writes.number()
+            variables: list[Any] = [
+                *model_state.shared_variables(model, optimizers=trains),
+                *self.step.outer_variables(model),
+            ]
+            written = [
+                (k, agreement.digest_of(variables[k]))
+                for k in writes.take(variables)
+                if compares
+            ]
+            if written:
+                number = 1 + zlib.crc32(repr(written).encode()) // 2
+        self.step.order.agreement.note_writes(number)
 
     def _agree(
         self, keras_call: KerasCall, prepared: bool, outer: TowerCall | None

@@ -137,12 +137,17 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Make all ranks run the same number of steps."""
         if self._owner is Owner.RANK:
             same_data.check_shards(self.source)
-        numbers = same_data.compare_data(
+        numbers, shapes = same_data.compare_data(
             self._places.ranks.batch,
             self._kind,
             self.data_adapter,
-            None if self._owner is Owner.RANK else self.source,
+            self.source,
+            self._owner is not Owner.RANK,
         )
+        if shapes is not None:
+            # A step for other static shapes may have other operations.
+            forget = functools.partial(tower_datasets.with_shapes, shapes)
+            self.source = tower_datasets.mapped(self.source, forget)
         if self._owner is Owner.RANK:
             known = [n for n in numbers if n is not None]
             if len(known) < len(numbers) or self.steps_per_epoch:

@@ -6,10 +6,11 @@ compares batches in a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
@@ -29,59 +30,140 @@ _REMEDY = (
     "set deterministic=False. If every rank should read its own data, set "
     'batches="each".'
 )
-# About how many values of each tensor a fingerprint covers.
-_VALUES = 2**12
-# About how many rows of arrays a fingerprint covers.
+# About how many rows of arrays ranks compare.
 _ROWS = 64
-_PRIME = 1_000_000_007
-_FACTORS = [[618_033], [414_213]]
-SIZE: int = 2 + len(_FACTORS)
-"""How many numbers a fingerprint has."""
-# Machines may round differently when they compute on the same data.
-_TOLERANCE = 1e-4
+# About how many values of each tensor of a batch they compare, and how many
+# real numbers of a batch they exchange if some differ.
+_VALUES = 2**16
+ROUNDING: Mapping[int, float] = {8: 2**-40, 4: 2**-20, 2: 2**-7, 1: 2**-2}
+"""How far machines round differently, by the bytes of a real number."""
+# When they compute a step, relative to the largest number of a column.
+_ROUNDING_OF_RESULTS = 1e-4
+
+
+class Fingerprint:
+    """Tells whether values are those of other ranks.
+
+    Args:
+        structure: nested tensors.
+        rounding: how far real numbers may differ, relative to the largest of
+            their column; None: as machines compute the same data.
+
+    Attributes:
+        numbers: two 32-bit numbers, equal only for the same bits.
+    """
+
+    def __init__(self, structure: Structure, rounding: float | None = None):
+        leaves = tf.nest.flatten(structure, expand_composites=True)
+        self._leaves: list[tf.Tensor] = [
+            tf.convert_to_tensor(leaf)
+            for leaf in leaves
+            if leaf is not None and leaf.dtype != tf.variant
+        ]
+        self._rounding = rounding
+        # An accelerator would get a copy of an array in memory.
+        with tf.device(compat.HOST):
+            self.numbers: tf.Tensor = digest_of(self._leaves, whole=False)
+
+    def sample(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return numbers to compare, and how far those of ranks may differ.
+
+        There are always as many: ranks may have other shapes.
+        """
+        with tf.device(compat.HOST):
+            exact = [t for t in self._leaves if not _is_real(t)]
+            exact += [tf.shape(leaf) for leaf in self._leaves]
+            values = [tf.cast(digest_of(exact, whole=False), tf.float64)]
+            slacks = [tf.zeros(2, tf.float64)]
+            for leaf in filter(_is_real, self._leaves):
+                for part in _parts_of(leaf):
+                    values.append(_some(part))
+                    slacks.append(_some(self._slack_of(part, leaf.dtype)))
+            return _padded(values), _padded(slacks)
+
+    def _slack_of(self, part: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        sizes = tf.where(tf.math.is_finite(part), abs(part), 0)
+        axes = tf.range(tf.maximum(tf.rank(part) - 1, 1))
+        axes = axes[: tf.rank(part)]
+        largest = tf.reduce_max(sizes, axes, keepdims=True)
+        size = dtype.real_dtype.size
+        rounding = self._rounding or ROUNDING[size]
+        return tf.broadcast_to(rounding * largest, tf.shape(part))
 
 
 def compare_data(
-    peers: Peers, kind: str, adapter: Any, same: tf.data.Dataset | None
-) -> list[int | None]:
-    """Compare the ranks' data; return the numbers of their batches, or None.
+    peers: Peers, kind: str, adapter: Any, data: tf.data.Dataset, is_same: bool
+) -> tuple[list[int | None], list[Any] | None]:
+    """Compare the ranks' data.
 
     Args:
-        same: the dataset, which must be the same on all ranks; None: each rank
-            has its own data.
+        peers: the ranks.
+        kind: the method of Keras that reads them.
+        adapter: Keras's adapter.
+        data: the dataset.
+        is_same: whether it must be the same on all ranks.
+
+    Returns:
+        The numbers of their batches, or None; and for each tensor of a batch
+        the static shape that it has on all ranks, None: they have the same.
 
     Raises:
         TowerError: the ranks must have the same data, but do not.
     """
     where = f"begins to read the data of {kind}"
-    varies = None if same is None else _why_order_varies(same)
-    plan = adapter.num_batches, fingerprint_rows(adapter), varies
+    varies = _why_order_varies(data) if is_same else None
+    own = fingerprint_rows(adapter) if is_same else None
+    digest = [] if own is None else own.numbers.numpy().tolist()
+    leaves = tf.nest.flatten(data.element_spec)
+    shapes = [_static_shape(leaf) for leaf in leaves]
+    plan = adapter.num_batches, digest, varies, shapes
     plans = rank_checks.gather(peers, plan, where)
-    numbers, fingerprints, reasons = map(list, zip(*plans, strict=True))
-    if same is None:
-        return numbers
+    numbers, fingerprints, reasons, specs = map(list, zip(*plans, strict=True))
+    common = None
+    if any(of_rank != specs[0] for of_rank in specs):
+        common = [*map(_common_shape, zip(*specs, strict=False))]
+    if not is_same:
+        return numbers, common
     if len(set(numbers)) > 1:
         raise different_numbers(
             ["an unknown number" if n is None else n for n in numbers]
         )
     for reason in filter(None, reasons):
         raise different_data(reason)
-    if all(fingerprints):
-        odd = int(_first_different(tf.constant(fingerprints)))
+    if own is not None and any(fingerprints[0] != f for f in fingerprints):
+        odd = _first_far_eagerly(peers, own, where)
         if odd:
             raise different_data(
                 f"rank {odd} has different examples than rank 0"
             )
-    return numbers
+    return numbers, common
 
 
-def fingerprint_rows(adapter: Any) -> list[float]:
-    """Return a fingerprint of some rows of arrays; empty without arrays."""
+def _static_shape(spec: Any) -> list[int | None] | None:
+    """Return the static shape of a dense tensor; None: not even its rank."""
+    is_known = isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
+    return spec.shape.as_list() if is_known else None
+
+
+def _common_shape(
+    ranks: Sequence[list[int | None] | None],
+) -> list[int | None] | None:
+    """Return the static shape that a tensor has on all ranks."""
+    if len({None if shape is None else len(shape) for shape in ranks}) > 1:
+        return None
+    return ranks[0] and [
+        sizes[0] if len({*sizes}) == 1 else None
+        for sizes in zip(*filter(None, ranks), strict=True)
+    ]
+
+
+def fingerprint_rows(adapter: Any) -> Fingerprint | None:
+    """Return a fingerprint of some rows of arrays; None without arrays."""
     if not isinstance(adapter, compat.ArrayDataAdapter):
-        return []
+        return None
     rows = keras.tree.map_structure(_some_rows, adapter._inputs)
     arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
-    return [adapter._num_samples, *fingerprint(arrays).numpy().tolist()]
+    return Fingerprint([np.int64(adapter._num_samples), arrays])
 
 
 def _some_rows(array: Any) -> Structure:
@@ -102,72 +184,89 @@ def different_numbers(numbers: Sequence[object]) -> TowerError:
     return different_data(f"numbers of batches differ ({of_ranks})")
 
 
-def fingerprint(structure: Structure) -> tf.Tensor:
-    """Return four numbers, nearly equal only if the values are nearly equal."""
-    rows = [tf.zeros(SIZE, tf.float32)]
-    for leaf in tf.nest.flatten(structure, expand_composites=True):
-        # An accelerator would get a copy of an array in memory.
-        with tf.device(compat.HOST):
-            if leaf is not None and leaf.dtype != tf.variant:
-                flat = tf.reshape(leaf, [-1])
-                rows.append(_fingerprint_of(flat, len(rows)))
-    return tf.add_n(rows)
+def _is_real(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
-def rounded_fingerprint(structure: Structure) -> tf.Tensor:
-    """Return four integers; rounding of the values changes them by 1."""
-    with tf.device(compat.HOST):
-        exact = tf.cast(fingerprint(structure), tf.float64)
-        return tf.cast(tf.round(exact / _TOLERANCE), tf.int64)
+def _parts_of(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Return real numbers, or the two parts of complex ones."""
+    parts = [tensor]
+    if tensor.dtype.is_complex:
+        parts = [tf.math.real(tensor), tf.math.imag(tensor)]
+    return [tf.cast(part, tf.float64) for part in parts]
 
 
-def _fingerprint_of(flat: tf.Tensor, number: int) -> tf.Tensor:
-    count = tf.size(flat, tf.int64)
-    flat = flat[:: 1 + count // _VALUES]
-    if flat.dtype == tf.string:
-        flat = tf.strings.to_hash_bucket_fast(flat, _PRIME)
-    elif flat.dtype.is_complex:
-        flat = tf.concat([tf.math.real(flat), tf.math.imag(flat)], 0)
-    flat = tf.cast(flat, tf.float64)
-    # A column of large numbers must not hide differences in other columns.
-    flat = tf.math.asinh(tf.where(tf.math.is_finite(flat), flat, 1))
-    norm = tf.norm(flat)
-    # Each position has another weight, so that the order counts, too.
-    index = tf.range(1, 1 + tf.size(flat, tf.int64)) + number
-    weights = 2 / _PRIME * tf.cast(index**2 * _FACTORS % _PRIME, tf.float64) - 1
-    sums = tf.math.divide_no_nan(tf.linalg.matvec(weights, flat), norm)
-    sums = tf.unstack(sums, len(_FACTORS))
-    numbers = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
-    return tf.cast(tf.stack(numbers), tf.float32)
+def _padded(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Join two numbers and as many of the others as ranks exchange."""
+    rest = tf.concat([tf.zeros(0, tf.float64), *parts[1:]], 0)
+    rest = rest[:: 1 + tf.size(rest) // _VALUES]
+    rest = tf.pad(rest, [[0, _VALUES - tf.size(rest)]])
+    return tf.ensure_shape(tf.concat([parts[0], rest], 0), [2 + _VALUES])
 
 
-def _first_different(fingerprints: tf.Tensor) -> tf.Tensor:
-    """Return the first rank whose fingerprint differs from rank 0's, or 0."""
-    far = tf.abs(fingerprints - fingerprints[0]) > _TOLERANCE
-    return tf.argmax(tf.reduce_any(far, 1))
+def _some(tensor: tf.Tensor) -> tf.Tensor:
+    flat = tf.reshape(tensor, [-1])
+    return flat[:: 1 + tf.size(flat, tf.int64) // _VALUES]
 
 
-def refuse_other_batch(
-    transport: Transport, is_same: tf.Tensor, rounded: tf.Tensor
-) -> list[tf.Operation]:
+def digest_of(tensors: Sequence[tf.Tensor], whole: bool = True) -> tf.Tensor:
+    """Return two 32-bit numbers of tensors, or of some of their values."""
+    rows = [tf.zeros([1, 8], tf.uint8)]
+    for tensor in tensors:
+        rows.append(tf.fingerprint([tf.shape(tensor, tf.int64)]))
+        flat = tf.reshape(tensor, [-1]) if whole else _some(tensor)
+        rows.append(tf.fingerprint(flat[tf.newaxis]))
+    digest = tf.reshape(tf.fingerprint(tf.concat(rows, 1)), [2, 4])
+    return tf.cast(tf.bitcast(digest, tf.uint32), tf.int64)
+
+
+def is_far(values: tf.Tensor, first: tf.Tensor, slack: tf.Tensor) -> tf.Tensor:
+    """Whether some numbers are not about those of rank 0."""
+    is_nan = tf.math.is_nan
+    same = (values == first) | (is_nan(values) & is_nan(first))
+    near = same | (abs(values - first) <= slack)
+    return tf.reduce_any(tf.logical_not(near))
+
+
+def first_far(
+    transport: Transport, values: tf.Tensor, slack: tf.Tensor, key: str
+) -> tf.Tensor:
+    """Return the first rank that has other numbers than rank 0, or 0.
+
+    Args:
+        transport: connects the ranks.
+        values: N numbers of this rank.
+        slack: how far each may be from that of rank 0.
+        key: the key of the collectives.
+    """
+    (first,) = transport.broadcast([values], f"{key}.first")
+    far = tf.cast(is_far(values, first, slack), tf.int64)
+    zero = tf.zeros((), tf.int64)
+    row = tf.one_hot(transport.rank, transport.size, far, zero)
+    return tf.argmax(transport.all_reduce([row], f"{key}.far")[0])
+
+
+def _first_far_eagerly(peers: Peers, own: Fingerprint, where: str) -> int:
+    """Do as ``first_far`` between steps, without a transport."""
+    values, slack = own.sample()
+    sent = values.numpy().tolist() if peers.rank == 0 else None
+    first: Any = rank_checks.gather(peers, sent, where)[0]
+    far = bool(is_far(values, tf.constant(first, tf.float64), slack))
+    return int(np.argmax(rank_checks.gather(peers, far, where)))
+
+
+def refuse_other_batch(odd: tf.Tensor) -> list[tf.Operation]:
     """Return assertions that fail a step if ranks' global batches differ.
 
     The step that uses a batch compares it: a generator's output cannot be read
     twice, and a dataset may draw a new order.
 
     Args:
-        transport: connects the ranks.
-        is_same: whether all have the same batch, equally on all ranks.
-        rounded: the rounded fingerprint of that of this rank.
+        odd: the first rank that has another one than rank 0; 0: none.
     """
-
-    def find() -> tf.Tensor:
-        ranks = transport.all_gather(rounded[tf.newaxis], next_key("data"))
-        return tf.argmax(tf.reduce_max(abs(ranks - ranks[0]), 1))
-
-    odd = tf.cond(is_same, lambda: tf.zeros((), tf.int64), find)
     why = "rank {} has different examples in a batch than rank 0"
-    return step_errors.assert_for_user(is_same, str(different_data(why)), [odd])
+    text = str(different_data(why))
+    return step_errors.assert_for_user(odd == 0, text, [odd])
 
 
 def check_results(transport: Transport, values: Structure) -> None:
@@ -175,10 +274,8 @@ def check_results(transport: Transport, values: Structure) -> None:
 
     Such a step is not traced: only its results show whether it is the same.
     """
-    local = fingerprint(values)[tf.newaxis]
-    odd = int(
-        _first_different(transport.all_gather(local, next_key("results")))
-    )
+    sample = Fingerprint(values, _ROUNDING_OF_RESULTS).sample()
+    odd = int(first_far(transport, *sample, next_key("results")))
     if odd:
         raise TowerError(
             f"rank {odd} has other results than rank 0, after a step that ran "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +21,6 @@ from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.data import same_data
 from keras_towers.fit.data.batches import (
     Batch,
-    Leaf,
     TowerBatch,
     identity_of,
     rows_if,
@@ -123,14 +122,29 @@ def forget_sizes(batch: Structure) -> Structure:
     With a static size, TensorFlow would drop the last batches if there are
     fewer of them than towers.
     """
+    shapes = [
+        [None, *leaf.shape[1:]]
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank
+        else leaf.shape
+        for leaf in tf.nest.flatten(batch)
+    ]
+    return with_shapes(shapes, batch)
 
-    def forget(leaf: Leaf) -> Leaf:
-        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
-            return leaf
-        shape = [None, *leaf.shape[1:]]
-        return tf.compat.v1.placeholder_with_default(leaf, shape)
 
-    return tf.nest.map_structure(forget, batch)
+def with_shapes(shapes: Sequence[Any], batch: Structure) -> Structure:
+    """Return a batch of which only these static shapes are known.
+
+    Args:
+        shapes: that of each dense tensor; None: not even its rank.
+        batch: the batch.
+    """
+    leaves = [
+        tf.compat.v1.placeholder_with_default(leaf, shape)
+        if isinstance(leaf, tf.Tensor)
+        else leaf
+        for leaf, shape in zip(tf.nest.flatten(batch), shapes, strict=False)
+    ]
+    return tf.nest.pack_sequence_as(batch, leaves)
 
 
 def read_local_rows(adapter: Any, places: Places) -> tf.data.Dataset | None:

@@ -1,7 +1,7 @@
 """What ranks compare of a step, in a form that outlives its graph.
 
-``traced_operations.py`` and ``traced_constants.py`` in ``fit/step`` describe a
-step so, and ``step_agreement.py`` compares the descriptions.
+``fit/step/program_text.py`` writes the text of a step, and
+``step_agreement.py`` compares the texts.
 """
 
 from __future__ import annotations
@@ -9,120 +9,102 @@ from __future__ import annotations
 import array
 import dataclasses
 import functools
+import hashlib
 import json
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from keras_towers._types import Structure
+from keras_towers.fit.data.same_data import ROUNDING, Fingerprint
 from keras_towers.rendezvous import rank_checks
 
 
-class OperationText(NamedTuple):
-    """Describes an operation of a step.
+class Line(NamedTuple):
+    """A line of the text of a step, for messages.
 
     Attributes:
-        result: its type, and the dtype and shape of what it returns.
+        result: the type of an operation, and the dtype and shape of what it
+            returns; or what ranks exchange.
         attributes: its settings, by their names.
-        line: the line of code that has added it.
+        code: the line of code that has added it; empty: none.
     """
 
     result: str
     attributes: dict[str, str]
-    line: str
+    code: str = ""
 
     def __str__(self) -> str:
-        return f"{self.result} of {self.line}"
+        return f"{self.result} of {self.code}" if self.code else self.result
 
 
-class ConstantText(NamedTuple):
-    """Describes a constant of a step.
-
-    Attributes:
-        place: where the step uses it: a number that is equal on all ranks.
-        digest: of its shape and dtype, and of integers and booleans.
-        approximate: of real numbers: integers that differ by at most one
-            between ranks whose numbers differ by rounding only.
-        text: its first values, and the line of code that has added it.
-        used_at: the index of the operation that first uses it.
-    """
-
-    place: int
-    digest: int
-    approximate: Sequence[int]
-    text: str
-    used_at: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Operations:
-    """The operations of a step.
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramText:
+    """The canonical text of a step.
 
     Attributes:
-        checksum: 32 bits of the step.
-        checksums: of each operation, in their order.
-        described: describes each of them, in few bytes: of large models there
-            are tens of thousands, for as long as the strategy is used.
+        checksum: 32 bits of the text without its real numbers.
+        checksums: of each line, with its real numbers, in their order.
+        described: the lines as messages show them, in few bytes: of large
+            models there are tens of thousands, for as long as the strategy is
+            used.
+        reals: the real numbers, in their order.
     """
 
     checksum: int
-    checksums: Sequence[int]
+    checksums: array.array[int]
     described: bytes
+    reals: Sequence[np.ndarray] = ()
 
     @classmethod
     def of(
         cls,
-        checksum: int,
-        checksums: Sequence[int],
-        texts: Sequence[OperationText],
-    ) -> Operations:
-        """Return operations, given what describes each of them."""
-        described = zlib.compress(json.dumps(texts).encode(), 1)
-        return cls(checksum, array.array("Q", checksums), described)
-
-    def first_beside(self, others: Sequence[int]) -> OperationText | None:
-        """Return the first operation that others do not have.
+        lines: Sequence[tuple[bytes, Line]],
+        reals: dict[int, np.ndarray] | None = None,
+    ) -> ProgramText:
+        """Return the text, given its lines.
 
         Args:
-            others: the checksums of the operations of another step.
-
-        Returns:
-            It, or the first one in another order; None: there is none.
+            lines: the text of each, and how messages show it.
+            reals: the real numbers that lines have besides, by their indices.
         """
-        index = self._index_beside(others)
-        if index is None:
-            return None
+        checksums = array.array("Q")
+        for index, (text, _) in enumerate(lines):
+            number = (reals or {}).get(index)
+            values = b"" if number is None else number.tobytes()
+            checksums.append(_checksum(text + values))
+        described = json.dumps([line for _, line in lines]).encode()
+        return cls(
+            _checksum(b"\0".join(text for text, _ in lines)) % 2**32,
+            checksums,
+            zlib.compress(described, 1),
+            [*(reals or {}).values()],
+        )
+
+    def line(self, index: int) -> Line | None:
+        """Return a line, as messages show it; None: there are fewer."""
         texts = json.loads(zlib.decompress(self.described))
-        return OperationText(*texts[index])
+        return Line(*texts[index]) if index < len(texts) else None
 
-    def _index_beside(self, others: Sequence[int]) -> int | None:
-        counts = Counter(others)
-        for index, checksum in enumerate(self.checksums):
-            if not counts[checksum]:
-                return index
-            counts[checksum] -= 1
-        pairs = enumerate(zip(self.checksums, others, strict=False))
-        return next((k for k, (own, other) in pairs if own != other), None)
+    def first(self, number: int) -> int:
+        """Return a checksum of the first lines."""
+        return _checksum(self.checksums[:number].tobytes())
 
-
-@dataclasses.dataclass(frozen=True)
-class Constants:
-    """The numbers among the constants of a step.
-
-    Attributes:
-        digest: a checksum of shapes and dtypes, and of the values of integers
-            and booleans.
-        approximate: three integers that differ by at most one between ranks
-            whose real numbers differ by rounding only.
-        described: describes each of them.
-    """
-
-    digest: int = 0
-    approximate: tuple[int, int, int] = (0, 0, 0)
-    described: Sequence[ConstantText] = ()
+    def reals_and_slack(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the real numbers, and how far those of ranks may differ."""
+        values, slacks = [np.zeros(0)], [np.zeros(0)]
+        for given in self.reals:
+            flat = given.ravel()
+            if flat.dtype.kind == "c":
+                flat = np.concatenate([np.real(flat), np.imag(flat)])
+            wide = flat.astype("float64")
+            values.append(wide)
+            slack = ROUNDING[flat.dtype.itemsize]
+            slacks.append(np.where(np.isfinite(wide), abs(wide), 0) * slack)
+        return np.concatenate(values), np.concatenate(slacks)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,32 +112,29 @@ class ComparedStep:
     """A step in the form in which ranks compare it.
 
     Attributes:
-        exchanged: describes what they exchange, in its order.
-        operations: its operations, which must be the same, too, on ranks that
-            have traced it for the same specs; None: they are not compared.
-        constants: its constants, which are compared with its operations.
+        text: what it computes and exchanges.
         spec: the specs of the batch for which it was traced.
-        fingerprint: integers of the global batch, which differ by at most one
-            between ranks with the same batch; None: each has its own.
+        fingerprint: of the global batch, which all ranks have; None: each has
+            its own.
     """
 
-    exchanged: Sequence[str]
-    operations: Operations | None = None
-    constants: Constants = Constants()
+    text: ProgramText
     spec: Structure = None
-    fingerprint: tf.Tensor | None = None
+    fingerprint: Fingerprint | None = None
+
+    @classmethod
+    def of_exchanges(
+        cls, exchanged: Sequence[str], fingerprint: Fingerprint | None = None
+    ) -> ComparedStep:
+        """Return a step of which ranks compare only what they exchange."""
+        lines = [line_of_exchange(text) for text in exchanged]
+        return cls(ProgramText.of(lines), fingerprint=fingerprint)
 
     @functools.cached_property
-    def numbers(self) -> tuple[list[int], Sequence[int]]:
-        """The numbers that are equal on all ranks, and nearly equal ones."""
-        kinds = map(rank_checks.without_numbers, self.exchanged)
-        exact = [
-            zlib.crc32("\n".join(kinds).encode()),
-            0 if self.operations is None else self.operations.checksum,
-            self.constants.digest,
-            zlib.crc32(self.shapes.encode()),
-        ]
-        return exact, self.constants.approximate
+    def numbers(self) -> tuple[int, int]:
+        """32-bit numbers, of the text without real numbers, and with them."""
+        text = self.text
+        return text.checksum, text.first(len(text.checksums)) % 2**32
 
     @property
     def shapes(self) -> str:
@@ -163,10 +142,13 @@ class ComparedStep:
         leaves = tf.nest.flatten(self.spec)
         return " ".join(str(getattr(leaf, "shape", None)) for leaf in leaves)
 
-    def is_like(self, exact: Sequence[int], approximate: Sequence[int]) -> bool:
-        """Whether it equals another step, given the numbers of that step."""
-        own, nearly = self.numbers
-        *same, same_sizes = (a == b for a, b in zip(own, exact, strict=True))
-        pairs = zip(nearly, approximate, strict=True)
-        same.append(all(abs(a - b) <= 1 for a, b in pairs))
-        return all(same) or (same[0] and not same_sizes)
+
+def line_of_exchange(described: str) -> tuple[bytes, Line]:
+    """Return the line of an exchange, or of another variable, of a step."""
+    text = rank_checks.without_numbers(described)
+    return text.encode(), Line(described, {})
+
+
+def _checksum(text: bytes) -> int:
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "little")

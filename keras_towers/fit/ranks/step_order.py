@@ -160,6 +160,8 @@ class StepOrder:
         self._same_step = self.agreement.assert_same(
             step, self._batch, STEP_KEY
         )
+        # A step that is refused updates nothing, so it can begin again.
+        self.assert_first(self._same_step)
         if others:
             take_over = functools.partial(
                 self.agreement.take_over, others, devices
@@ -255,7 +257,8 @@ class StepOrder:
         same_step = self._same_step
         if same_step is None:
             # A step may do this for each of several optimizers.
-            key, step = next_key(UPDATE_KEY), ComparedStep(described)
+            key = next_key(UPDATE_KEY)
+            step = ComparedStep.of_exchanges(described)
             same_step = self.agreement.assert_same(step, self._batch, key)
         with tf.control_dependencies(same_step):
             return reduction(identity_of(tower_grads))

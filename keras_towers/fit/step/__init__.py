@@ -36,6 +36,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   Repeats steps that run out of memory, with plans that need less.
 ``placed_tensors``
   The tensors of a step, with one value at each place where they differ.
+``program_text``
+  The canonical text of a traced step, by which ranks compare it.
 ``stacked_lists``
   Lists of tensors as inputs and results of functions that XLA compiles.
 ``step_clock``
@@ -58,8 +60,4 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   BatchNormalization with the statistics of each tower's rows.
 ``trace``
   The trace of a step on one device, which is then divided over towers.
-``traced_constants``
-  The constants of a traced step, in a form that ranks can compare.
-``traced_operations``
-  The operations of a traced step, in a form that ranks can compare.
 """

@@ -87,25 +87,36 @@ def _common_line(
     return ""
 
 
-def line_of(
-    operation: tf.Operation, shared: dict[Any, Any] | None = None
-) -> str:
+def line_of(operation: tf.Operation) -> str:
     """Return the innermost line of the user's code.
 
     Without one, return the name of the operation, and the function of Keras
     that added it.
-
-    Args:
-        operation: the operation.
-        shared: gets the tracebacks of all operations whose lines are asked for,
-            which then share them; None: each keeps its own.
     """
-    stack = operation.traceback
-    line, function = _innermost(stack)
-    if shared is not None and stack is not None:
-        compat.share_traceback(operation, (line, function), shared)
-    scope = operation.name.rpartition("/")[0] or operation.type
-    return line or f"{scope}{function}"
+    line, function = _innermost(operation.traceback)
+    return line or f"{_scope_of(operation)}{function}"
+
+
+class SharedLines:
+    """The lines of operations, which then share their tracebacks."""
+
+    def __init__(self) -> None:
+        self._tracebacks: dict[Any, Any] = {}
+        self._found: dict[Any, tuple[str, str]] = {}
+
+    def line_of(self, operation: tf.Operation) -> str:
+        """Return the innermost line of the user's code, as ``line_of``."""
+        if operation.traceback is None:
+            return _scope_of(operation)
+        stack = compat.shared_traceback(operation, self._tracebacks)
+        if stack not in self._found:
+            self._found[stack] = _innermost(stack)
+        line, function = self._found[stack]
+        return line or f"{_scope_of(operation)}{function}"
+
+
+def _scope_of(operation: tf.Operation) -> str:
+    return operation.name.rpartition("/")[0] or operation.type
 
 
 def _innermost(stack: Iterable[Any] | None) -> tuple[str, str]:

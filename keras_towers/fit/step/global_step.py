@@ -17,6 +17,7 @@ import functools
 import inspect
 import itertools
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ActiveStep
 from keras_towers.fit.context.without_collection import without_collection
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.same_data import rounded_fingerprint
+from keras_towers.fit.data.same_data import Fingerprint
 from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.ranks.step_agreement import STEP_KEY
@@ -40,6 +41,7 @@ from keras_towers.fit.step import step_clock
 from keras_towers.fit.step.device_memory import DeviceMemory
 from keras_towers.fit.step.exchange_kinds import GradientExchange
 from keras_towers.fit.step.heap_trim import HeapTrim
+from keras_towers.fit.step.program_text import text_of
 from keras_towers.fit.step.step_function import StepFunction
 from keras_towers.fit.step.step_inputs import (
     DividedBatch,
@@ -63,12 +65,11 @@ from keras_towers.fit.step.step_reports import (
 )
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, components_of, trace
-from keras_towers.fit.step.traced_constants import constants_of
-from keras_towers.fit.step.traced_operations import TracedOperations
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import spans_ranks
+from keras_towers.fit.weights.writes import OuterVariable
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import REPLICATED
@@ -92,7 +93,14 @@ class GlobalStep:
         self.update = update
         self.memory: DeviceMemory = DeviceMemory(update.config)
         self._heap = HeapTrim()
+        self._outer: weakref.WeakKeyDictionary[
+            keras.Model, dict[int, OuterVariable]
+        ] = weakref.WeakKeyDictionary()
         self._eager_steps = itertools.count()
+
+    def outer_variables(self, model: keras.Model) -> list[OuterVariable]:
+        """Return the variables outside of a model that its steps use."""
+        return [*self._outer.get(model, {}).values()]
 
     def run_step(
         self, step: Step, batch: Structure, settings: StepSettings
@@ -230,11 +238,8 @@ class GlobalStep:
             f"outside of the model: {describe_variable(capture(handle))}"
             for handle in outside
         ]
-        operations = TracedOperations(traced, model)
         compared = ComparedStep(
-            [*exchanges, *variables, *traced.fixed_tables.values()],
-            operations.described,
-            constants_of(traced, operations),
+            text_of(traced, model, [*exchanges, *variables]),
             layout.divided.spec,
             layout.divided.fingerprint,
         )
@@ -245,6 +250,10 @@ class GlobalStep:
             return
         copies_of = self.update.variables.handles_of_copies
         others = [copies_of(handle) or [handle] for handle in outside]
+        known = self._outer.setdefault(model, {})
+        for handles in others:
+            outer = OuterVariable(handles, self.config.devices)
+            known.setdefault(id(handles[0]), outer)
         self.order.compare(compared, others, self.config.devices)
 
     def _compute(self, layout: StepLayout) -> Structure:
@@ -377,7 +386,8 @@ class GlobalStep:
         transport = config.transport if places.ranks.in_lockstep else ALONE
         is_whole = data_lib.is_whole(batch)
         if is_whole and shares_batches(config, places.ranks):
-            compared = ComparedStep((), fingerprint=rounded_fingerprint(batch))
+            data = Fingerprint(batch)
+            compared = ComparedStep.of_exchanges((), fingerprint=data)
             self.order.agreement.assert_same(compared, (), STEP_KEY)
         whole = as_one_batch(config, places, batch)
         with contextlib.ExitStack() as stack:

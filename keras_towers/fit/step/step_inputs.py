@@ -52,7 +52,7 @@ class DividedBatch:
     batch: TowerBatch
     specs: Batch
     whole: TowerBatch
-    fingerprint: tf.Tensor | None = None
+    fingerprint: same_data.Fingerprint | None = None
 
     @classmethod
     def of(
@@ -77,7 +77,7 @@ class DividedBatch:
         batch, like = data_lib.as_tower_batch(config, places, data, undivided)
         batch = order.begin_step(batch, in_order=ranks.job.size > 1)
         if is_whole and shares_batches(config, ranks):
-            fingerprint = same_data.rounded_fingerprint(data)
+            fingerprint = same_data.Fingerprint(data)
         here = _sum_of(batch.counts(like))
         if not batch.is_counted and ranks.in_lockstep:
             batch = order.count(batch, here)

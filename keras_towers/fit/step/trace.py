@@ -153,7 +153,7 @@ class Trace:
         ]
 
     def variables_outside(self, model: keras.Model) -> list[tf.Tensor]:
-        """Return the handles of numeric variables that the model lacks.
+        """Return the handles of variables that the model lacks.
 
         Such as a ``tf.Variable``, or the weights of another model, that no
         layer of the model has. A variable that only a summary shows is not
@@ -166,7 +166,7 @@ class Trace:
                 used += map(handle_of, part.variables)
         own = {id(handle_of(v)) for v in collect(model).everything()}
         outside = {id(t): t for t in used if id(t) not in own}
-        return [t for t in outside.values() if _is_numeric(t)]
+        return [t for t in outside.values() if _is_variable(t)]
 
     def output_with(self, results: Sequence[tf.Tensor]) -> Structure:
         """Return the output with other tensors."""
@@ -201,9 +201,9 @@ def handle_of(variable: Variable) -> tf.Tensor | None:
     return getattr(copy_on_tower(native(variable), 0), "handle", None)
 
 
-def _is_numeric(handle: tf.Tensor) -> bool:
+def _is_variable(handle: tf.Tensor) -> bool:
     dtype = compat.type_of_variable(handle)
-    others = (tf.string, tf.resource, tf.variant)
+    others = (tf.resource, tf.variant)
     return dtype is not None and tf.as_dtype(dtype) not in others
 
 

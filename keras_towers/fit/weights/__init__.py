@@ -26,4 +26,6 @@
   Variables in a TensorFlow checkpoint: each rank writes its own parts.
 ``joint_access``
   Reads and writes of variables in shards over ranks, between steps.
+``writes``
+  Which variables code of the user has written between calls.
 """

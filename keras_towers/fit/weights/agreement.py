@@ -92,24 +92,31 @@ def compare_variables(
                     "other ranks have made this variable again. Compile and "
                     "build the model on every rank, or on none."
                 )
+            if variable.dtype == "string":
+                raise TowerError(
+                    f"the texts of {name_of(variable)} differ between the "
+                    "ranks. Give it the same value on every rank."
+                )
             differing.append(variable)
     return differing
 
 
 def digest_of(variable: Variable) -> str:
-    """Return a digest of a value; empty for strings, which are not sent.
+    """Return a digest of a value.
 
     For a variable in shards over the ranks it is the variable's place.
     """
     held = current_value(variable)
     if isinstance(held, ShardedVariable) and held.is_remote:
         return f"{_IN_SHARDS} {held.place}"
-    value = held.read_value()
-    return "" if value.dtype == tf.string else digest_of_value(value)
+    return digest_of_value(held.read_value())
 
 
 def digest_of_value(value: tf.Tensor) -> str:
     """Return a digest of a tensor; it tells numbers apart that are equal."""
+    if value.dtype == tf.string:
+        texts = repr(np.asarray(value.numpy(), object).tolist())
+        return hashlib.sha256(texts.encode()).hexdigest()[:16]
     # Not tobytes(), which would copy the value.
     flat = value.numpy().ravel().view(np.uint8)
     return hashlib.sha256(flat.data).hexdigest()[:16]

@@ -495,5 +495,6 @@ def add_loop(
 # ---- what is known of them ---------------------------------------------------
 
 operation("Assert", effect="checks")
+operation("FractionalAvgPool FractionalMaxPool ReadFile", effect="once")
 operation("PartitionedCall StatefulPartitionedCall", _mean_of_own_rows, _call)
 operation("If StatelessIf Case StatelessCase", _branches)

@@ -39,9 +39,12 @@ def kinds(x):
     }
 
 
-def is_other(one, two):
-    rows = tf.stack([same_data.fingerprint(one), same_data.fingerprint(two)])
-    return int(same_data._first_different(rows)) == 1
+def is_other(one, two, *rounding):
+    one, two = (same_data.Fingerprint(given, *rounding) for given in (one, two))
+    if not tf.reduce_any(one.numbers != two.numbers):
+        return False
+    (first, _), (values, slack) = one.sample(), two.sample()
+    return bool(same_data.is_far(values, first, slack))
 
 
 @pytest.mark.parametrize("kind", kinds(X))
@@ -57,14 +60,32 @@ def test_other_values_are_told_apart(kind):
 
 
 def test_rounding_is_no_difference_but_more_is():
-    assert not is_other(X, X * (1 + 1e-6 * np.sign(X - 0.3)))
-    assert is_other(X, X * 1.001)
+    off, wide = 1 + 1e-7 * np.sign(X - 0.3), X.astype("float64")
+    assert not is_other(X, X * off)
+    assert is_other(wide, wide * off)
+    assert not is_other(wide, wide * (1 + 1e-14))
+    assert is_other(X, X * 1.00001)
     assert is_other(X, X[:-1])
     # Beside a column of large numbers, too.
     large = np.c_[X, np.full(20, 1.6e9)]
     assert is_other(large, np.where(large < 0, 0, large))
+    assert is_other(large, large + (large == large.max()) * 3)
+    # Of results more is rounding.
+    assert not is_other(X, X * 1.00001, 1e-4)
     assert not is_other({}, {})
     assert not is_other(X[:0], X[:0])
+
+
+def test_one_of_many_is_told_apart():
+    many = np.arange(2**15) + 2**20
+    for kind in ("int64", "float64", "uint8", "str"):
+        other = many.astype(kind)
+        other[-3] = other[-2]
+        assert is_other(many.astype(kind), other)
+    ones, nans = np.ones((99, 2)), np.ones((99, 2))
+    nans[:, 1] = np.nan
+    assert is_other(ones, nans)
+    assert not is_other(nans, nans.copy())
 
 
 class Unsliceable:
@@ -89,11 +110,12 @@ def test_other_rows_of_arrays_are_told_apart(made):
     x = np.tile(X, [100, 1])
     first, same, *others = (
         same_data.fingerprint_rows(compat.ArrayDataAdapter(made(array)))
+        .numbers.numpy()
+        .tolist()
         for array in (x, x.copy(), x[::-1].copy(), x[:-3], x + (x > 0))
     )
-    assert first and first == same
-    for other in others:
-        assert not np.allclose(first, other, atol=1e-3)
+    assert first == same
+    assert first not in others
 
 
 RANGE = tf.data.Dataset.range(4)

@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.step.code_lines import cause_of, line_of
+from keras_towers.fit.step.code_lines import SharedLines, cause_of, line_of
 
 pytestmark = pytest.mark.alternate
 
@@ -84,8 +84,8 @@ def test_operations_of_one_line_share_their_traceback():
             x = tf.sin(x)
         tf.cos(x)
     operations = graph.get_operations()
-    shared: dict[object, object] = {}
+    shared = SharedLines()
     lines = [line_of(operation) for operation in operations]
-    assert [line_of(operation, shared) for operation in operations] == lines
-    assert len(shared) == len({*lines}) == 3
+    assert [shared.line_of(operation) for operation in operations] == lines
+    assert len(shared._tracebacks) == len({*lines}) == 3
     assert [line_of(operation) for operation in operations] == lines
