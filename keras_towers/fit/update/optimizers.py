@@ -356,8 +356,8 @@ class _Repeated:
             variable: the weight.
             others: further tensors and variables that differ between weights.
         """
-        in_step = thread_state.current_step() is not None
-        is_alone = _is_plain(variable) or (in_step and not is_copied(variable))
+        step = thread_state.current_step()
+        is_alone = _is_plain(variable) or (step and not is_copied(variable))
         if tf.executing_eagerly() or not is_alone:
             function()
             return
@@ -368,7 +368,11 @@ class _Repeated:
         key = id(graph), kind, *like
         recording = self._recordings.get(key)
         if recording is not None and recording.repeats:
-            recording.repeat(inputs)
+            # A trace that makes variables never runs.
+            if not (
+                step and step.first_call and step.first_call.makes_variables
+            ):
+                recording.repeat(inputs)
             return
         begin = len(graph.get_operations())
         function()
