@@ -832,7 +832,9 @@ _placements: list[Placement] = []
 
 
 @contextlib.contextmanager
-def trace_context(xla: bool, placement: Placement | None) -> Iterator[None]:
+def trace_context(
+    xla: bool, placement: Placement | None = None
+) -> Iterator[None]:
     """Trace operations, as ``tf.function(jit_compile=xla)`` does.
 
     Args:

@@ -11,7 +11,7 @@
 ``meeting``
   Meetings of ranks while code of the user runs within a call.
 ``model_building``
-  Builds a model before its first step, as on one device.
+  What of a model is made, and the step that makes the rest of it.
 ``saving``
   Saves each file once, although every rank runs the whole script.
 ``tower_call``

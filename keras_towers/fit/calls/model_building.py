@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,12 +86,13 @@ def make_variables(model: keras.Model, kind: str, batch: Structure) -> None:
         )
 
 
-def parts_made(model: keras.Model) -> list[str]:
-    """Describe the variables that a model has, for ranks to compare."""
-    return [
-        f"{rank_checks.without_numbers(variable.path)} {variable.shape}"
+def parts_made(model: keras.Model) -> str:
+    """Return a digest of the variables that a model has, to compare ranks."""
+    made = [
+        f"{rank_checks.name_in_parent(variable.path)} {variable.shape}"
         for variable in model_state.collect(model).everything()
     ]
+    return hashlib.sha256("\n".join(made).encode()).hexdigest()[:16]
 
 
 def needs_build(model: keras.Model, kind: str) -> bool:

@@ -263,6 +263,9 @@ class TowerRunner(Runner):
         """Place the variables of a built model, for steps that never run."""
         with self._planned_call(model, kind) as call:
             call.place_variables()
+            if model_building.uses_optimizer(model, kind):
+                weights = model.trainable_variables
+                self.adoption.update.make_ready(model.optimizer, weights)
 
     @contextlib.contextmanager
     def _planned_call(

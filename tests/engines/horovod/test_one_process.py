@@ -274,8 +274,8 @@ def test_a_sync_sends_what_differs_from_rank_0(monkeypatch):
     sent = []
 
     def gather(peers, own, does):
-        described, digests, failure = own
-        return [own, (described, [*digests[:-1], "another"], failure)]
+        described, digests = own
+        return [own, (described, [*digests[:-1], "another"])]
 
     monkeypatch.setattr(agreement.rank_checks, "gather", gather)
     monkeypatch.setattr(
