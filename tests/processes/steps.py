@@ -314,7 +314,10 @@ def variables_outside_of_a_model_are_those_of_rank_0():
         assert_exact(Outside.made, use)
 
 
-SCALE = tf.Variable(1.0)
+@functools.cache
+def scale():
+    # Not before TensorFlow has the devices of the job.
+    return tf.Variable(1.0)
 
 
 def scaled_by_what_is_outside():
@@ -326,7 +329,7 @@ def scaled_by_what_is_outside():
             layers.Dense(4),
             layers.Dropout(0.3),
             layers.BatchNormalization(),
-            layers.Lambda(lambda x: x * SCALE),
+            layers.Lambda(lambda x: x * scale()),
             layers.Dense(1),
         ]
     )
@@ -337,16 +340,17 @@ def scaled_by_what_is_outside():
 @check
 def what_one_rank_writes_between_calls_reaches_all():
     """Values of all kinds, written by Python and by a function."""
+    scale()
     writes = (
         lambda model: setattr(model.optimizer, "learning_rate", 0.02),
         lambda model: model(X[:8], training=True),
         lambda model: model.set_weights([w + 1 for w in model.get_weights()]),
-        lambda model: tf.function(lambda: SCALE.assign_add(0.5))(),
-        lambda model: SCALE.assign(0.25),
+        lambda model: tf.function(lambda: scale().assign_add(0.5))(),
+        lambda model: scale().assign(0.25),
     )
 
     def act(model):
-        SCALE.assign(1.0)
+        scale().assign(1.0)
         # Only what rank 0 writes counts.
         counts = RANK == 0 or not tf.distribute.has_strategy()
         logs = []
@@ -364,12 +368,14 @@ def what_one_rank_writes_between_calls_reaches_all():
 
 @check
 def what_a_callback_writes_outside_of_a_model_is_there_for_the_next_step():
+    scale()
+
     class Anneal(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            SCALE.assign_add(0.5)
+            scale().assign_add(0.5)
 
     def act(model):
-        SCALE.assign(1.0)
+        scale().assign(1.0)
         anneal = Anneal()
         if tf.distribute.has_strategy():
             anneal = kt.ChiefOnly(anneal)
