@@ -562,14 +562,6 @@ def batch_size_of(dataset: tf.data.Dataset | None) -> int | None:
     return None
 
 
-def awaits_restore(layer: keras.Layer) -> bool:
-    """Whether a checkpoint holds a variable that a layer has yet to create."""
-    # A layer that no checkpoint has seen may lack it.
-    return not layer.built and bool(
-        getattr(layer, "_deferred_dependencies", None)
-    )
-
-
 def batches_all_parts(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset makes each batch, so all parts have equally many rows.
 

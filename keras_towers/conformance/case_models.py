@@ -253,7 +253,12 @@ class Counting(keras.Model):
             self.steps = tf.Variable(tf.constant(self.calls["step"]))
         self.steps.assign_add(1)
         logs = super().train_step(data)
-        return {**logs, "steps": self.steps, "calls": self.calls["step"]}
+        steps = tf.cast(self.steps, "float32")
+        return {
+            **logs,
+            "steps": steps,
+            "calls": tf.constant(self.calls["step"]),
+        }
 
 
 class Gan(keras.Model):

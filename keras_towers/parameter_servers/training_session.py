@@ -136,7 +136,9 @@ class Session:
             for rank, (*numbers, checksums, reals) in others.items():
                 if numbers == [*step.numbers] or (
                     numbers[0] == step.numbers[0]
-                    and not is_far(values, reals, slack)
+                    and not is_far(
+                        *map(tf.convert_to_tensor, (values, reals, slack))
+                    )
                 ):
                     continue
                 pairs = itertools.zip_longest(text.checksums, checksums)
