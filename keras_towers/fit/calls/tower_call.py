@@ -358,18 +358,21 @@ class TowerCall:
         if iterator is not None:
             data_batch = model_building.batch_spec(iterator)
         self._batch = data_batch
-        if self.makes_first or not self._all_ranks_have_the_same():
+        if self.makes_first or self._must_make_now():
             self.make_variables(data_batch)
         self.prepare()
 
-    def _all_ranks_have_the_same(self) -> bool:
-        """Whether all ranks have made as much of the model."""
-        ranks = self.places.ranks.job
-        if self._prepared or self.is_alone or ranks.size == 1:
+    def _must_make_now(self) -> bool:
+        """Whether ranks cannot make variables in the first step, together."""
+        ranks = self.places.ranks
+        if self._prepared or ranks.job.size == 1:
+            return False
+        # Only ranks that take the same steps can place variables in one.
+        if self._is_nested or not ranks.in_lockstep:
             return True
         where = f"prepares {self.kind}"
         made = model_building.parts_made(self.model)
-        return len(set(rank_checks.gather(ranks, made, where))) == 1
+        return len(set(rank_checks.gather(ranks.job, made, where))) > 1
 
     def make_variables(self, batch: Structure) -> None:
         """Make the variables that a step would make, by a trace of one.
