@@ -16,14 +16,16 @@ the methods of an optimizer do what the originals do.
 
 Wrapped for good, when this package is imported:
 
-* here: TensorFlow's functions that write variables, and its calls of
-  functions; six methods of a model, the one that resolves its
+* here: six methods of a model, the one that resolves its
   ``jit_compile="auto"``, the two that give a variable its first value, the
   functions by which Keras stores and uses a distribution, ``export``, the two
   that call a function with a gradient of its own, and the filter of tracebacks
 * ``fit/calls/saving.py``: functions that write models, checkpoints and datasets
 * ``fit/data/shared_files.py``: the cache of a dataset, and Keras's ``get_file``
 * ``compat.py``: AutoGraph leaves this package alone
+
+Wrapped for good, once a rank of several enters a scope: TensorFlow's functions
+that write variables, and its calls of functions.
 
 Patched classes and modules:
 
@@ -314,6 +316,37 @@ _PATCHES: tuple[patches.Patch, ...] = (
 )
 
 
+@functools.cache
+def note_writes() -> None:
+    """From now on, note variables that are written outside of calls.
+
+    Ranks share them in the next call of a loop over batches.
+    """
+    written = [(*where, _note_write) for where in compat.VARIABLE_WRITES]
+    called = compat.CalledFunction, "_call_flat", _note_call
+    patches.replaced(*written, called).__enter__()
+
+
+def _note_write(
+    original: patches.Original, *args: Any, **kwargs: Any
+) -> object:
+    if tf.executing_eagerly() and tower_call.current() is None:
+        for given in (*args[:1], *kwargs.values()):
+            writes.note(given)
+    return original(*args, **kwargs)
+
+
+def _note_call(
+    original: patches.Original,
+    function: Any,
+    tensor_inputs: list[Any],
+    captured_inputs: list[Any],
+) -> object:
+    if tf.executing_eagerly() and tower_call.current() is None:
+        writes.note_call(function, [*tensor_inputs, *captured_inputs])
+    return original(function, tensor_inputs, captured_inputs)
+
+
 def patch_until_closed(
     around_call: Callable[
         [str, keras.Model], contextlib.AbstractContextManager[None]
@@ -356,24 +389,6 @@ def patch_until_closed(
         else:
             original(name, value)
 
-    def note_write(
-        original: patches.Original, *args: Any, **kwargs: Any
-    ) -> object:
-        if tf.executing_eagerly() and tower_call.current() is None:
-            for given in (*args[:1], *kwargs.values()):
-                writes.note(given)
-        return original(*args, **kwargs)
-
-    def note_call(
-        original: patches.Original,
-        function: Any,
-        tensor_inputs: list[Any],
-        captured_inputs: list[Any],
-    ) -> object:
-        if tf.executing_eagerly() and tower_call.current() is None:
-            writes.note_call(function, [*tensor_inputs, *captured_inputs])
-        return original(function, tensor_inputs, captured_inputs)
-
     variable, custom = compat.KerasVariable, compat.custom_gradient_module
     create = functools.partial(_create_variable, around_creation)
     replacements: list[patches.Patch] = [
@@ -383,9 +398,6 @@ def patch_until_closed(
         (_BASE, "_resolve_auto_jit_compile", _resolve_auto),
         *saving.PATCHES,
         *shared_files.PATCHES,
-        # Ranks share what is written between calls of a loop over batches.
-        *((*where, note_write) for where in compat.VARIABLE_WRITES),
-        (compat.CalledFunction, "_call_flat", note_call),
         # An exported model knows no towers.
         (keras.Model, "export", _export),
         # A set_distribution that was imported by name calls it, too.

@@ -333,6 +333,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             _warn_if_in_job(type(self).__name__)
         if self._config.transport.size > 1:
             saving.let_one_rank_write(self._config.transport.rank)
+            keras_patches.note_writes()
         with keras_patches.installed(), super().scope():
             yield self
 
