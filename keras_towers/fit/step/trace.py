@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -320,6 +321,9 @@ def trace(
             place()
         if not again:
             break
+        # The next trace takes the place of this one.
+        del graph, calls, remat
+        gc.collect(0)
     else:
         raise TowerError(
             "the step makes a variable each time that it is traced, and "
