@@ -281,55 +281,59 @@ def trace(
     specs = [leaf for leaf in leaves if leaf is not None]
     outer, draw_counts = compat.get_default_graph(), compat.draws_of_graphs
 
-    def run(*tensors: tf.Tensor) -> Structure:
-        remaining = iter(tensors)
-        inside = [None if leaf is None else next(remaining) for leaf in leaves]
-        data = tf.nest.pack_sequence_as(batch, inside, expand_composites=True)
-        graph = compat.get_default_graph()
-        # Draws without a seed continue the count of the outer graph, which may
-        # have several steps.
-        draw_counts[graph] = draw_counts.get(outer, 0)
+    def trace_once() -> tuple[tf.Graph, _TracedCalls]:
+        calls = _TracedCalls(build, update)
 
-        calls.graph = graph
-        alone = thread_state.ActiveStep(
-            training=kind in TRAINING, apply=calls.note
-        )
-        tracing = dataclasses.replace(
-            active or alone,
-            apply=calls.note,
-            graph=graph,
-            own_statistics=own_statistics,
-            remat=remat,
-            first_call=first,
-        )
-        with (
-            thread_state.tracing(tracing),
-            compat.trace_context(xla, find_placement()),
-            first.makes(),
-        ):
-            return step(data)
+        def run(*tensors: tf.Tensor) -> Structure:
+            left = iter(tensors)
+            inside = [None if leaf is None else next(left) for leaf in leaves]
+            data = tf.nest.pack_sequence_as(
+                batch, inside, expand_composites=True
+            )
+            graph = compat.get_default_graph()
+            # Draws without a seed continue the count of the outer graph, which
+            # may have several steps.
+            draw_counts[graph] = draw_counts.get(outer, 0)
 
-    for _ in range(2):
-        first, remat = compat.FirstCall(), RematScopes()
-        calls = _TracedCalls(build, update, first)
+            calls.graph = graph
+            alone = thread_state.ActiveStep(
+                training=kind in TRAINING, apply=calls.note
+            )
+            tracing = dataclasses.replace(
+                active or alone,
+                apply=calls.note,
+                graph=graph,
+                own_statistics=own_statistics,
+                remat=calls.remat,
+                first_call=calls.first_call,
+            )
+            with (
+                thread_state.tracing(tracing),
+                compat.trace_context(xla, find_placement()),
+                calls.first_call.makes(),
+            ):
+                return step(data)
+
         with compat.single_device_mode():
             graph = compat.func_graph_from_py_func("one_device", run, specs, {})
-        if not first.makes_variables:
-            break
-        first.initialize()
+        return graph, calls
+
+    graph, calls = trace_once()
+    if calls.first_call.makes_variables:
+        calls.first_call.initialize()
         with tf.init_scope():
             place()
-        if not again:
-            break
-        # The next trace takes the place of this one.
-        del graph, calls, remat
-        gc.collect(0)
-    else:
-        raise TowerError(
-            "the step makes a variable each time that it is traced, and "
-            "TensorFlow traces it more than once: make it only once, such as "
-            "in __init__, or if an attribute is None."
-        )
+        if again:
+            # The next trace takes the place of this one.
+            del graph, calls
+            gc.collect(0)
+            graph, calls = trace_once()
+            if calls.first_call.makes_variables:
+                raise TowerError(
+                    "the step makes a variable each time that it is traced, "
+                    "and TensorFlow traces it more than once: make it only "
+                    "once, such as in __init__, or if an attribute is None."
+                )
     draw_counts[outer] = draw_counts.get(graph, 0)
     calls.find_later_reads()
     if len(graph.inputs) != len(specs) + len(graph.captures):
@@ -346,7 +350,7 @@ def trace(
         calls.layouts,
         calls.in_updates,
         not calls.are_results,
-        remat.segments_of(graph),
+        calls.remat.segments_of(graph),
     )
 
 
@@ -356,10 +360,11 @@ class _TracedCalls:
     Args:
         build: as for ``trace``.
         update: as for ``trace``.
-        first: makes the variables of the step.
 
     Attributes:
         graph: the graph of the step, once its tracing has begun.
+        first_call: makes the variables of the step.
+        remat: notes what is to be computed again.
         are_results: whether gradients are results of the step.
         updates: the calls, as in ``Trace``, like the next two.
     """
@@ -370,9 +375,9 @@ class _TracedCalls:
         self,
         build: Callable[[keras.Optimizer, Sequence[Variable]], None],
         update: WeightUpdate | None,
-        first: compat.FirstCall,
     ):
-        self._build, self._update, self._first = build, update, first
+        self._build, self._update = build, update
+        self.first_call, self.remat = compat.FirstCall(), RematScopes()
         self.are_results: bool = update is None or update.pushes
         self.updates: dict[str, ApplyCall] = {}
         self.layouts: dict[str, Sequence[MeshLayout]] = {}
@@ -383,7 +388,7 @@ class _TracedCalls:
     def note(self, call: ApplyCall) -> None:
         """Note a call; trace it, unless its gradients are results."""
         # Slots may begin with values of their weights.
-        self._first.initialize()
+        self.first_call.initialize()
         self._build(call.optimizer, call.variables)
         grads = map(_with_dense_shape, call.grads, call.variables)
         call, update = dataclasses.replace(call, grads=[*grads]), self._update
