@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from keras_towers._imports import minor_version, packages
 from keras_towers._types import ConcreteFunction, Step, Structure, Variable
-from keras_towers.errors import CompatibilityError
+from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
     import keras
@@ -107,6 +107,7 @@ BaseResourceVariable = _tf("ops.resource_variable_ops:BaseResourceVariable")
 UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
 _FUNCTION = "eager.polymorphic_function.polymorphic_function"
 _UnliftedVariable = _tf(f"{_FUNCTION}:UnliftedInitializerVariable")
+_UnliftableError = _tf("eager.lift_to_graph:UnliftableError")
 _initialize_variables = _tf(
     f"{_FUNCTION}:Function._initialize_uninitialized_variables"
 )
@@ -715,9 +716,21 @@ class FirstCall:
         )
 
     def initialize(self) -> None:
-        """Give the variables that were made their first values."""
+        """Give the variables that were made their first values.
+
+        Raises:
+            TowerError: such a value is known only when the step runs.
+        """
         new, self._initializers = self._initializers, []
-        _initialize_variables(None, new)
+        try:
+            _initialize_variables(None, new)
+        except _UnliftableError as error:
+            names = ", ".join(variable.name for variable, _ in new)
+            raise TowerError(
+                "the first value of a variable that the step makes depends on "
+                f"the batch ({names}). Towers make variables before the first "
+                "batch: begin with zeros, and assign the value in the step."
+            ) from error
 
 
 def in_replica() -> bool:

@@ -183,3 +183,21 @@ def test_a_step_that_always_makes_a_variable_is_refused():
         pytest.raises(kt.TowerError, match="makes a variable each time"),
     ):
         _fit(model, 8)
+
+
+def test_a_first_value_that_depends_on_the_batch_is_refused():
+    class Scales(keras.layers.Layer):
+        scale = None
+
+        def call(self, x):
+            if self.scale is None:
+                self.scale = tf.Variable(tf.reduce_mean(x), name="of_first")
+            return x * self.scale
+
+    model = keras.Sequential([Scales(), keras.layers.Dense(3)])
+    model.compile("sgd", loss)
+    with (
+        kt.TowerStrategy(2),
+        pytest.raises(kt.TowerError, match=r"batch \(of_first:0.*zeros"),
+    ):
+        _fit(model, 8)
