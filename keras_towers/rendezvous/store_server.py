@@ -90,6 +90,7 @@ class StoreServer(LocalStore):
         self.on_heartbeat: Callable[[int, Hashable], None] = lambda *sign: None
         self.connections: set[_Connection] = set()
         self.loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -100,20 +101,26 @@ class StoreServer(LocalStore):
         loop.set_exception_handler(
             lambda _, context: logger.debug("store: %s", context)
         )
-        serving = loop.create_server(
+        loop.run_until_complete(self._listen())
+        loop.close()
+
+    async def _listen(self) -> None:
+        """Accept connections until the server is stopped; close them then."""
+        listening = await self.loop.create_server(
             lambda: _Connection(self),
             sock=self._listener,
             backlog=_WAITING_CONNECTIONS,
         )
-        listening = loop.run_until_complete(serving)
         self._end_late()
-        loop.run_forever()
+        await self._stopped.wait()
+        # Those that are being accepted are not among them yet.
+        while accepted := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(accepted)
         listening.close()
         for connection in [*self.connections]:
             connection.close()
         # It closes them when it runs next.
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+        await asyncio.sleep(0)
 
     def _end_late(self) -> None:
         """End requests that take too long, in all connections, repeatedly."""
@@ -124,7 +131,7 @@ class StoreServer(LocalStore):
 
     def stop(self) -> None:
         """Stop the server, and close its connections."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
     def _call_each(self, functions: Iterable[Callable[[], None]]) -> None:
