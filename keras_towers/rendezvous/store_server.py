@@ -47,6 +47,8 @@ _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found"}
 _OK, _FORBIDDEN, _NOT_FOUND = _REASONS
 _REASONS[store_link.AWAITED] = "Awaited"
+SILENT_S = 1
+"""How long the kernel keeps a connection on which nothing comes."""
 # All ranks may connect at once, and a client that the kernel turns away retries
 # only after seconds. The kernel may allow fewer.
 _WAITING_CONNECTIONS = 4096
@@ -75,10 +77,10 @@ class StoreServer(LocalStore):
         super().__init__()
         self._listener = socket.create_server((address, port))
         if sys.platform == "linux":
-            # The kernel keeps a connection until something comes on it: a
-            # client that is slow to ask takes no file meanwhile.
+            # The kernel keeps a connection until something comes on it, or for
+            # this time: a client that is slow to ask takes no file meanwhile.
             self._listener.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1
+                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S
             )
         self.endpoint = Endpoint(
             address,
