@@ -47,6 +47,8 @@ _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found"}
 _OK, _FORBIDDEN, _NOT_FOUND = _REASONS
 _REASONS[store_link.AWAITED] = "Awaited"
+SILENT_S = 1
+"""How long the kernel keeps a connection on which nothing comes."""
 # All ranks may connect at once, and a client that the kernel turns away retries
 # only after seconds. The kernel may allow fewer.
 _WAITING_CONNECTIONS = 4096
@@ -75,10 +77,10 @@ class StoreServer(LocalStore):
         super().__init__()
         self._listener = socket.create_server((address, port))
         if sys.platform == "linux":
-            # The kernel keeps a connection until something comes on it: a
-            # client that is slow to ask takes no file meanwhile.
+            # The kernel keeps a connection until something comes on it, or for
+            # this time: a client that is slow to ask takes no file meanwhile.
             self._listener.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1
+                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S
             )
         self.endpoint = Endpoint(
             address,
@@ -90,6 +92,7 @@ class StoreServer(LocalStore):
         self.on_heartbeat: Callable[[int, Hashable], None] = lambda *sign: None
         self.connections: set[_Connection] = set()
         self.loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -100,20 +103,26 @@ class StoreServer(LocalStore):
         loop.set_exception_handler(
             lambda _, context: logger.debug("store: %s", context)
         )
-        serving = loop.create_server(
+        loop.run_until_complete(self._listen())
+        loop.close()
+
+    async def _listen(self) -> None:
+        """Accept connections until the server is stopped; close them then."""
+        listening = await self.loop.create_server(
             lambda: _Connection(self),
             sock=self._listener,
             backlog=_WAITING_CONNECTIONS,
         )
-        listening = loop.run_until_complete(serving)
         self._end_late()
-        loop.run_forever()
+        await self._stopped.wait()
+        # Those that are being accepted are not among them yet.
+        while accepted := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(accepted)
         listening.close()
         for connection in [*self.connections]:
             connection.close()
         # It closes them when it runs next.
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+        await asyncio.sleep(0)
 
     def _end_late(self) -> None:
         """End requests that take too long, in all connections, repeatedly."""
@@ -124,7 +133,7 @@ class StoreServer(LocalStore):
 
     def stop(self) -> None:
         """Stop the server, and close its connections."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
     def _call_each(self, functions: Iterable[Callable[[], None]]) -> None:

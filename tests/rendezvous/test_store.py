@@ -2,12 +2,14 @@
 
 import contextlib
 import functools
+import gc
 import socket
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import store, store_link
+from keras_towers.rendezvous import store, store_link, store_server
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.signatures import (
     SIGNATURE,
@@ -31,6 +33,12 @@ from tests.kit.processes import wait_until
 from tests.kit.scripts import run_python
 
 SECRET = "ab" * 32
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """The kernel keeps silent connections for longer than a test takes."""
+    monkeypatch.setattr(store_server, "SILENT_S", 60)
 
 
 @pytest.fixture
@@ -58,9 +66,11 @@ def ask(server, method, path, body=None, headers=None):
         server.url + path, body, headers or {}, method=method
     )
     try:
-        return urllib.request.urlopen(request, timeout=60).status
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 def test_requests_without_the_token_are_refused(server):
@@ -134,7 +144,7 @@ def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone waits so")
-def test_a_client_that_has_sent_nothing_takes_no_file(server):
+def test_a_client_that_has_sent_nothing_takes_no_file(patient, server):
     address = "127.0.0.1", server.port
     links = [socket.create_connection(address, 60) for _ in range(9)]
     time.sleep(0.3)
@@ -144,6 +154,21 @@ def test_a_client_that_has_sent_nothing_takes_no_file(server):
     assert len(server.here.connections) == 1
     for link in links:
         link.close()
+
+
+def test_a_server_that_is_stopped_at_once_leaves_nothing_open():
+    """Nor connections that it is just accepting."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            started = StoreServer("127.0.0.1", secret=SECRET)
+            address = "127.0.0.1", started.endpoint.port
+            for link in [socket.create_connection(address) for _ in range(9)]:
+                link.close()
+            started.stop()
+            del started
+            gc.collect()
+    assert not said
 
 
 def test_requests_on_one_connection_are_answered_in_turn(server, monkeypatch):

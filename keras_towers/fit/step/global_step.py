@@ -114,7 +114,9 @@ class GlobalStep:
         """
         if tf.executing_eagerly():
             return self._on_one_device(step, batch, settings)
-        return self._add_once(step, batch, settings)
+        # As a decorator it would add a frame of contextlib to tracebacks.
+        with without_collection():
+            return self._add_once(step, batch, settings)
 
     def _add_to_graph(
         self, step: Step, batch: Structure, settings: StepSettings
@@ -342,7 +344,6 @@ class GlobalStep:
         divided = self._divide(batch, settings)
         self._trace(step, divided, settings, again=False)
 
-    @without_collection()
     def _add_once(
         self, step: Step, batch: Structure, settings: StepSettings
     ) -> Structure:

@@ -79,7 +79,7 @@ def test_a_gradient_that_a_user_has_written_is_that_of_its_line():
 
 def test_operations_of_one_line_share_their_traceback():
     with tf.Graph().as_default() as graph:
-        x = tf.zeros(2)
+        x = tf.zeros([2])
         for _ in range(3):
             x = tf.sin(x)
         tf.cos(x)
