@@ -108,9 +108,7 @@ UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
 _FUNCTION = "eager.polymorphic_function.polymorphic_function"
 _UnliftedVariable = _tf(f"{_FUNCTION}:UnliftedInitializerVariable")
 _UnliftableError = _tf("eager.lift_to_graph:UnliftableError")
-_initialize_variables = _tf(
-    f"{_FUNCTION}:Function._initialize_uninitialized_variables"
-)
+_lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 # The module whose function creates every variable.
 variables_module = _tf("ops.variables")
 
@@ -598,13 +596,18 @@ def interleaves_in_any_order(dataset: tf.data.Dataset) -> bool:
 def single_device_mode() -> Iterator[None]:
     """Enter TensorFlow's default strategy, hiding the current one.
 
-    Variables created inside are plain ``tf.Variable``s, ``get_strategy()`` is
+    Variables created inside are plain ``tf.Variable``s, or those of a function
+    that is traced, ``get_strategy()`` is
     the default strategy and ``get_replica_context()`` its only replica, both
     eagerly and during tracing (``tf.cond`` branches inherit the mode).
     """
     graph = get_default_graph()
     creators = graph._variable_creator_stack
-    graph._variable_creator_stack = []
+    graph._variable_creator_stack = [
+        (priority, creator)
+        for priority, creator in creators
+        if priority == _FUNCTION_PRIORITY
+    ]
     _push_mode(_default_mode())
     try:
         yield
@@ -722,15 +725,46 @@ class FirstCall:
             TowerError: such a value is known only when the step runs.
         """
         new, self._initializers = self._initializers, []
-        try:
-            _initialize_variables(None, new)
-        except _UnliftableError as error:
-            names = ", ".join(variable.name for variable, _ in new)
-            raise TowerError(
-                "the first value of a variable that the step makes depends on "
-                f"the batch ({names}). Towers make variables before the first "
-                "batch: begin with zeros, and assign the value in the step."
-            ) from error
+
+        def initialize() -> None:
+            for variable, value in new:
+                variable.assign(_lifted(variable, value), read_value=False)
+
+        with tf.init_scope():
+            tf.function(initialize, autograph=False)()
+
+
+def _lifted(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
+    """Return the first value of a variable in the graph of another function.
+
+    It may depend on other variables.
+
+    Raises:
+        TowerError: it is known only when the step runs.
+    """
+    graph = get_default_graph()
+    before = len(graph.get_operations())
+    try:
+        lifted = _lift_to_graph(
+            [value],
+            graph,
+            sources=value.graph.internal_captures,
+            handle_captures=True,
+        )[value]
+    except _UnliftableError as error:
+        raise _no_first_value(variable, "the batch") from error
+    new = graph.get_operations()[before:]
+    if any("Assign" in o.type or "Apply" in o.type for o in new):
+        raise _no_first_value(variable, "what the step has written before")
+    return lifted
+
+
+def _no_first_value(variable: tf.Variable, cause: str) -> TowerError:
+    return TowerError(
+        f"the first value of a variable that the step makes ({variable.name}) "
+        f"depends on {cause}, so it is known only in the step. Begin with "
+        "zeros, and assign the value in the step."
+    )
 
 
 def in_replica() -> bool:
@@ -748,14 +782,7 @@ def make_function_trace_again() -> None:
     control dependencies included, is initialized separately, so the first
     trace never runs.
     """
-    graph = get_default_graph()
-    creators = graph._variable_creator_stack
     with single_device_mode(), tf.control_dependencies(None):
-        graph._variable_creator_stack = [
-            (priority, creator)
-            for priority, creator in creators
-            if priority == _FUNCTION_PRIORITY
-        ]
         tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
 
 

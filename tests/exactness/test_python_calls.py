@@ -185,19 +185,124 @@ def test_a_step_that_always_makes_a_variable_is_refused():
         _fit(model, 8)
 
 
-def test_a_first_value_that_depends_on_the_batch_is_refused():
+class OwnFunction(keras.Model):
+    """Trains by a function of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = Noted()
+
+    def call(self, x):
+        return self.noted(x)
+
+    def make_train_function(self, force=False):
+        step = tf.function(self.train_step)
+        self.train_function = lambda iterator: step(next(iterator))
+        return self.train_function
+
+
+def own_train_function():
+    model = OwnFunction()
+    model.compile("sgd", loss)
+    _fit(model, 32)
+
+
+def own_loop():
+    model, optimizer = lazy(), keras.optimizers.SGD(0.1, momentum=0.5)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            mean = tf.reduce_mean(loss(y, model(x)))
+        gradients = tape.gradient(mean, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    for k in range(3):
+        step(X[k * BATCH :][:BATCH], Y[k * BATCH :][:BATCH])
+
+
+@pytest.mark.parametrize("train", [own_train_function, own_loop])
+def test_functions_of_ones_own_are_traced_as_often(train):
+    found = {}
+    for name, make in {"": contextlib.nullcontext, **STRATEGIES}.items():
+        CALLS.clear()
+        with make():
+            train()
+        found[name] = CALLS[:]
+    assert found == dict.fromkeys(found, found[""])
+
+
+class LazySlots(keras.optimizers.SGD):
+    """Makes a variable in the first update of each weight."""
+
+    slots = None
+
+    def update_step(self, gradient, variable, learning_rate):
+        if self.slots is None:
+            self.__dict__["slots"] = {}
+        # Shapes differ.
+        shape = tuple(variable.shape)
+        if shape not in self.slots:
+            self.slots[shape] = tf.Variable(tf.zeros(shape))
+        slot = self.slots[shape]
+        slot.assign(0.9 * slot + gradient)
+        super().update_step(slot, variable, learning_rate)
+
+
+class FirstValues(keras.Model):
+    """Makes variables whose first values depend on others."""
+
+    scale = None
+
+    def train_step(self, data):
+        if self.scale is None:
+            self.half = tf.Variable(0.5)
+            kernel = self.layers[-1].kernel
+            self.sum = tf.Variable(lambda: tf.reduce_sum(kernel))
+            self.scale = tf.Variable(self.half * self.sum)
+        x, y = data
+        return super().train_step((x * self.scale, y))
+
+
+def test_what_a_step_makes_begins_as_on_one_device():
+    found = []
+    for make in (contextlib.nullcontext, *STRATEGIES.values()):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,))
+        model = FirstValues(inputs, keras.layers.Dense(3)(inputs))
+        model.compile(LazySlots(0.1), loss)
+        with make():
+            _fit(model, 20, epochs=2)
+        found.append(tf.concat([tf.reshape(w, -1) for w in model.weights], 0))
+    for weights in found[1:]:
+        tf.debugging.assert_near(weights, found[0], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("first_value", "cause"),
+    [
+        (lambda x, _: tf.reduce_mean(x), "the batch"),
+        (lambda _, count: count.assign_add(1.0) * 2, "what the step has writ"),
+    ],
+)
+def test_a_first_value_that_only_a_step_knows_is_refused(first_value, cause):
     class Scales(keras.layers.Layer):
         scale = None
 
+        def build(self, shape):
+            self.count = tf.Variable(1.0)
+
         def call(self, x):
             if self.scale is None:
-                self.scale = tf.Variable(tf.reduce_mean(x), name="of_first")
+                value = first_value(x, self.count)
+                self.scale = tf.Variable(value, name="of_first")
             return x * self.scale
 
     model = keras.Sequential([Scales(), keras.layers.Dense(3)])
+    model.layers[0].build((None, 6))
     model.compile("sgd", loss)
     with (
         kt.TowerStrategy(2),
-        pytest.raises(kt.TowerError, match=r"batch \(of_first:0.*zeros"),
+        pytest.raises(kt.TowerError, match=rf"of_first:0\) depends on {cause}"),
     ):
         _fit(model, 8)
