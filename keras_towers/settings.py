@@ -91,6 +91,8 @@ NOTICE_S = 5.0
 #: Pause between two polls of processes and files of this machine, or of a key
 #: of the store.
 POLL_S = 0.05
+#: How long the kernel keeps a connection to the store on which nothing comes.
+SILENT_S = 1
 #: First pause between two polls of a key of the store; it grows to `POLL_S`.
 FIRST_PAUSE_S = 0.001
 #: Pause between two attempts to reach a process that has not started.

@@ -47,8 +47,6 @@ _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found"}
 _OK, _FORBIDDEN, _NOT_FOUND = _REASONS
 _REASONS[store_link.AWAITED] = "Awaited"
-SILENT_S = 1
-"""How long the kernel keeps a connection on which nothing comes."""
 # All ranks may connect at once, and a client that the kernel turns away retries
 # only after seconds. The kernel may allow fewer.
 _WAITING_CONNECTIONS = 4096
@@ -80,7 +78,7 @@ class StoreServer(LocalStore):
             # The kernel keeps a connection until something comes on it, or for
             # this time: a client that is slow to ask takes no file meanwhile.
             self._listener.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S
+                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, settings.SILENT_S
             )
         self.endpoint = Endpoint(
             address,

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import store, store_link, store_server
+from keras_towers.rendezvous import store, store_link
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.signatures import (
     SIGNATURE,
@@ -38,7 +38,7 @@ SECRET = "ab" * 32
 @pytest.fixture
 def patient(monkeypatch):
     """The kernel keeps silent connections for longer than a test takes."""
-    monkeypatch.setattr(store_server, "SILENT_S", 60)
+    monkeypatch.setattr(settings, "SILENT_S", 60)
 
 
 @pytest.fixture
