@@ -317,14 +317,17 @@ _PATCHES: tuple[patches.Patch, ...] = (
 
 
 @functools.cache
-def note_writes() -> None:
+def note_writes() -> contextlib.ExitStack:
     """From now on, note variables that are written outside of calls.
 
     Ranks share them in the next call of a loop over batches.
     """
     written = [(*where, _note_write) for where in compat.VARIABLE_WRITES]
     called = compat.CalledFunction, "_call_flat", _note_call
-    patches.replaced(*written, called).__enter__()
+    # The cache keeps it: a block that nothing refers to ends.
+    undo = contextlib.ExitStack()
+    undo.enter_context(patches.replaced(*written, called))
+    return undo
 
 
 def _note_write(
