@@ -180,11 +180,14 @@ class TowerRunner(Runner):
             return
         model, trains = keras_call.model, keras_call.trains
         number, seen = 0, self._seen_writes.setdefault(model, {})
-        if seen.get(trains) != writes.number():
-            seen[trains] = writes.number()
+        outside = self.step.outer_variables(model)
+        # A step may use variables for the first time after writes of them.
+        noted = writes.number(), len(outside)
+        if seen.get(trains) != noted:
+            seen[trains] = noted
             variables: list[Any] = [
                 *model_state.shared_variables(model, optimizers=trains),
-                *self.step.outer_variables(model),
+                *outside,
             ]
             written = [
                 (k, agreement.digest_of(variables[k]))
