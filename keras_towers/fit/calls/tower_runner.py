@@ -164,7 +164,8 @@ class TowerRunner(Runner):
                 return self._start(keras_call, start)
             if rank_checks.OTHER_STEP not in str(error):
                 raise
-            raise self.step.order.agreement.mismatch_error() from None
+            agreement_of_steps = self.step.order.agreement
+            raise agreement_of_steps.mismatch_error(said=str(error)) from None
         finally:
             if outer is None:
                 self._config.transport.note_wait("")

@@ -3,8 +3,8 @@
 Ranks share values when a call begins. In a loop over batches, calls share them
 only if a rank has written a variable since the last one:
 ``fit/calls/tower_runner.py`` asks here, and the next step compares what it
-finds. Of callbacks, ``fit/calls/callback_effects.py`` asks. ``keras_patches.py``
-notes writes by Python and by functions.
+finds. Of callbacks, ``fit/calls/callback_effects.py`` asks.
+``keras_patches.py`` notes writes by Python and by functions.
 """
 
 from __future__ import annotations
