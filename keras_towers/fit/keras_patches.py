@@ -317,20 +317,29 @@ _PATCHES: tuple[patches.Patch, ...] = (
 
 
 @functools.cache
-def note_writes() -> None:
-    """From now on, note variables that are written outside of calls.
+def note_writes() -> contextlib.ExitStack:
+    """From now on, note variables that code of the user writes.
 
     Ranks share them in the next call of a loop over batches.
     """
     written = [(*where, _note_write) for where in compat.VARIABLE_WRITES]
     called = compat.CalledFunction, "_call_flat", _note_call
-    patches.replaced(*written, called).__enter__()
+    # The cache keeps it: a block that nothing refers to ends.
+    undo = contextlib.ExitStack()
+    undo.enter_context(patches.replaced(*written, called))
+    return undo
+
+
+def _is_noted() -> bool:
+    """Whether code of the user writes: outside of calls, or in a callback."""
+    is_users = tower_call.current() is writes.noting_in.get()
+    return is_users and tf.executing_eagerly()
 
 
 def _note_write(
     original: patches.Original, *args: Any, **kwargs: Any
 ) -> object:
-    if tf.executing_eagerly() and tower_call.current() is None:
+    if _is_noted():
         for given in (*args[:1], *kwargs.values()):
             writes.note(given)
     return original(*args, **kwargs)
@@ -342,7 +351,7 @@ def _note_call(
     tensor_inputs: list[Any],
     captured_inputs: list[Any],
 ) -> object:
-    if tf.executing_eagerly() and tower_call.current() is None:
+    if _is_noted():
         writes.note_call(function, [*tensor_inputs, *captured_inputs])
     return original(function, tensor_inputs, captured_inputs)
 

@@ -38,10 +38,10 @@ SAME_STEP: str = (
 CONSTANT: str = "constant"
 """How the description of a constant begins."""
 _SAME_CONSTANTS = (
-    "Python and NumPy have computed it: give their random generators the same "
-    "seed on every rank (keras.utils.set_random_seed), do not go through a "
-    "set, whose order differs, or keep the numbers in a variable, which all "
-    "ranks take from rank 0."
+    "Every rank must compute with the same constants. If Python or NumPy draws "
+    "them, set the same seed on every rank (keras.utils.set_random_seed). If "
+    "they come from a set, sort it. If those of rank 0 are to count, keep them "
+    "in a variable."
 )
 _SAME_MODEL = (
     "Every rank must run the same model, and compute the same loss for the "

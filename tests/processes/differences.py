@@ -42,6 +42,16 @@ def fewer_examples(mine):
     s.fit(mine, s.X[:count], s.Y[:count], batch_size=8)
 
 
+def frozen(mine):
+    mine.layers[0].trainable = False
+    s.fit(mine)
+
+
+def compiled_by_xla(mine, jit_compile):
+    mine.compile("sgd", "mse", jit_compile=jit_compile)
+    s.fit(mine)
+
+
 def momentum(value):
     return keras.optimizers.SGD(momentum=value), "mse"
 
@@ -69,6 +79,14 @@ def what_differs_between_ranks_is_named():
         (
             compiled_with(momentum(0.5), momentum(0.25)),
             *("on some ranks: momentum of the optimizer", "rank 1: 0.25"),
+        ),
+        (
+            (s.fit, frozen),
+            *("on some ranks: trainable of layer 1 (Dense)", "rank 1: False"),
+        ),
+        (
+            [lambda mine, k=k: compiled_by_xla(mine, k) for k in (False, True)],
+            *("on some ranks: jit_compile", "rank 1: True"),
         ),
         (
             with_option("x", s.X, s.X + 1),

@@ -25,6 +25,7 @@ from tests.kit import untuned
 from tests.kit.compare import assert_all_close, assert_finite
 from tests.kit.graphs import assert_freed
 from tests.kit.ranks import check, rare_check
+from tests.kit.sampling import draw
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.partition.cases import CASES
 from tests.processes import small
@@ -339,31 +340,35 @@ def scaled_by_what_is_outside():
 
 @check
 def what_one_rank_writes_between_calls_reaches_all():
-    """Values of all kinds, written by Python and by a function."""
+    """Values of each kind before each of the first calls; rank 0's count."""
     scale()
     writes = (
         lambda model: setattr(model.optimizer, "learning_rate", 0.02),
         lambda model: model(X[:8], training=True),
+        lambda model: model.layers[0].bias.assign_add([1.0] * 4),
         lambda model: model.set_weights([w + 1 for w in model.get_weights()]),
         lambda model: tf.function(lambda: scale().assign_add(0.5))(),
         lambda model: scale().assign(0.25),
     )
 
-    def act(model):
+    def act(first, model):
         scale().assign(1.0)
-        # Only what rank 0 writes counts.
-        counts = RANK == 0 or not tf.distribute.has_strategy()
+        rank = RANK if tf.distribute.has_strategy() else 0
         logs = []
-        for write in (*writes, lambda model: None):
+        for call in range(6):
+            # Either rank, and not before each call.
+            if rank == call // 2 % 2:
+                writes[(call + first) % len(writes)](model)
             logs.append(model.train_on_batch(X[:8], Y[:8]))
-            if counts:
-                write(model)
-            else:
-                model.layers[0].bias.assign_add([1.0] * 4)
         logs.append(model.test_on_batch(X[:5], Y[:5]))
+        model.layers[0].bias.assign_add([float(rank)] * 4)
+        logs.append(model.test_on_batch(X[:5], Y[:5]))
+        model.layers[0].bias.assign_add([float(rank)] * 4)
         return logs, model.predict_on_batch(X[:5])
 
-    assert_exact(scaled_by_what_is_outside, act)
+    # Each takes its time; all of them run on other days.
+    for first in draw(range(len(writes)), 3)[0]:
+        assert_exact(scaled_by_what_is_outside, functools.partial(act, first))
 
 
 @check
@@ -418,6 +423,26 @@ def what_draws_or_reads_files_in_a_step_is_that_of_rank_0():
     assert_finite(model)
     assert_same_model(model)
     assert first < 50
+
+
+@check
+def what_python_computes_in_a_step_is_that_of_rank_0():
+    def computed(x):
+        rows = tf.numpy_function(lambda x: x + RANK, [x], x.dtype)
+        rows.set_shape(x.shape)
+        factor = tf.py_function(lambda: RANK + 1.5, [], tf.float32)
+        factor.set_shape(())
+        return rows * factor
+
+    def made():
+        shape = X.shape[1:]
+        layers = keras.layers.Lambda(computed, shape), keras.layers.Dense(1)
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input(shape), *layers])
+        model.compile("sgd", "mse")
+        return model
+
+    assert_exact(made, functools.partial(fit, x=X, y=Y))
 
 
 class Taught(Stepping):

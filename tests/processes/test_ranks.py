@@ -67,6 +67,8 @@ TENSORFLOW = [
     "variables_without_a_seed_begin_as_on_rank_0",
     "other_versions_are_refused",
     "other_data_of_an_epoch_that_follows_is_refused",
+    "what_one_rank_writes_between_calls_reaches_all",
+    "what_python_computes_in_a_step_is_that_of_rank_0",
     "embedding-clipped on two towers",
     "embedding-clipped with weights in shards on two towers",
     # Its pieces need the shapes of one another.

@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_towers._notices import first_time, logger
 from keras_towers._types import Logs
 from keras_towers.errors import TowerError, shorten
+from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_roles import (
     ALL_EVENTS,
     CHIEF_ONLY,
@@ -35,7 +36,11 @@ from keras_towers.fit.calls.meeting import Meeting
 from keras_towers.fit.components import KerasCall, TowerConfig
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
-from keras_towers.fit.weights import agreement, model_state as state_lib
+from keras_towers.fit.weights import (
+    agreement,
+    model_state as state_lib,
+    writes,
+)
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.joint_access import (
@@ -184,8 +189,10 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
             self._joint = adoption.update.variables.access
         # The code that runs: "Mine.on_epoch_end".
         self._running = ""
-        # The variables that callbacks have written, and the last writer's name.
-        self._written: IdentityDict[keras.Variable, str] = IdentityDict()
+        # Of the variables that callbacks have written: the last writer's name,
+        # and whether the value is another one.
+        self._written: IdentityDict[keras.Variable, tuple[str, bool]]
+        self._written = IdentityDict()
         acting = [
             e
             for e in _SYNCED_EVENTS
@@ -242,18 +249,27 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
     @contextlib.contextmanager
     def _noting(self, name: str, where: str, event: str) -> Iterator[None]:
         """Record the variables that code writes; let it meet other ranks."""
-        before = [(v, _value(v)) for v in self._variables(self.model)]
+        variables = self._variables(self.model)
+        before = [*map(_value, variables)]
+        noted = writes.number()
         outer, self._running = self._running, where
         meets = event in self._events
         take = self._take if meets else refusing(f"in {where}")
         try:
-            with self._joint.known.take_action.holding(take):
+            with (
+                self._joint.known.take_action.holding(take),
+                writes.noting_in.holding(tower_call.current()),
+            ):
                 yield
         finally:
             self._running = outer
-        for variable, value in before:
-            if not _is_same(value, _value(variable)):
-                self._written[variable] = name
+        # A rank that writes the value that is there may differ from others.
+        anew = writes.take(variables) if writes.number() != noted else []
+        for index, variable in enumerate(variables):
+            changed = not _is_same(before[index], _value(variable))
+            if changed or index in anew:
+                _, had_changed = self._written.get(variable, ("", False))
+                self._written[variable] = name, changed or had_changed
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begin the step, after all other callbacks."""
@@ -310,7 +326,7 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
             if getattr(model, name, False) or name in self._waiting
         ]
         self._waiting.clear()
-        has_written = bool(self._written)
+        has_written = any(changed for _, changed in self._written.values())
         shared = *mine, needs_all, asked, model._initial_epoch, has_written
         ranks = rank_checks.gather(
             self._transport, shared, "ends an event of callbacks"
@@ -324,8 +340,10 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         # A callback of rank 0 may have restored the epoch to continue with.
         model._initial_epoch = epochs[0]
         is_same = len({*all_do}) == 1
-        if is_same and any(written):
-            self._take_over()
+        if is_same:
+            if any(written):
+                self._take_over()
+            self._written.clear()
         is_together = is_same or any(actions)
         for reason in () if is_together else filter(None, reasons):
             calls = {
@@ -345,11 +363,13 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         for variable in kept:
             self._written.pop(variable, None)
         written = {
-            str(index): (agreement.digest_of(variable), self._written[variable])
+            str(index): (
+                agreement.digest_of(variable),
+                *self._written[variable],
+            )
             for index, variable in enumerate(variables)
             if variable in self._written
         }
-        self._written.clear()
         ranks = rank_checks.gather(
             self._transport, written, "takes over what callbacks wrote"
         )
@@ -359,13 +379,15 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
             by_rank = {
                 r: own[index] for r, own in enumerate(ranks) if index in own
             }
-            differ = len({digest for digest, _ in by_rank.values()}) > 1
+            differ = len({digest for digest, _, _ in by_rank.values()}) > 1
             if len(by_rank) == len(ranks) and (apart or not differ):
+                continue
+            if not any(changed for _, _, changed in by_rank.values()):
                 continue
             variable = variables[int(index)]
             roots.setdefault(min(by_rank), []).append(variable)
             if differ:
-                names = (f"rank {r}: {n}" for r, (_, n) in by_rank.items())
+                names = (f"rank {r}: {n}" for r, (_, n, _) in by_rank.items())
                 conflict = f"{variable.path} ({', '.join(names)})"
         for root, taken in roots.items():
             agreement.broadcast(self._transport, taken, root)

@@ -109,7 +109,7 @@ class Runner:
         self.undivided: dict[tuple[str, ...], set[str]] = {}
         # Up to which write models were asked, by whether the call trains.
         self._seen_writes: weakref.WeakKeyDictionary[
-            keras.Model, dict[bool, int]
+            keras.Model, dict[bool, tuple[int, int]]
         ] = weakref.WeakKeyDictionary()
 
     def places(self, kind: str) -> Places:

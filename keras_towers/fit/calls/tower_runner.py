@@ -164,7 +164,8 @@ class TowerRunner(Runner):
                 return self._start(keras_call, start)
             if rank_checks.OTHER_STEP not in str(error):
                 raise
-            raise self.step.order.agreement.mismatch_error() from None
+            agreement_of_steps = self.step.order.agreement
+            raise agreement_of_steps.mismatch_error(said=str(error)) from None
         finally:
             if outer is None:
                 self._config.transport.note_wait("")
@@ -180,11 +181,14 @@ class TowerRunner(Runner):
             return
         model, trains = keras_call.model, keras_call.trains
         number, seen = 0, self._seen_writes.setdefault(model, {})
-        if seen.get(trains) != writes.number():
-            seen[trains] = writes.number()
+        outside = self.step.outer_variables(model)
+        # A step may use variables for the first time after writes of them.
+        noted = writes.number(), len(outside)
+        if seen.get(trains) != noted:
+            seen[trains] = noted
             variables: list[Any] = [
                 *model_state.shared_variables(model, optimizers=trains),
-                *self.step.outer_variables(model),
+                *outside,
             ]
             written = [
                 (k, agreement.digest_of(variables[k]))

@@ -73,10 +73,16 @@ def check_call(
     settings["validation_data"] = str(
         arguments.get("validation_data") is not None
     )
-    settings["run_eagerly"] = str(state_lib.runs_eagerly(model))
+    eager = state_lib.runs_eagerly(model)
+    settings["run_eagerly"] = str(eager)
     if keras_call.trains:
         steps = getattr(model, "steps_per_execution", 1)
         settings["steps_per_execution"] = str(steps)
+        # Each rank may have another default.
+        compiles, default = model.jit_compile, model._resolve_auto_jit_compile()
+        if not eager and compiles != default:
+            settings["jit_compile"] = str(compiles)
+        settings |= plain_settings.of_layers(model)
         settings |= plain_settings.of_optimizers(model)
         if config.transport.size > 1:
             name = None if observer is None else type(observer).__name__

@@ -132,13 +132,7 @@ def of_model(model: keras.Model) -> dict[str, str]:
             getattr(metrics, "_user_weighted_metrics", None)
         ),
     }
-    # Building gives an InputLayer to a Sequential that has none.
-    layers = [
-        layer
-        for layer in model._flatten_layers()
-        if not isinstance(layer, keras.layers.InputLayer)
-    ]
-    for number, layer in enumerate(layers):
+    for number, layer in enumerate(_layers_of(model)):
         name = f"layer {number}"
         settings[name] = type(layer).__qualname__
         # That of a model repeats the layers, by their names.
@@ -148,6 +142,26 @@ def of_model(model: keras.Model) -> dict[str, str]:
         name += f" ({settings[name]})"
         settings |= {f"{k} of {name}": in_words(v) for k, v in options.items()}
     return settings | of_optimizers(model)
+
+
+def of_layers(model: keras.Model) -> dict[str, str]:
+    """Describe which layers are frozen, and the dtype policies of all."""
+    layers = _layers_of(model)
+    policies = {layer.dtype_policy.name for layer in layers}
+    return {"dtype policies": in_words(sorted(policies))} | {
+        f"trainable of layer {number} ({type(layer).__qualname__})": "False"
+        for number, layer in enumerate(layers)
+        if not layer.trainable
+    }
+
+
+def _layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    # Building gives an InputLayer to a Sequential that has none.
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if not isinstance(layer, keras.layers.InputLayer)
+    ]
 
 
 def of_optimizers(model: keras.Model) -> dict[str, str]:

@@ -125,7 +125,9 @@ class StepAgreement:
             same_text & ~same_reals, are_near, lambda: same_text
         )
         assertions = [
-            tf.debugging.Assert(same_step, [rank_checks.OTHER_STEP]),
+            tf.debugging.Assert(
+                same_step, [f"{rank_checks.OTHER_STEP} {name}"]
+            ),
             tf.debugging.Assert(
                 same_writes | ~same_step, [rank_checks.OTHER_WRITES]
             ),
@@ -154,7 +156,7 @@ class StepAgreement:
         own = [*step.numbers, self._noted_writes, *digest]
         ranks = rank_checks.gather(self._transport, own, _COMPARES)
         if any(of_rank[:2] != own[:2] for of_rank in ranks):
-            raise self.mismatch_error()
+            raise self.mismatch_error(said=f"{step.numbers}")
         same_writes = all(of_rank[2] == own[2] for of_rank in ranks)
         tf.debugging.Assert(same_writes, [rank_checks.OTHER_WRITES])
         if data is None or all(of_rank == own for of_rank in ranks):
@@ -211,12 +213,15 @@ class StepAgreement:
             same = tf.reduce_all(equal[:2])
         return tf.cond(same, lambda: tf.zeros((), tf.int64), send)
 
-    def mismatch_error(self, batches: str | None = None) -> TowerError:
+    def mismatch_error(
+        self, batches: str | None = None, said: str = ""
+    ) -> TowerError:
         """Return an error that names the differences. Collective.
 
         Args:
             batches: after how many batches this rank's data has ended; None: it
                 is in a step.
+            said: the error of that step; empty: unknown.
         """
         where, traced = _COMPARES, self._traced
         ranks = rank_checks.gather(self._transport, ([*traced], batches), where)
@@ -227,6 +232,8 @@ class StepAgreement:
         # A rank whose steps others have had, too, is in one of these.
         odd = [step for name, step in traced.items() if name not in common]
         odd = odd or [*traced.values()]
+        # Others may have had the step that fails on this rank, too.
+        odd += [step for name, step in traced.items() if f"{name}" in said]
         last = odd[-1] if odd else ComparedStep.of_exchanges(())
         text = last.text
         gather = functools.partial(

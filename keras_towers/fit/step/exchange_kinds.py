@@ -487,7 +487,10 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     shape, dtype = exchange.given.shape, exchange.given.dtype
     is_here = transport.rank == 0
     if shape.is_fully_defined() and dtype != tf.string:
-        sent = value if is_here else tf.zeros(shape, dtype)
+        # A function of Python loses the shape that it was given.
+        sent = (
+            tf.ensure_shape(value, shape) if is_here else tf.zeros(shape, dtype)
+        )
         (result,) = transport.broadcast([sent], next_key("root"))
         return result
     # Other ranks may not know the shape, and contribute no rows.

@@ -27,5 +27,5 @@
 ``joint_access``
   Reads and writes of variables in shards over ranks, between steps.
 ``writes``
-  Which variables code of the user has written between calls.
+  Which variables code of the user has written.
 """

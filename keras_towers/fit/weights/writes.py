@@ -1,9 +1,10 @@
-"""Which variables code of the user has written between calls.
+"""Which variables code of the user has written.
 
 Ranks share values when a call begins. In a loop over batches, calls share them
 only if a rank has written a variable since the last one:
 ``fit/calls/tower_runner.py`` asks here, and the next step compares what it
-finds. ``keras_patches.py`` notes writes by Python and by functions.
+finds. Of callbacks, ``fit/calls/callback_effects.py`` asks.
+``keras_patches.py`` notes writes by Python and by functions.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights.copies import (
     copy_first,
     parts_of,
@@ -26,6 +28,8 @@ from keras_towers.partition.effects import written
 _written: weakref.WeakValueDictionary[int, tf.Tensor]
 _written = weakref.WeakValueDictionary()
 _number = 0
+# The call of Keras in whose callbacks writes are noted, too; None: in no call.
+noting_in: ThreadLocal[object] = ThreadLocal()
 # Of functions: the indices of the inputs that are variables they may write.
 _writes: weakref.WeakKeyDictionary[Any, Sequence[int]]
 _writes = weakref.WeakKeyDictionary()

@@ -80,6 +80,17 @@ def test_a_model_that_is_built_has_the_same_settings():
     assert differing(*models) == set()
 
 
+def test_frozen_layers_and_policies_are_described():
+    model = keras.Sequential([D.Dense(2), D.Dense(3, dtype="mixed_float16")])
+    model.layers[1].trainable = False
+    for _ in range(2):
+        assert plain_settings.of_layers(model) == {
+            "dtype policies": "['float32', 'mixed_float16']",
+            "trainable of layer 2 (Dense)": "False",
+        }
+        model.build((None, 4))
+
+
 def test_all_optimizers_are_described():
     def made(momentum, initial_scale=2.0):
         model = linear()

@@ -208,3 +208,20 @@ def test_a_difference_is_told_for_what_it_is(other, said, unsaid):
     assert all(words in text for words in said), text
     assert unsaid not in text
     assert STEP.numbers != other.numbers
+
+
+def test_the_step_that_fails_is_told_whatever_others_had_before():
+    """As after a step that was refused, which is no cause of this one."""
+    earlier = _step(["sum b"], ["Mul"]), _step(["sum b"], ["Div"])
+    now = STEP, _step(["w"], ["Sub"])
+
+    def run(transport):
+        agreement = StepAgreement(transport)
+        for step in STEP, earlier[transport.rank], now[transport.rank]:
+            agreement._traced[step.numbers] = step
+        failed = f"{now[transport.rank].numbers}"
+        return str(agreement.mismatch_error(said=failed))
+
+    (text, same), _ = on_ranks(2, run)
+    assert same == text
+    assert "rank 0: Add of mine.py:1; rank 1: Sub of mine.py:1" in text
