@@ -601,19 +601,25 @@ def single_device_mode() -> Iterator[None]:
     the default strategy and ``get_replica_context()`` its only replica, both
     eagerly and during tracing (``tf.cond`` branches inherit the mode).
     """
-    graph = get_default_graph()
-    creators = graph._variable_creator_stack
-    graph._variable_creator_stack = [
-        (priority, creator)
-        for priority, creator in creators
-        if priority == _FUNCTION_PRIORITY
-    ]
+    creators = get_default_graph()._variable_creator_stack
     _push_mode(_default_mode())
+    try:
+        with _creators([c for c in creators if c[0] == _FUNCTION_PRIORITY]):
+            yield
+    finally:
+        _pop_mode()
+
+
+@contextlib.contextmanager
+def _creators(creators: Sequence[tuple[int, Any]]) -> Iterator[None]:
+    """Let these make the variables in this block, and no others."""
+    graph = get_default_graph()
+    before = graph._variable_creator_stack
+    graph._variable_creator_stack = [*creators]
     try:
         yield
     finally:
-        _pop_mode()
-        graph._variable_creator_stack = creators
+        graph._variable_creator_stack = before
 
 
 def frames_of_gradient(
@@ -702,9 +708,8 @@ class FirstCall:
         self._initializers: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def makes(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which the current graph makes variables."""
-        graph = get_default_graph()
-        return graph._variable_creator_scope(self._make, _FUNCTION_PRIORITY)
+        """Let the current graph make variables in this block, and no other."""
+        return _creators([(_FUNCTION_PRIORITY, self._make)])
 
     def _make(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("experimental_enable_variable_lifting") is False:
@@ -789,7 +794,14 @@ def make_function_trace_again() -> None:
 @contextlib.contextmanager
 def outside(device: str) -> Iterator[None]:
     """Create values on a device, outside of all graphs and strategies."""
-    with tf.init_scope(), single_device_mode(), tf.device(device):
+    with unseen(), single_device_mode(), tf.device(device):
+        yield
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Make variables of which no function that is traced around this knows."""
+    with tf.init_scope(), _creators([]):
         yield
 
 

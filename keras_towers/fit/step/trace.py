@@ -321,7 +321,7 @@ def trace(
     graph, calls = trace_once()
     if calls.first_call.makes_variables:
         calls.first_call.initialize()
-        with tf.init_scope():
+        with compat.unseen():
             place()
         if again:
             # The next trace takes the place of this one.
