@@ -41,10 +41,10 @@ from keras_towers.partition.program import (
     Exchange,
     Operation,
     Phase,
-    Program,
     Tensor,
 )
 from keras_towers.partition.sizes import EXAMPLES, symbol_name
+from keras_towers.partition.timeline import Timeline
 from keras_towers.partition.values import Value
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.verification import checked_strategy, restored_values
@@ -134,8 +134,8 @@ def explain(
         patches.shadowed(towers, {"_announce": lambda: None}),
         towers,
     ):
-        traced, program = runner.plan(model, dataset.element_spec, size)
-        lines = describe_program(traced, program, runner.places("fit"), size)
+        traced, timeline = runner.plan(model, dataset.element_spec, size)
+        lines = describe_program(traced, timeline, runner.places("fit"), size)
     return Explanation(towers.describe(), lines)
 
 
@@ -170,24 +170,24 @@ _WIDEST = 36
 
 
 def describe_program(
-    traced: Trace, program: Program, places: Places, examples: int | None
+    traced: Trace, timeline: Timeline, places: Places, examples: int | None
 ) -> list[str]:
     """Describe a step, line by line.
 
     Args:
         traced: the step on one device.
-        program: the step on towers.
+        timeline: when the step does what on towers.
         places: where it runs.
         examples: how many a global batch has, if that is known.
     """
-    return _Text(traced, program, places).lines(examples)
+    return _Text(traced, timeline, places).lines(examples)
 
 
 class _Text:
     """The text of a program, as for ``describe_program``."""
 
-    def __init__(self, traced: Trace, program: Program, places: Places):
-        self._traced, self._program = traced, program
+    def __init__(self, traced: Trace, timeline: Timeline, places: Places):
+        self._traced, self._timeline = traced, timeline
         ranks = places.ranks.step.size
         self._sizes: Mapping[str, int] = {
             "columns": places.columns,
@@ -196,7 +196,7 @@ class _Text:
         }
         self._parts = places.towers * places.micro_batches * ranks
         self._values: dict[Tensor, Value] = {}
-        for value in program.values.values():
+        for value in timeline.program.values.values():
             for tensor in (value.local, value.whole):
                 if tensor is not None:
                     self._values.setdefault(tensor, value)
@@ -205,7 +205,8 @@ class _Text:
 
     def lines(self, examples: int | None) -> list[str]:
         by_level = [
-            self._of_level(level) for level in range(self._program.levels)
+            [*self._operations(operations), *self._exchanges(exchanges)]
+            for operations, exchanges in self._timeline.by_level
         ]
         rows = [row for of_level in by_level for row in of_level]
         widths = [
@@ -227,14 +228,6 @@ class _Text:
                 lines.append("  ".join(["", *padded, text]))
         return lines
 
-    def _of_level(self, level: int) -> list[_Row]:
-        program = self._program
-        exchanges = [e for e in program.exchanges if e.level == level]
-        return [
-            *self._operations(program.of_level(level)),
-            *self._exchanges(exchanges),
-        ]
-
     def _operations(self, operations: Iterable[Operation]) -> Iterator[_Row]:
         in_order = sorted(operations, key=attrgetter("phase"))
         alike: dict[_Row, collections.Counter[str]] = {}
@@ -252,7 +245,7 @@ class _Text:
             alike.setdefault(self._exchange(exchange), []).append(exchange)
         for (place, layout, type_, where), equal in alike.items():
             moved = [
-                exchanged_by(exchange, self._parts)
+                exchanged_by(exchange, self._parts, level=0)
                 for exchange in equal
                 if exchange.kind != "first"
             ]

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from keras_towers.fit.step.step_costs import Exchanged
 from keras_towers.partition.axes import Axis
-from keras_towers.partition.program import Program
 from keras_towers.partition.sizes import EXAMPLES, Size, multiple_of
 from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline import Timeline
 from keras_towers.transport import messages
 
 
@@ -151,10 +151,9 @@ def bytes_for(size: Size | int | None, examples: int) -> int | None:
     return size
 
 
-def work_of(program: Program, sizes: TensorSizes) -> dict[int, float]:
-    """Return the work of a tower in each level of a program."""
-    work: dict[int, float] = collections.defaultdict(float)
-    for operation in program.operations:
-        if not operation.is_repeated:
-            work[operation.level] += sizes.work_of(operation)
-    return dict(work)
+def work_of(timeline: Timeline, sizes: TensorSizes) -> dict[int, float]:
+    """Return the work of a tower in each level of a step."""
+    return {
+        level: sum(map(sizes.work_of, operations))
+        for level, (operations, _) in enumerate(timeline.by_level)
+    }

@@ -295,11 +295,11 @@ def _plan_on(
     step: LaidOutStep, choice: Choice, setting: PlanSetting, hosts: int
 ) -> Plan:
     """Return the plan for a number of hosts."""
-    config, program, model = step.config, step.program, step.model
+    config, model = step.config, step.model
     columns = len(config.mesh[0])
     size, towers = hosts * setting.batch_size, hosts * config.num_towers
     needs = step.needs(size, hosts)
-    costs = costs_of(program, towers, columns=columns)
+    costs = costs_of(step.timeline, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
         costs = dataclasses.replace(costs, exchanges=0, rounds=0)
@@ -319,8 +319,8 @@ def _plan_on(
         hosts=hosts,
         examples=size,
         columns=columns,
-        exchanged=[*exchanged_in(program, towers)],
-        work=work_of(program, step.sizes(size, hosts)),
+        exchanged=[*exchanged_in(step.timeline, towers)],
+        work=work_of(step.timeline, step.sizes(size, hosts)),
     )
 
 

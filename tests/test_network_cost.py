@@ -20,7 +20,7 @@ AXES = {
 def exchanged(sizes, is_sum=True, over=("towers", "ranks"), **given):
     axes = BATCH | given.pop("also", ONCE)
     level, groups = given.pop("level", 0), given.pop("groups", 1)
-    tensor = Tensor(tf.float32, tf.TensorShape(None), axes, level)
+    tensor = Tensor(tf.float32, tf.TensorShape(None), axes)
     return Exchanged(level, tensor, sizes, is_sum, over, groups)
 
 

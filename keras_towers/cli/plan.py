@@ -243,9 +243,8 @@ def _table(
 
 def _again(plan: Plan) -> str:
     """Return the part of the step's work that is computed again."""
-    schedule = plan.costs.schedule
-    is_any = schedule is not None and schedule.recomputed
-    return f"{schedule.work:.0%}" if schedule and is_any else "-"
+    step = plan.costs.plan
+    return f"{step.work:.0%}" if step.recomputed else "-"
 
 
 def _whole(plan: Plan) -> Iterator[str]:

@@ -96,8 +96,6 @@ follows what is done with a program.
   Units: what rows are counted in, and the sizes that follow from them.
 ``paired_variances``
   Pairs of a mean and a variance in a graph, which one exchange computes.
-``gathers``
-  When a step gathers weights in shards, within ``gather_bytes``.
 ``conversions``
   Converts values to the layouts that operations need.
 ``list_conversions``
@@ -130,6 +128,10 @@ follows what is done with a program.
   Choice between two layouts of a step by their estimated cost.
 ``traced_graph``
   Reads a traced graph, with the layouts of its inputs, into a program.
+``timeline``
+  A timeline: when a program computes and exchanges what.
+``gathers``
+  When a step gathers weights in shards, within ``gather_bytes``.
 ``called_functions``
   The functions that operations call: a program's own, or traced ones by name.
 ``kernels``

@@ -17,14 +17,12 @@ from keras_towers import compat
 from keras_towers.partition.axes import AT_ROOT, COLUMNS, ONCE, Axes
 from keras_towers.partition.program import (
     Attributes,
+    Event,
     Exchange,
     ExchangeKind,
     Operation,
-    Phase,
     Tensor,
     axes_of,
-    level_after,
-    phase_of,
 )
 from keras_towers.partition.reasons import EXCHANGE, NotDivided
 from keras_towers.partition.sizes import Dimension
@@ -53,8 +51,7 @@ class Builder:
             branches and compiled functions.
 
     Attributes:
-        operations: the operations, in order.
-        exchanges: the exchanges, in order.
+        events: the operations and exchanges, in order.
         name: the name of the traced operation that is being laid out. It
             becomes the name of the operations that are added for it.
         gradient: the gradient that sums are for, as in ``Exchange``.
@@ -63,12 +60,28 @@ class Builder:
     """
 
     def __init__(self, can_exchange: bool = True):
-        self.operations: list[Operation] = []
-        self.exchanges: list[Exchange] = []
+        self.events: list[Event] = []
         self.can_exchange = can_exchange
         self.name = self.gradient = self.device = ""
         self.of_update = False
         self._constants: dict[Hashable, Tensor] = {}
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The operations, in order."""
+        return [e for e in self.events if isinstance(e, Operation)]
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """The exchanges, in order."""
+        return [e for e in self.events if isinstance(e, Exchange)]
+
+    @property
+    def last(self) -> Operation:
+        """The operation that was added last."""
+        (*_, last) = self.events
+        assert isinstance(last, Operation), "an exchange"
+        return last
 
     def copy(
         self,
@@ -176,7 +189,6 @@ class Builder:
         to: Axes = ONCE,
         over: Axes | None = None,
         shape: tf.TensorShape | None = None,
-        least: int = 0,
         **options: Any,
     ) -> Tensor:
         """Add an exchange; return its result.
@@ -191,7 +203,6 @@ class Builder:
                 varies, but not from column to column.
             shape: the shape of the result; None: that of the tensor, of a
                 ``gather`` as far as it is known.
-            least: as in ``Exchange``.
             **options: further attributes of ``Exchange``.
 
         Raises:
@@ -211,12 +222,7 @@ class Builder:
         # A sum over an axis needs terms that vary along it.
         varies = bool(over) and over <= tensor.axes
         assert varies or kind in ("first", "root"), f"{kind} over {over}"
-        result = Tensor(
-            tensor.dtype,
-            shape,
-            (tensor.axes - over) | to,
-            max(tensor.level, least) + 1,
-        )
+        result = Tensor(tensor.dtype, shape, (tensor.axes - over) | to)
         adds = kind in ("sum", "scatter") and over != COLUMNS
         gradient = self.gradient if adds else ""
         exchange = Exchange(
@@ -227,15 +233,10 @@ class Builder:
             sizes,
             over=over,
             gradient=gradient,
-            least=least,
             **options,
         )
-        self.exchanges.append(exchange)
+        self.events.append(exchange)
         return result
-
-    def phase_of(self, type_: str, inputs: Sequence[Tensor]) -> Phase:
-        """Return the phase of a level in which an operation would run."""
-        return phase_of(type_, inputs, self.of_update)
 
     def add(
         self,
@@ -243,9 +244,9 @@ class Builder:
         inputs: Sequence[Tensor],
         attributes: Attributes,
         outputs: Iterable[Output],
-        least: int = 0,
         source: tf.Operation | None = None,
         also: Axes = ONCE,
+        handle: Any = None,
         **options: Any,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
@@ -255,9 +256,9 @@ class Builder:
             inputs: its inputs.
             attributes: its attributes, as ``AttrValue`` or Python values.
             outputs: the dtypes and shapes of its outputs.
-            least: its minimal level.
             source: the traced operation that it stands for.
             also: axes along which it varies besides those of its inputs.
+            handle: the handle data of its outputs, as in ``Tensor``.
             **options: further attributes of ``Operation``.
         """
         if type_ in NEW_LISTS:
@@ -265,7 +266,6 @@ class Builder:
         if any(tensor.dtype == tf.string for tensor in inputs):
             # Functions that XLA compiles take no strings.
             options["is_repeated"] = False
-        level = level_after(inputs, self.phase_of(type_, inputs), least)
         axes = axes_of(inputs) | also
         results: list[Tensor] = []
         operation = Operation(
@@ -273,7 +273,6 @@ class Builder:
             tuple(inputs),
             {key: _attribute(value) for key, value in attributes.items()},
             results,
-            level,
             axes,
             source=source,
             device=self.device,
@@ -282,8 +281,8 @@ class Builder:
             **options,
         )
         for index, (dtype, shape) in enumerate(outputs):
-            results.append(Tensor(dtype, shape, axes, level, operation, index))
-        self.operations.append(operation)
+            results.append(Tensor(dtype, shape, axes, operation, index, handle))
+        self.events.append(operation)
         return results
 
     # ---- sizes ---------------------------------------------------------------

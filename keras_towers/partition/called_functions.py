@@ -60,20 +60,17 @@ class CalledFunctions:
         names = [arg.name for arg in definition.signature.input_arg]
         tensors = dict(zip(names, inputs, strict=True))
         operations: list[Operation] = []
-        for node in definition.node_def:
-            operation = Operation(node.op, (), node.attr, [], 0, ONCE)
+        # In the bodies of some loops nodes are in another order.
+        inputs_of: list[list[Tensor]] = [[] for _ in definition.node_def]
+        for node, own in zip(definition.node_def, inputs_of, strict=True):
+            operation = Operation(node.op, own, node.attr, [], ONCE)
             for name, dtype in self._outputs_of(node):
                 index = len(operation.outputs)
                 tensors[name] = _tensor(dtype, operation, index)
                 operation.outputs.append(tensors[name])
             operations.append(operation)
-        # In the bodies of some loops nodes are in another order.
-        for operation, node in zip(
-            operations, definition.node_def, strict=True
-        ):
-            operation.inputs = [
-                tensors[name] for name in node.input if name[0] != "^"
-            ]
+        for node, own in zip(definition.node_def, inputs_of, strict=True):
+            own += [tensors[name] for name in node.input if name[0] != "^"]
         outputs = [
             tensors[definition.ret[arg.name]]
             for arg in definition.signature.output_arg

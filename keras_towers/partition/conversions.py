@@ -20,7 +20,6 @@ from keras_towers.partition.axes import (
     Axes,
 )
 from keras_towers.partition.builder import SIZE_DTYPE
-from keras_towers.partition.gathers import Gathers, whole_bytes
 from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
@@ -53,8 +52,6 @@ class LayoutOptions:
         lists: whether lists of rows may be divided.
         undivided: types of operations that are computed once, because a rule
             has a mistake.
-        gather_bytes: the budget for gathers of variables in shards, as in
-            ``Gathers``.
         may_coincide: whether what is drawn, or computed once from rows, has
             rows if it is as long as the batch by its static shape, or a
             multiple.
@@ -72,7 +69,6 @@ class LayoutOptions:
     gather_ratio: float | None = None
     lists: bool = True
     undivided: frozenset[str] = frozenset()
-    gather_bytes: int = 2**29
     may_coincide: bool = False
     examples: int = ASSUMED_LENGTH
     over_columns: bool = False
@@ -90,7 +86,6 @@ class Converter:
 
     Attributes:
         builder: adds the operations.
-        near: the level of the inputs of the operation that is being laid out.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered, because of ``gather_ratio``.
     """
@@ -107,9 +102,10 @@ class Converter:
         self.is_first = is_first
         self.is_first_micro_batch = is_first_micro_batch
         self.options = options
-        self.near = 0
         self.replaced_sums = 0
-        self._gathers = Gathers(options.gather_bytes)
+        # The wholes of variables in shards, by the axes along which each place
+        # has its own.
+        self._wholes: dict[tuple[Value, Axes], Tensor] = {}
         self._rows: dict[Hashable, Tensor] = {}
         self._parts: dict[Hashable, Tensor] = {}
         self._depth = 0
@@ -117,23 +113,20 @@ class Converter:
     def assemble(self, value: Value) -> Tensor:
         """Return the whole value; add an exchange if it is needed."""
         if value.shards is not None:
-            return self._gather_late(value, value.shards, ONCE)
+            return self._gather_shards(value, value.shards, ONCE)
         if value.whole is None:
             value.whole = self._assemble(value)
         return value.whole
 
-    def _gather_late(self, value: Value, layout: Sharded, to: Axes) -> Tensor:
-        """Gather a variable's rows right before the operation that uses it."""
-        local = value.own
-        near = max(self.near, local.level)
-        known = self._gathers.find(value, to, near)
-        if known is not None:
-            return known
-        size = whole_bytes(value)
-        level = self._gathers.level_for(size, near, local.level)
-        whole = self._gather(layout, local, value.shape, to, level)
-        self._gathers.add(value, to, size, level, whole)
-        return whole
+    def _gather_shards(self, value: Value, layout: Sharded, to: Axes) -> Tensor:
+        """Gather a variable's rows for all that use its whole.
+
+        A timeline may gather them again.
+        """
+        if (value, to) not in self._wholes:
+            whole = self._gather(layout, value.own, value.shape, to)
+            self._wholes[value, to] = whole
+        return self._wholes[value, to]
 
     def _assemble(self, value: Value) -> Tensor:
         if value.whole_from is not None:
@@ -157,14 +150,12 @@ class Converter:
         local: Tensor,
         shape: Sequence[Dimension] | None,
         to: Axes = ONCE,
-        least: int = 0,
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         gather = functools.partial(
             self.builder.exchange,
             "gather",
             to=to,
-            least=least,
             units=_units_of(layout),
         )
         if layout.blocks == 1:
@@ -261,7 +252,7 @@ class Converter:
         if value.layout == REPLICATED and value.local is not None:
             return value.local
         if value.shards is not None:
-            return self._gather_late(value, value.shards, TOWERS)
+            return self._gather_shards(value, value.shards, TOWERS)
         return self.assemble(value)
 
     def shard(self, value: Value, layout: Sharded) -> Tensor:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -17,8 +18,12 @@ from keras_towers.partition.compiled_draws import CompiledDraws
 from keras_towers.partition.kernels import Kernels, rename_calls
 from keras_towers.partition.program import Function, Operation, Tensor
 
+Waits: TypeAlias = Mapping[Operation, Sequence[Operation]]
 # The functions that were emitted are numbered.
 _numbers = itertools.count()
+# In the backward pass, rounds of a loop run ahead of the sums over rounds, and
+# each then keeps its part of the gradient of every weight.
+_ROUNDS, _MOST_ROUNDS = "parallel_iterations", 4
 
 
 def emit(
@@ -30,6 +35,7 @@ def emit(
     checks: list[Any] | None = None,
     names: dict[int, str] | None = None,
     kernels: Kernels | None = None,
+    waits: Waits = MappingProxyType({}),
 ) -> list[tf.Tensor]:
     """Add operations to the current graph; return the wanted tensors.
 
@@ -48,13 +54,14 @@ def emit(
         names: gets the names of the operations, by their ids.
         kernels: what XLA compiles, of draws in functions that are called
             without it; None: nothing.
+        waits: what operations wait for, as in ``Timeline``.
     """
     if not operations and all(tensor in given for tensor in wanted):
         return [given[tensor] for tensor in wanted]
     names = {} if names is None else names
     acts = any(operation.has_effect for operation in operations)
     gates = {f"^_gate{k}": tensor for k, tensor in enumerate(after) if acts}
-    nodes = _Nodes(given, graphs, gates, names, kernels)
+    nodes = _Nodes(given, graphs, gates, names, kernels, waits)
     for operation in operations:
         if not operation.is_repeated:
             nodes.add(operation)
@@ -88,6 +95,7 @@ class _Nodes:
         gates: what operations with effects wait for, by names.
         names: as for ``emit``.
         kernels: as for ``emit``.
+        waits: as for ``emit``.
     """
 
     def __init__(
@@ -97,6 +105,7 @@ class _Nodes:
         gates: Mapping[str, object],
         names: dict[int, str],
         kernels: Kernels | None,
+        waits: Waits,
     ):
         self._here = compat.get_default_graph()
         for graph in graphs:
@@ -104,7 +113,7 @@ class _Nodes:
         self._definition = tf.compat.v1.GraphDef()
         self._definition.versions.CopyFrom(self._here.graph_def_versions)
         self._given, self._graphs, self._names = given, graphs, names
-        self._gates = gates
+        self._gates, self._waits = gates, waits
         self._inputs: dict[str, Any] = {**gates}
         self._known: dict[Tensor, str] = {}
         self._draws = None
@@ -139,11 +148,14 @@ class _Nodes:
         node.input.extend(sources)
         if operation.has_effect:
             node.input.extend(self._gates)
-        for other in operation.after:
+        for other in self._waits.get(operation, ()):
             if id(other) in self._names:
                 node.input.append(f"^{self._names[id(other)]}")
         for key, value in operation.attributes.items():
             node.attr[key].CopyFrom(value)
+        if _ROUNDS in node.attr:
+            rounds = node.attr[_ROUNDS]
+            rounds.i = min(rounds.i, _MOST_ROUNDS)
         for key, functions in operation.functions.items():
             if isinstance(functions, Function):
                 node.attr[key].func.name = self._added(functions)
@@ -184,17 +196,26 @@ class FunctionGraph(compat.CompactGraph):
     """The graph of a function of a program, in use until a step is built."""
 
 
-def graph_of(function: Function, graphs: Iterable[tf.Graph] = ()) -> tf.Graph:
+def graph_of(
+    function: Function,
+    graphs: Iterable[tf.Graph] = (),
+    waits: Waits = MappingProxyType({}),
+) -> tf.Graph:
     """Return the graph of a function.
 
     Args:
         function: the function.
         graphs: the graphs whose functions it calls.
+        waits: what its operations wait for, as in ``Timeline``.
     """
     return graph_of_inputs(
         function.inputs,
         lambda known: emit(
-            function.operations, known, function.outputs, graphs
+            function.operations,
+            known,
+            function.outputs,
+            graphs,
+            waits=waits,
         ),
     )
 

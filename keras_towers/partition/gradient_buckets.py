@@ -9,47 +9,46 @@ gradients. PyTorch's DistributedDataParallel has such buckets, too.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 
 import tensorflow as tf
 
-from keras_towers.partition.memory_estimate import events_of
+from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.program import (
+    Event,
     Exchange,
     Operation,
     Phase,
-    Program,
-    Tensor,
     depends_on_batch,
-    level_after,
 )
 from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline import Levels, Timeline
 
 # The bytes of gradients in a bucket, and the most buckets of a step.
 _BUCKET_BYTES = 2**24
 _MOST_BUCKETS = 24
 
 
-def bucket_gradients(program: Program, sizes: TensorSizes) -> list[Operation]:
+def bucket_gradients(timeline: Timeline, sizes: TensorSizes) -> list[Operation]:
     """Divide the gradients of a program into buckets.
 
     Args:
-        program: the program.
+        timeline: the timeline of the program.
         sizes: the sizes of its tensors.
 
     Returns:
         The operations of the backward pass at which a level begins, at the end
         of which the next bucket is exchanged; none if gradients are few.
     """
-    gradients = {e.given for e in program.exchanges if e.gradient}
+    exchanges = timeline.program.exchanges
+    gradients = {e.given for e in exchanges if e.gradient}
     total = sum(map(sizes.bytes_of, gradients))
     bucket = max(_BUCKET_BYTES, total // _MOST_BUCKETS)
     if total < 2 * bucket:
         return []
     begins: list[Operation] = []
     filled = 0
-    for event in events_of(program):
+    for event in timeline.events:
         if isinstance(event, Exchange):
             continue
         if _is_check(event):
@@ -65,34 +64,31 @@ def bucket_gradients(program: Program, sizes: TensorSizes) -> list[Operation]:
     return begins
 
 
-def divide_levels(program: Program, begins: Iterable[Operation]) -> Program:
+def divide_levels(timeline: Timeline, begins: Iterable[Event]) -> Timeline:
     """Begin new levels at operations of the forward or the backward pass.
 
     Args:
-        program: the program; the levels of its operations are changed.
+        timeline: the timeline.
         begins: operations, at which the operations of a tower that follow begin
             another level.
     """
-    first = {id(operation) for operation in begins}
-    exchanges: list[Exchange] = []
-    levels = _Levels(program)
+    first, levels = {*begins}, Levels(timeline.program.before)
     least = reached = 0
-    for event in events_of(program):
+    for event in timeline.program.events:
         if isinstance(event, Exchange):
             # Inputs of towers are gathered late; other exchanges are free.
-            later = (
-                reached if event.least and "towers" in event.result.axes else 0
-            )
-            exchanges.append(dataclasses.replace(event, least=later))
-            event.result.level = exchanges[-1].level + 1
+            is_late = gathers_variables(event) and "towers" in event.result.axes
+            levels.place(event, reached if is_late else 0)
             continue
-        if id(event) in first:
+        if event in first:
             least = reached + 1
-        is_of_pass = _is_of_pass(event)
-        levels.place(event, least if is_of_pass else 0)
-        if is_of_pass:
-            reached = max(reached, event.level)
-    return dataclasses.replace(program, exchanges=exchanges)
+        if event.is_repeated:
+            continue
+        if _is_of_pass(event):
+            reached = max(reached, levels.place(event, least))
+        else:
+            levels.place(event)
+    return timeline.reordered(timeline.program.events, levels.of_events)
 
 
 def _is_of_pass(operation: Operation) -> bool:
@@ -108,35 +104,3 @@ def _is_check(operation: Operation) -> bool:
     """Whether an operation may fail, and writes no variable."""
     uses = any(tensor.dtype == tf.resource for tensor in operation.inputs)
     return operation.has_effect and not uses
-
-
-class _Levels:
-    """The levels of operations, which use resources in the order given."""
-
-    def __init__(self, program: Program):
-        inputs = program.inputs
-        # A variable, and its copies on towers, are one resource.
-        self._same: dict[Tensor, Tensor] = {
-            copy: inputs.of_graph[index]
-            for index, copy in inputs.copies.items()
-        }
-        self._used: dict[Tensor | None, tuple[int, Phase]] = {}
-
-    def place(self, operation: Operation, least: int) -> None:
-        """Place an operation on the earliest level that is possible."""
-        phase = operation.phase
-        used: list[Tensor | None] = [
-            self._same.get(t, t)
-            for t in operation.inputs
-            if t.dtype == tf.resource
-        ]
-        if operation.has_effect and not used:
-            used = [None]
-        for key in used:
-            level, last = self._used.get(key, (0, Phase.ONCE))
-            least = max(least, level if phase >= last else level + 1)
-        level = level_after(operation.inputs, phase, least)
-        operation.level = level
-        for tensor in operation.outputs:
-            tensor.level = level
-        self._used |= dict.fromkeys(used, (level, phase))

@@ -154,15 +154,13 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
         (whole,) = node.copy((), is_repeated=True)
         shape, known = sizes_of(node.shapes[0]), constant(node.operation)
         return [Value(REPLICATED, whole=whole, shape=shape, known=known)]
-    tensors = [t for v in inputs for t in (v.local, v.whole) if t is not None]
-    node.converter.near = max((tensor.level for tensor in tensors), default=0)
     node.builder.gradient = marks.gradients.get(name, "")
     node.builder.device = marks.updates.get(name, "")
     # XLA takes values of variables, and returns new ones.
     of_update = name in marks.updates
     node.builder.of_update = of_update and not node.options.xla
-    reads_from = node.scope.updates_from if of_update else 0
-    node.variables.reads_from = reads_from
+    follows = node.scope.updates_follow if of_update else ()
+    node.variables.reads_follow = follows
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
     is_known = node.type not in node.options.undivided
@@ -362,18 +360,17 @@ def _gradients(
 
     Gradients that it gets whole are summed in one round.
     """
-    parts = [value.own.level for value in inputs if value.is_partial]
-    least = max(parts, default=0)
     outputs: list[Value] = []
+    name = node.operation.name
     for index, (value, layout) in enumerate(zip(inputs, layouts, strict=True)):
-        node.builder.gradient = f"{node.operation.name}:{index}"
+        node.builder.gradient = f"{name}:{index}"
         if isinstance(layout, InShards):
             rows = node.units.rows_in(layout)
             tensor = node.converter.shard(value, rows)
             outputs.append(Value(rows, tensor, shape=value.shape))
             continue
         to = TOWERS if isinstance(layout, Mirrored) else ONCE
-        tensor = _whole_gradient(node, value, to, least)
+        tensor = _whole_gradient(node, value, to)
         facts = Value(REPLICATED, shape=value.shape)
         outputs.append(replicated(tensor, facts))
     # Where weights are written, nothing else should have their memory.
@@ -381,7 +378,8 @@ def _gradients(
     # Rows are updated as their gradients arrive, one weight at a time. What
     # updates need, such as the learning rate, may not wait for the last one.
     in_shards = any(isinstance(layout, InShards) for layout in layouts)
-    node.scope.updates_from = 0 if in_shards else least + 1
+    together = [e for e in node.builder.exchanges if e.round == name]
+    node.scope.updates_follow = () if in_shards else together[-1:]
     if node.options.over_columns:
         ends = [asserted(v.local or v.whole) for v in outputs]
         copies = node.copy(ends, [end.shape for end in ends])
@@ -393,19 +391,22 @@ def _gradients(
     return outputs
 
 
-def _whole_gradient(node: Node, value: Value, to: Axes, least: int) -> Tensor:
+def _whole_gradient(node: Node, value: Value, to: Axes) -> Tensor:
     """Return a whole gradient, computed once or on each tower.
 
     Args:
         node: returns it.
         value: the gradient.
         to: the axes along which everyone gets it.
-        least: the earliest level at whose end it is added up.
     """
     converter, rows = node.converter, value.sharded
     if value.is_partial and not value.gathers:
         total = node.builder.exchange(
-            "sum", value.own, sizes=value.shape, to=to, least=least
+            "sum",
+            value.own,
+            sizes=value.shape,
+            to=to,
+            round=node.operation.name,
         )
         if not to:
             value.whole = total

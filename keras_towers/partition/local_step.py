@@ -11,20 +11,21 @@ nothing that depends on rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
-from keras_towers.partition.memory_estimate import made_by, used_by
 from keras_towers.partition.program import (
-    Exchange,
+    Event,
     Inputs,
     Operation,
     Program,
     Tensor,
+    mapped_edges,
     prune,
+    with_inputs,
 )
 
 _POSITIONS = ("start", "total", "is_first")
@@ -65,15 +66,26 @@ def write_only_rows(program: Program) -> Program:
     rows += [inputs.start, inputs.total, inputs.is_first]
     of_rows = _following(program, rows)
     builder = Builder()
-    for operation in program.operations:
-        depends = not of_rows.isdisjoint(operation.inputs)
-        if depends and operation.type in _WRITES:
-            builder.of_update = operation.of_update
-            operation = _only_if(has_rows, operation, builder)
-        builder.operations.append(operation)
+    before = {**program.before}
+    written: dict[Event, Event] = {}
+    for event in program.events:
+        if (
+            isinstance(event, Operation)
+            and event.type in _WRITES
+            and not of_rows.isdisjoint(event.inputs)
+        ):
+            builder.of_update = event.of_update
+            first = len(builder.events)
+            written[event] = _only_if(has_rows, event, builder)
+            # It reads the variable at the time of the write.
+            added = dict.fromkeys(builder.events[first:], before[event])
+            before |= added
+            event = written[event]
+        builder.events.append(event)
     return dataclasses.replace(
         program,
-        operations=builder.operations,
+        events=builder.events,
+        before=mapped_edges(before, lambda e: [written.get(e, e)]),
         inputs=dataclasses.replace(inputs, has_rows=has_rows),
     )
 
@@ -94,7 +106,10 @@ def to_local_step(
     whole = {own[name]: new[name] for name in _POSITIONS}
     summed = {e.result: e for e in program.exchanges if e.kind != "first"}
     of_others = _following(program, summed)
-    events = [*_of_both_batches(program, whole, of_others)]
+    both: dict[Event, list[Event]] = {}
+    for event in program.events:
+        both[event] = _of_both_batches(event, whole, of_others)
+    events = [*itertools.chain(*both.values())]
     # The results of the local step, by those of the program.
     results: dict[Tensor, Tensor] = {}
     parts: set[str] = set()
@@ -106,17 +121,18 @@ def to_local_step(
         for result, term in zip(of_group, terms, strict=True):
             results[result] = whole.get(term, term)
             if result in summed:
-                events.append(_with_inputs(summed[result], [results[result]]))
-                (results[result],) = made_by(events[-1])
+                given = [results[result], *summed[result].used[1:]]
+                events.append(with_inputs(summed[result], given))
+                (results[result],) = events[-1].made
     ends = [results.get(tensor, tensor) for tensor in program.results]
-    operations, exchanges = prune(
-        [event for event in events if isinstance(event, Operation)],
-        [event for event in events if isinstance(event, Exchange)],
-        ends,
+    kept = {*prune(events, ends)}
+    events = [event for event in events if event in kept]
+    before = mapped_edges(
+        program.before, lambda event: [e for e in both[event] if e in kept]
     )
     return LocalStep(
         dataclasses.replace(
-            program, operations=operations, exchanges=exchanges, results=ends
+            program, events=events, before=before, results=ends
         ),
         dataclasses.replace(program.inputs, **new),
         frozenset(parts),
@@ -125,66 +141,38 @@ def to_local_step(
 
 
 def _of_both_batches(
-    program: Program, whole: dict[Tensor, Tensor], of_others: set[Tensor]
-) -> Iterator[Operation | Exchange]:
-    """Yield each event of a program, for the own batch and for the global one.
+    event: Event, whole: dict[Tensor, Tensor], of_others: set[Tensor]
+) -> list[Event]:
+    """Return an event for the own batch, and for the global one.
 
     Args:
-        program: the program.
+        event: the event.
         whole: tensors of the global batch, by their counterparts of the local
-            one; gets all others.
+            one; gets those that the event makes.
         of_others: tensors that need all processes' rows.
     """
-    for event in _in_order(program):
-        used, made = [*used_by(event)], made_by(event)
-        operands = [whole.get(tensor, tensor) for tensor in used]
-        if operands == used or not of_others.isdisjoint((*used, *made)):
-            yield event
-            continue
-        copy = _with_inputs(event, operands)
-        is_check = isinstance(event, Operation) and event.type == "Assert"
-        if not is_check:
-            yield event
-        # A check is about the batch of one device.
-        if is_check or isinstance(event, Exchange) or not event.has_effect:
-            yield copy
-            whole |= zip(made, made_by(copy), strict=True)
+    used = [*event.used]
+    operands = [whole.get(tensor, tensor) for tensor in used]
+    if operands == used or not of_others.isdisjoint((*used, *event.made)):
+        return [event]
+    is_check, acts = False, False
+    if isinstance(event, Operation):
+        is_check, acts = event.type == "Assert", event.has_effect
+    if acts and not is_check:
+        return [event]
+    copy = with_inputs(event, operands)
+    whole |= zip(event.made, copy.made, strict=True)
+    # A check is about the batch of one device.
+    return [copy] if is_check else [event, copy]
 
 
 def _following(program: Program, tensors: Iterable[Tensor]) -> set[Tensor]:
     """Return tensors, and everything that is computed from them."""
     following = set(tensors)
-    for event in _in_order(program):
-        if not following.isdisjoint(used_by(event)):
-            following.update(made_by(event))
+    for event in program.events:
+        if not following.isdisjoint(event.used):
+            following.update(event.made)
     return following
-
-
-def _in_order(program: Program) -> Iterator[Operation | Exchange]:
-    """Yield operations and exchanges, each before those that use its result."""
-    left = {exchange.result: exchange for exchange in program.exchanges}
-
-    def needed(tensors: Iterable[Tensor]) -> Iterator[Exchange]:
-        for exchange in [left.pop(t) for t in tensors if t in left]:
-            yield from needed(exchange.used)
-            yield exchange
-
-    for operation in program.operations:
-        yield from needed(operation.inputs)
-        yield operation
-    yield from needed([*left])
-
-
-def _with_inputs(event: Operation | Exchange, inputs: Sequence[Tensor]) -> Any:
-    """Return a copy of an operation or an exchange, with new results."""
-    if isinstance(event, Exchange):
-        result = dataclasses.replace(event.result)
-        return dataclasses.replace(event, given=inputs[0], result=result)
-    outputs: list[Tensor] = []
-    copy = dataclasses.replace(event, inputs=inputs, outputs=outputs)
-    for tensor in event.outputs:
-        outputs.append(dataclasses.replace(tensor, operation=copy))
-    return copy
 
 
 def _only_if(
@@ -199,9 +187,8 @@ def _only_if(
             [handle],
             {"dtype": value.dtype},
             [(value.dtype, value.shape)],
-            operation.level,
         )
     else:
         before = builder.op("ZerosLike", [value], value.shape)
     chosen = builder.op("SelectV2", [condition, value, before], value.shape)
-    return _with_inputs(operation, [handle, chosen])
+    return with_inputs(operation, [handle, chosen])

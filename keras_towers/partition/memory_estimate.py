@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import tensorflow as tf
 
 from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.list_memory import popped_lists, shared_lists
 from keras_towers.partition.program import (
+    Event,
     Exchange,
     Operation,
     Phase,
@@ -25,42 +27,22 @@ from keras_towers.partition.program import (
 )
 from keras_towers.partition.registry import facts_of
 from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline import Timeline
 
 ALIKE = 1.02
 """Bytes that differ by a smaller factor are alike."""
-
-
-def events_of(program: Program) -> list[Operation | Exchange]:
-    """Return the operations and exchanges of a step in order.
-
-    In each level come the operations that run once, those of each phase on
-    towers, and then the exchanges. Repeated operations are left out.
-    """
-    levels: dict[tuple[int, Phase], list[Operation]]
-    levels = collections.defaultdict(list)
-    exchanges: dict[int, list[Exchange]] = collections.defaultdict(list)
-    for operation in program.operations:
-        if not operation.is_repeated:
-            levels[operation.level, operation.phase].append(operation)
-    for exchange in program.exchanges:
-        exchanges[exchange.level].append(exchange)
-    events: list[Operation | Exchange] = []
-    for level in sorted({*(level for level, _ in levels), *exchanges}):
-        for phase in Phase:
-            events += levels.get((level, phase), ())
-        events += exchanges[level]
-    return events
 
 
 class MemoryEstimate:
     """Estimates when each tensor of a program takes memory, and how much.
 
     Args:
-        program: the program.
+        timeline: when a program does what.
         sizes: the sizes of its tensors.
         parts: the number of micro-batches of a tower, which it computes one
             after another in each level.
         sharing: the number of towers that share the memory.
+        inputs: what operations use in place of their inputs.
 
     Attributes:
         events: the operations and exchanges, in order.
@@ -74,12 +56,14 @@ class MemoryEstimate:
 
     def __init__(
         self,
-        program: Program,
+        timeline: Timeline,
         sizes: TensorSizes,
         parts: int = 1,
         sharing: int = 1,
+        inputs: Mapping[Operation, Sequence[Tensor]] = MappingProxyType({}),
     ):
-        self._program, self._sizes, self._parts = program, sizes, parts
+        self._timeline, self._sizes, self._parts = timeline, sizes, parts
+        program = timeline.program
         self._sharing = sharing
         # Towers that share memory hold equal results once.
         alike = ("sum", "gather", "first", "root")
@@ -89,22 +73,24 @@ class MemoryEstimate:
         # The tensors that are held for all micro-batches until all are done.
         self._held: set[Tensor] = set()
         if parts > 1:
-            self._held = held_tensors(program) | {*program.inputs.of_graph}
+            self._held = held_tensors(timeline) | {*program.inputs.of_graph}
         self._root: dict[Tensor, Tensor] = {}
         # The bytes of lists that grow.
         self._bytes: dict[Tensor, int] = {}
-        self.events: Sequence[Operation | Exchange] = events_of(program)
+        self.events: Sequence[Event] = timeline.events
         self.users: dict[Tensor, list[int]] = {}
         self.made: list[int] = []
         self.reused: list[Tensor | None] = []
         self.live: list[int] = []
         made: set[Tensor] = set()
         for event in self.events:
-            made.update(made_by(event))
+            made.update(event.made)
             if isinstance(event, Exchange):
                 continue
             # Some operations have further inputs, such as a shape.
-            pairs = zip(event.inputs, event.outputs, strict=False)
+            pairs = zip(
+                inputs.get(event, event.inputs), event.outputs, strict=False
+            )
             shared = shared_lists(event)
             for source, copy in pairs:
                 root = self.rooted(shared.get(copy, source))
@@ -123,7 +109,10 @@ class MemoryEstimate:
         made.update(program.inputs.of_graph)
         self._used: list[list[Tensor]] = []
         for index, event in enumerate(self.events):
-            used = dict.fromkeys(map(self.rooted, used_by(event)))
+            uses = event.used
+            if isinstance(event, Operation):
+                uses = inputs.get(event, uses)
+            used = dict.fromkeys(map(self.rooted, uses))
             self._used.append([tensor for tensor in used if tensor in made])
             for tensor in self._used[-1]:
                 self.users.setdefault(tensor, []).append(index)
@@ -131,21 +120,22 @@ class MemoryEstimate:
         self._walk()
 
     def _walk(self) -> None:
-        summed = summed_tensors(self._program) if self._parts > 1 else set()
-        inputs = [t for t in self._program.inputs.of_graph if t in self.users]
+        program, timeline = self._timeline.program, self._timeline
+        summed = summed_tensors(program) if self._parts > 1 else set()
+        inputs = [t for t in program.inputs.of_graph if t in self.users]
         now = sum(map(self.bytes_of, inputs))
         before, level = 0, -1
         for index, event in enumerate(self.events):
-            if self._parts > 1 and event.level != level:
+            if self._parts > 1 and timeline.levels[event] != level:
                 # The sums over earlier micro-batches.
-                level = event.level
+                level = timeline.levels[event]
                 before = sum(
                     self._sizes.bytes_of(tensor)
                     for tensor in summed
-                    if tensor.level == level
+                    if timeline.level_of(tensor) == level
                 )
             ending = self.ending(index)
-            own = [t for t in made_by(event) if t not in self._root]
+            own = [t for t in event.made if t not in self._root]
             size = sum(map(self.bytes_of, own))
             reused = self._reused(event, ending)
             ended = [] if reused is None else [reused]
@@ -217,9 +207,7 @@ class MemoryEstimate:
                 peak = max(peak, live)
         return most
 
-    def _reused(
-        self, event: Operation | Exchange, ending: Iterable[Tensor]
-    ) -> Tensor | None:
+    def _reused(self, event: Event, ending: Iterable[Tensor]) -> Tensor | None:
         """Return the input whose memory the result takes over, or None."""
         if isinstance(event, Exchange):
             # Towers are added up in the memory of one of them.
@@ -239,7 +227,7 @@ class MemoryEstimate:
 
 
 def rounds_over_ranks(
-    program: Program, sizes: TensorSizes
+    timeline: Timeline, sizes: TensorSizes
 ) -> list[Mapping[str, int]]:
     """Return the bytes that ranks exchange at a time, by kind of exchange.
 
@@ -247,39 +235,32 @@ def rounds_over_ranks(
     of gradients are a kind of their own.
     """
     levels: dict[int, collections.Counter[str]] = {}
-    for exchange in program.exchanges:
+    for exchange in timeline.program.exchanges:
         if exchange.crosses_ranks:
             is_gradient = exchange.kind == "sum" and exchange.gradient
             kind = "gradient" if is_gradient else exchange.kind
-            of_level = levels.setdefault(exchange.level, collections.Counter())
+            level = timeline.levels[exchange]
+            of_level = levels.setdefault(level, collections.Counter())
             ends = exchange.given, exchange.result
             of_level[kind] += max(map(sizes.bytes_of, ends))
     nothing = collections.Counter[str]()
     return [own + levels.get(k + 1, nothing) for k, own in levels.items()]
 
 
-def used_by(event: Operation | Exchange) -> Sequence[Tensor]:
-    """Return the tensors that an operation or an exchange uses."""
-    return event.used if isinstance(event, Exchange) else event.inputs
-
-
-def made_by(event: Operation | Exchange) -> Sequence[Tensor]:
-    """Return the tensors that an operation or an exchange makes."""
-    return [event.result] if isinstance(event, Exchange) else event.outputs
-
-
-def held_tensors(program: Program) -> set[Tensor]:
+def held_tensors(timeline: Timeline) -> set[Tensor]:
     """Return the tensors that a tower keeps of all its micro-batches."""
     later = {
         tensor
-        for operation in program.operations
+        for operation in timeline.program.operations
         for tensor in operation.inputs
         if "micro_batches" in tensor.axes
         and tensor.operation is not None
         and not tensor.operation.is_repeated
-        and tensor.level < operation.level
+        and not operation.is_repeated
+        and timeline.level_of(tensor) < timeline.levels[operation]
     }
-    gathered = {e.given for e in program.exchanges if e.kind == "gather"}
+    exchanges = timeline.program.exchanges
+    gathered = {e.given for e in exchanges if e.kind == "gather"}
     return later | {
         tensor for tensor in gathered if "micro_batches" in tensor.axes
     }

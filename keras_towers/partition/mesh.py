@@ -12,8 +12,9 @@ this graph is laid out over towers.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -21,6 +22,7 @@ from keras_towers import compat
 from keras_towers.partition.column_exchanges import as_operation
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.emission import emit, placeholder_of, value_of
+from keras_towers.partition.gathers import place_earliest
 from keras_towers.partition.layouts import (
     REPLICATED,
     AllExamples,
@@ -33,11 +35,15 @@ from keras_towers.partition.program import (
     ColumnInput,
     Exchange,
     Operation,
-    Phase,
     Program,
     Tensor,
+    changed_program,
 )
+from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.partition.traced_graph import partition_graph
+
+# What columns gather, towers gather again.
+_ANY = 2**62
 
 
 def partition_over_mesh(
@@ -81,7 +87,6 @@ def partition_over_mesh(
         gradients=over_columns,
         options=LayoutOptions(
             xla=options.xla,
-            gather_bytes=options.gather_bytes,
             examples=options.examples,
             over_columns=True,
         ),
@@ -160,8 +165,13 @@ class _ColumnGraph:
                 inputs.append(self._add_input("start", start, size))
             inputs.append(self._add_input("is_first", source.is_first))
             self._add_sizes(inputs)
-            for level in range(program.levels):
-                self._add_level(level)
+            timeline = place_earliest(program, TensorSizes(program, 1, 1), _ANY)
+            groups = itertools.groupby(timeline.program.events, type)
+            for kind, events in groups:
+                add: Any = self._add_operations
+                if kind is Exchange:
+                    add = self._add_exchanges
+                add(list(events))
             self.graph.outputs = [
                 value_of(t, self._known) for t in program.results
             ]
@@ -188,36 +198,39 @@ class _ColumnGraph:
             count = tf.shape(inputs[self._rows], tf.int64)[0]
             self._known[self._program.inputs.total] = count
 
-    def _add_level(self, level: int) -> None:
-        program = self._program
-        for phase in Phase:
-            operations = [
-                o for o in program.of_level(level) if o.phase == phase
-            ]
-            outputs = [tensor for o in operations for tensor in o.outputs]
-            names: dict[int, str] = {}
-            values = emit(
-                operations, self._known, outputs, program.graphs, names=names
-            )
-            self._known.update(zip(outputs, values, strict=True))
-            for tensor, value in zip(outputs, values, strict=True):
-                # TensorFlow infers less than some functions of Python set.
-                value.set_shape(tensor.shape)
-            for operation in operations:
-                # TensorFlow renames what is named like a scope.
-                name = names[id(operation)]
-                if operation.outputs:
-                    name = self._known[operation.outputs[0]].op.name
-                self.operations[name] = operation
-                if operation.source is not None:
-                    self.sources[name] = operation.source
-                    self.names.setdefault(operation.source.name, name)
-        for exchange in program.exchanges:
-            if exchange.level == level:
-                operation = as_operation(exchange)
-                (value,) = emit([operation], self._known, operation.outputs)
-                self._known[exchange.result] = value
-                self.exchanges[value.op.name] = exchange
+    def _add_operations(self, operations: Sequence[Operation]) -> None:
+        outputs = [
+            tensor
+            for operation in operations
+            if not operation.is_repeated
+            for tensor in operation.outputs
+        ]
+        names: dict[int, str] = {}
+        values = emit(
+            operations, self._known, outputs, self._program.graphs, names=names
+        )
+        self._known.update(zip(outputs, values, strict=True))
+        for tensor, value in zip(outputs, values, strict=True):
+            # TensorFlow infers less than some functions of Python set.
+            value.set_shape(tensor.shape)
+        for operation in operations:
+            if operation.is_repeated:
+                continue
+            # TensorFlow renames what is named like a scope.
+            name = names[id(operation)]
+            if operation.outputs:
+                name = self._known[operation.outputs[0]].op.name
+            self.operations[name] = operation
+            if operation.source is not None:
+                self.sources[name] = operation.source
+                self.names.setdefault(operation.source.name, name)
+
+    def _add_exchanges(self, exchanges: Sequence[Exchange]) -> None:
+        for exchange in exchanges:
+            operation = as_operation(exchange)
+            (value,) = emit([operation], self._known, operation.outputs)
+            self._known[exchange.result] = value
+            self.exchanges[value.op.name] = exchange
 
     def traced_name(self, tensor: str) -> str:
         """Return the name of a traced tensor, given that of the graph."""
@@ -227,21 +240,26 @@ class _ColumnGraph:
 
 def _with_sources(program: Program, column: _ColumnGraph) -> Program:
     """Return a program whose operations refer to those of the traced step."""
-    once: dict[tf.Operation, str] = {}
-    for operation in program.operations:
+
+    def of_trace(operation: Operation) -> Mapping[str, object]:
         first = column.operations.get(operation.name)
-        operation.name = "" if first is None else first.name
-        if first is not None and first.suffix:
-            operation.suffix = first.suffix
-        if operation.source is not None:
-            operation.source = column.sources.get(operation.source.name)
-    for operation, reason in program.computed_once.items():
-        if operation.name in column.sources:
-            once[column.sources[operation.name]] = reason
-    exchanges = [
+        source = operation.source
+        return {
+            "name": "" if first is None else first.name,
+            "suffix": (first and first.suffix) or operation.suffix,
+            "source": source and column.sources.get(source.name),
+        }
+
+    once = {
+        column.sources[operation.name]: reason
+        for operation, reason in program.computed_once.items()
+        if operation.name in column.sources
+    }
+    changed = changed_program(program, of_trace)
+    events = [
         dataclasses.replace(e, gradient=column.traced_name(e.gradient))
-        if e.gradient
+        if isinstance(e, Exchange) and e.gradient
         else e
-        for e in program.exchanges
+        for e in changed.events
     ]
-    return dataclasses.replace(program, exchanges=exchanges, computed_once=once)
+    return dataclasses.replace(changed, events=events, computed_once=once)

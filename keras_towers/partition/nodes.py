@@ -25,7 +25,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.list_conversions import ListConverter
 from keras_towers.partition.paired_variances import PairedVariances
-from keras_towers.partition.program import Attributes, Exchange, Tensor
+from keras_towers.partition.program import Attributes, Event, Exchange, Tensor
 from keras_towers.partition.reasons import SHAPE, require
 from keras_towers.partition.registry import OperationFacts, facts_of
 from keras_towers.partition.resources import VariableContents
@@ -73,7 +73,7 @@ class Scope:
         variables: what variables hold.
         options: the options of the layout.
         marks: what is asked of single operations.
-        updates_from: the earliest level at which updates read variables.
+        updates_follow: what reads of variables by updates follow.
         computed_once: traced operations that take rows, but are not divided,
             and why.
         graphs: the graphs that were laid out.
@@ -98,7 +98,7 @@ class Scope:
         )
         self.options = converter.options
         self.marks = marks
-        self.updates_from = 0
+        self.updates_follow: Sequence[Event] = ()
         self.computed_once: dict[tf.Operation, str] = {}
         self.graphs: list[tf.Graph] = []
         if around is not None:

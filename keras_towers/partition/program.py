@@ -1,19 +1,19 @@
 """A program: a step over towers as operations and exchanges between them.
 
-Every exchange ends a level: operations that use its result belong to later
-levels. A level has operations that run once, a function that every tower runs,
-and at its end exchanges: a round, in ``describe()``. Towers read their copies
-of variables before the function, and update them after it. A tower of a
-two-dimensional mesh has several devices, the columns of the mesh. Each computes
-what differs between columns, and columns exchange, too.
+It says what is computed and where, and what has to come before what; not when:
+a ``Timeline`` does. Nothing of it changes once it is made.
+
+A tower of a two-dimensional mesh has several devices, the columns of the mesh.
+Each computes what differs between columns, and columns exchange, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ from keras_towers.partition.axes import BATCH, ONCE, Axes
 from keras_towers.partition.sizes import Dimension
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
     """A tensor of a program.
 
@@ -30,7 +30,6 @@ class Tensor:
         dtype: its dtype.
         shape: its shape, as far as it is known; on towers, the local shape.
         axes: the axes along which it varies, as in ``axes``.
-        level: its level.
         operation: the operation that computes it; None: it is an input of the
             program, or the result of an exchange.
         index: its index among the outputs of the operation.
@@ -41,7 +40,6 @@ class Tensor:
     dtype: tf.DType
     shape: tf.TensorShape
     axes: Axes = ONCE
-    level: int = 0
     # Operations show their tensors.
     operation: Operation | None = dataclasses.field(default=None, repr=False)
     index: int = 0
@@ -119,27 +117,12 @@ def phase_of(
     return Phase.READ if type_ == "ReadVariableOp" else Phase.UPDATE
 
 
-def level_after(inputs: Sequence[Tensor], phase: Phase, least: int = 0) -> int:
-    """Return the earliest level of an operation.
-
-    Args:
-        inputs: its inputs.
-        phase: the phase in which it runs.
-        least: the least of all that are possible.
-    """
-    levels = [least]
-    for tensor in inputs:
-        is_after = computed_after(tensor, phase)
-        levels.append(tensor.level + 1 if is_after else tensor.level)
-    return max(levels)
-
-
 def computed_after(tensor: Tensor, phase: Phase) -> bool:
-    """Whether a tensor of the same level is computed after a phase."""
+    """Whether a tensor of the same level is computed after a phase of it."""
     return tensor.operation is not None and tensor.operation.phase > phase
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Operation:
     """An operation of a program.
 
@@ -148,7 +131,6 @@ class Operation:
         inputs: its N inputs.
         attributes: its attributes, as ``AttrValue``.
         outputs: its outputs.
-        level: its level.
         axes: the axes along which it is run, and its outputs vary.
         has_effect: whether it is kept even if its outputs are unused.
         is_repeated: whether every function that uses it adds it again, as it
@@ -162,14 +144,12 @@ class Operation:
         name: the name of the traced operation for which it was added, which
             TensorFlow shows in errors. Several operations may share it.
         suffix: what errors are to show after the name.
-        after: others that run before it, where it is added together with them.
     """
 
     type: str
     inputs: Sequence[Tensor]
     attributes: Attributes
     outputs: list[Tensor]
-    level: int
     axes: Axes
     has_effect: bool = False
     is_repeated: bool = False
@@ -181,7 +161,16 @@ class Operation:
     device: str = ""
     name: str = ""
     suffix: str = ""
-    after: Sequence[Operation] = ()
+
+    @property
+    def used(self) -> Sequence[Tensor]:
+        """The tensors that it uses."""
+        return self.inputs
+
+    @property
+    def made(self) -> Sequence[Tensor]:
+        """The tensors that it makes."""
+        return self.outputs
 
     @property
     def phase(self) -> Phase:
@@ -217,7 +206,8 @@ class Exchange:
             at each place.
         gradient: the gradient that it sums for an optimizer, by the name of the
             tensor in the trace; "": none.
-        least: the earliest level at whose end it takes place.
+        round: exchanges with the same name take place together; "": it takes
+            place on its own.
     """
 
     kind: ExchangeKind
@@ -229,12 +219,7 @@ class Exchange:
     units: int | None = None
     over: Axes = BATCH
     gradient: str = ""
-    least: int = 0
-
-    @property
-    def level(self) -> int:
-        """The level at whose end it takes place."""
-        return max(self.given.level, self.least)
+    round: str = ""
 
     @property
     def crosses_ranks(self) -> bool:
@@ -252,9 +237,23 @@ class Exchange:
         return not self.over.isdisjoint(self.result.axes)
 
     @property
-    def used(self) -> list[Tensor]:
+    def used(self) -> Sequence[Tensor]:
         """The tensors that it uses."""
         return [self.given, *(self.rows or ())]
+
+    @property
+    def made(self) -> Sequence[Tensor]:
+        """The tensors that it makes."""
+        return [self.result]
+
+
+Event: TypeAlias = Operation | Exchange
+_E = TypeVar("_E", bound=Event)
+
+
+def is_repeated(event: Event) -> bool:
+    """Whether an event is an operation that every function adds again."""
+    return isinstance(event, Operation) and event.is_repeated
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -329,41 +328,16 @@ class Inputs:
     of_columns: Sequence[ColumnInput] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Schedule:
-    """The memory and the work of a scheduled program.
-
-    Attributes:
-        bytes: the peak bytes of a tower, for an assumed batch.
-        shared: the peak bytes of all towers that share memory, while ranks
-            exchange.
-        rounds: the bytes that ranks exchange at a time, by kind of exchange, at
-            several times.
-        is_paced: whether a level also waits for the exchanges of the level two
-            before it.
-        recomputed: the number of operations that run again, because their
-            results are not kept.
-        work: their work, as a fraction of the work of a step without them.
-        saved: the bytes that a tower saves by them.
-    """
-
-    bytes: int
-    shared: int = 0
-    rounds: Sequence[Mapping[str, int]] = ()
-    is_paced: bool = False
-    recomputed: int = 0
-    work: float = 0.0
-    saved: int = 0
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """A step over towers: operations, and the exchanges between them.
 
     Attributes:
         inputs: its inputs.
-        operations: its operations, in order.
-        exchanges: its exchanges.
+        events: its operations and exchanges, each after those whose results it
+            uses.
+        before: by event: what comes before it although it uses no result of it,
+            such as a write to a variable before a read of it.
         results: its results, in the order in which they were requested.
         graphs: the graphs whose functions are called unchanged.
         computed_once: traced operations that take rows, but are not divided,
@@ -371,33 +345,26 @@ class Program:
         values: the values of the traced tensors, by their names.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered, which is slow for batches larger than expected.
-        schedule: when it computes what; None: not decided yet.
     """
 
     inputs: Inputs
-    operations: Sequence[Operation]
-    exchanges: Sequence[Exchange]
+    events: Sequence[Event]
+    before: Mapping[Event, Sequence[Event]]
     results: Sequence[Tensor]
     graphs: Sequence[tf.Graph]
     computed_once: Mapping[tf.Operation, str]
     values: Mapping[str, Any]
     replaced_sums: int = 0
-    schedule: Schedule | None = None
 
-    @property
-    def levels(self) -> int:
-        """The number of levels."""
-        last = [operation.level for operation in self.operations]
-        last += [exchange.level for exchange in self.exchanges]
-        return 1 + max(last, default=0)
+    @functools.cached_property
+    def operations(self) -> Sequence[Operation]:
+        """Its operations, in order."""
+        return [e for e in self.events if isinstance(e, Operation)]
 
-    def of_level(self, level: int) -> list[Operation]:
-        """Return the operations of a level, in order."""
-        return [
-            operation
-            for operation in self.operations
-            if operation.level == level and not operation.is_repeated
-        ]
+    @functools.cached_property
+    def exchanges(self) -> Sequence[Exchange]:
+        """Its exchanges, in order."""
+        return [e for e in self.events if isinstance(e, Exchange)]
 
 
 def needed_operations(
@@ -429,27 +396,106 @@ def needed_operations(
 
 
 def prune(
-    operations: Sequence[Operation],
-    exchanges: Iterable[Exchange],
-    results: Iterable[Tensor],
-) -> tuple[list[Operation], list[Exchange]]:
-    """Return the operations and exchanges that contribute to results."""
-    exchanged = {exchange.result: exchange for exchange in exchanges}
-    waiting = [*results]
-    waiting += [t for o in operations if o.has_effect for t in o.inputs]
-    kept = {id(o) for o in operations if o.has_effect}
-    seen: set[Tensor] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if tensor in seen:
-            continue
-        seen.add(tensor)
-        if tensor in exchanged:
-            waiting += exchanged[tensor].used
-        elif tensor.operation is not None:
-            kept.add(id(tensor.operation))
-            waiting += tensor.operation.inputs
-    return (
-        [o for o in operations if id(o) in kept],
-        [exchange for t, exchange in exchanged.items() if t in seen],
+    events: Sequence[Event], results: Iterable[Tensor]
+) -> Sequence[Event]:
+    """Return the events that contribute to results, or have an effect."""
+    seen = set(results)
+    kept: list[Event] = []
+    for event in reversed(events):
+        acts = isinstance(event, Operation) and event.has_effect
+        if acts or not seen.isdisjoint(event.made):
+            seen.update(event.used)
+            kept.append(event)
+    return kept[::-1]
+
+
+def with_inputs(event: _E, inputs: Sequence[Tensor], **changes: Any) -> _E:
+    """Return an event with other inputs, and with results of its own.
+
+    Args:
+        event: an operation or an exchange.
+        inputs: what it is to use.
+        **changes: what else is to change.
+    """
+    if isinstance(event, Exchange):
+        given, *rows = inputs
+        result = dataclasses.replace(event.result)
+        return dataclasses.replace(
+            event,
+            given=given,
+            rows=(rows[0], rows[1]) if rows else None,
+            result=result,
+            **changes,
+        )
+    outputs: list[Tensor] = []
+    copy = dataclasses.replace(event, inputs=inputs, outputs=outputs, **changes)
+    for tensor in event.outputs:
+        outputs.append(dataclasses.replace(tensor, operation=copy))
+    return copy
+
+
+def mapped_edges(
+    before: Mapping[Event, Sequence[Event]],
+    stands_for: Callable[[Event], Sequence[Event]],
+) -> Mapping[Event, Sequence[Event]]:
+    """Return what comes before what once events have been replaced.
+
+    Args:
+        before: as in ``Program``.
+        stands_for: returns the events in place of one; none if it is gone.
+    """
+    return {
+        event: [e for other in others for e in stands_for(other)]
+        for replaced, others in before.items()
+        for event in stands_for(replaced)
+    }
+
+
+def changed_program(
+    program: Program, change: Callable[[Operation], Mapping[str, Any]]
+) -> Program:
+    """Return a program with other operations.
+
+    Args:
+        program: the program.
+        change: returns what is to differ in an operation, by attribute. What
+            uses its results uses those of the new one.
+    """
+    tensors: dict[Tensor, Tensor] = {}
+    events: dict[Event, Event] = {}
+
+    def changed(event: Event) -> Event:
+        if event not in events:
+            changes: dict[str, Any] = {}
+            if isinstance(event, Operation):
+                changes |= change(event)
+            used = changes.pop("inputs", event.used)
+            inputs = [current(tensor) for tensor in used]
+            events[event] = event
+            if changes or inputs != [*event.used]:
+                events[event] = with_inputs(event, inputs, **changes)
+                pairs = zip(event.made, events[event].made, strict=True)
+                tensors.update(pairs)
+        return events[event]
+
+    def current(tensor: Tensor) -> Tensor:
+        source = tensor.operation
+        if source is not None and is_repeated(source):
+            changed(source)
+        return tensors.get(tensor, tensor)
+
+    def of_value(value: Any) -> Any:
+        ends = {"local": value.local, "whole": value.whole}
+        new = {k: tensors[t] for k, t in ends.items() if t in tensors}
+        return dataclasses.replace(value, **new) if new else value
+
+    # Repeated operations may stand before those whose results they use.
+    for event in sorted(program.events, key=is_repeated):
+        changed(event)
+    return dataclasses.replace(
+        program,
+        events=[events[event] for event in program.events],
+        before=mapped_edges(program.before, lambda e: [events[e]]),
+        results=[current(tensor) for tensor in program.results],
+        values={k: of_value(value) for k, value in program.values.items()},
     )

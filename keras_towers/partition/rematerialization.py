@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import bisect
 import collections
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -33,21 +32,17 @@ from keras_towers.partition.kept_results import (
     RematLimits,
     worth_keeping,
 )
-from keras_towers.partition.memory_estimate import (
-    ALIKE,
-    MemoryEstimate,
-    made_by,
-    used_by,
-)
+from keras_towers.partition.memory_estimate import ALIKE, MemoryEstimate
 from keras_towers.partition.program import (
+    Event,
     Exchange,
     Operation,
     Phase,
-    Program,
-    Schedule,
     Tensor,
     depends_on_batch,
     is_pure,
+    is_repeated,
+    with_inputs,
 )
 from keras_towers.partition.segments import (
     Division,
@@ -55,6 +50,7 @@ from keras_towers.partition.segments import (
     ends_of_segments,
 )
 from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline import StepPlan, Timeline
 
 # The part before the peak is one segment, or so many.
 _SEGMENTS = 1, 3, 6, 12, 24
@@ -66,35 +62,34 @@ _MOST_PEAKS = 3
 
 
 def rematerialize(
-    program: Program,
+    timeline: Timeline,
     sizes: TensorSizes,
     parts: int,
     limits: RematLimits,
     segments: Segments | None,
-) -> tuple[Program, Schedule, list[Operation]]:
+) -> tuple[Timeline, list[Event]]:
     """Recompute as little as possible, so that memory stays below a limit.
 
     Args:
-        program: the program; its operations are changed.
+        timeline: the timeline.
         sizes: the sizes of its tensors; gets those of what is added.
         parts: the number of micro-batches of a tower.
         limits: what may be computed again.
         segments: what is computed again in any case; None: nothing.
 
     Returns:
-        The program, what it computes again and saves, and the operations at
-        which it begins to compute a segment again.
+        The timeline, and the operations at which it begins to compute a segment
+        again.
     """
-    before = MemoryEstimate(program, sizes, parts).peak_bytes()
-    best = Schedule(before)
-    begins: list[Operation] = []
+    before = MemoryEstimate(timeline, sizes, parts).peak_bytes()
+    best = StepPlan(before)
+    begins: list[Event] = []
 
     def use(plan: _Plan) -> None:
-        nonlocal program, best
-        plan.use()
-        begins.extend(plan.begins)
-        program = dataclasses.replace(program, operations=plan.operations)
-        best = Schedule(
+        nonlocal timeline, best, begins
+        timeline, new = plan.used()
+        begins = [new[event] for event in (*begins, *plan.begins)]
+        best = StepPlan(
             plan.bytes,
             recomputed=best.recomputed + len(plan.again),
             work=best.work + plan.work,
@@ -103,12 +98,12 @@ def rematerialize(
 
     if segments is not None:
         # For nested segments, the depth that needs the least memory.
-        peak = _Peak(program, sizes, parts, before)
+        peak = _Peak(timeline, sizes, parts, before)
         use(min(peak.plans_of(segments), key=lambda plan: plan.bytes))
     for _ in range(_MOST_PEAKS):
         if best.bytes <= limits.limit:
             break
-        peak = _Peak(program, sizes, parts, before)
+        peak = _Peak(timeline, sizes, parts, before)
         left = limits.most_work - best.work
         plans = [*peak.plans(limits.limit, left)]
         plans = [plan for plan in plans if plan.work <= left]
@@ -116,11 +111,11 @@ def rematerialize(
         if plan is None:
             break
         use(plan)
-    return program, best, begins
+    return dataclasses.replace(timeline, plan=best), begins
 
 
 def _chosen(
-    plans: Sequence[_Plan], limit: float, now: Schedule
+    plans: Sequence[_Plan], limit: float, now: StepPlan
 ) -> _Plan | None:
     """Return the plan with the least work among those that suffice.
 
@@ -152,16 +147,17 @@ class _Peak:
     """The tensors that are alive when a step needs the most memory.
 
     Args:
-        program: the program.
+        timeline: the timeline.
         sizes: the sizes of its tensors.
         parts: as for ``rematerialize``.
         whole: the bytes that a tower has at a time without a plan.
 
     Attributes:
+        timeline: as given, like the next two.
         sizes: as given.
+        parts: as given.
         events: what happens in the step, in order.
         peak: the position of the event that needs most memory.
-        repeated: the operations that are repeated where they are used.
         operations: the operations among them, by their positions.
         work: how much each of them is to compute, as part of all work.
         on_towers: the positions of the operations that towers run.
@@ -169,15 +165,12 @@ class _Peak:
     """
 
     def __init__(
-        self, program: Program, sizes: TensorSizes, parts: int, whole: int
+        self, timeline: Timeline, sizes: TensorSizes, parts: int, whole: int
     ):
-        self._program, self._parts = program, parts
-        self.sizes = sizes
-        estimate = MemoryEstimate(program, sizes, parts)
-        self.events: Sequence[Operation | Exchange] = estimate.events
-        self.repeated: list[Operation] = [
-            o for o in program.operations if o.is_repeated
-        ]
+        self.timeline, self.sizes, self.parts = timeline, sizes, parts
+        estimate = MemoryEstimate(timeline, sizes, parts)
+        self.events: Sequence[Event] = estimate.events
+        program = timeline.program
         self._positions = {id(e): k for k, e in enumerate(self.events)}
         live = estimate.live
         self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
@@ -257,11 +250,6 @@ class _Peak:
         for division in segments.divisions(self.events):
             yield _Plan(self, division)
 
-    def bytes_with(self, operations: Sequence[Operation]) -> int:
-        """Return the bytes that a tower has at a time with other operations."""
-        program = dataclasses.replace(self._program, operations=operations)
-        return MemoryEstimate(program, self.sizes, self._parts).peak_bytes()
-
     def _divided(self, bounds: Sequence[int], count: int) -> Division:
         """Return the first of the segments with given ends."""
 
@@ -277,7 +265,7 @@ class _Peak:
         for position, event in enumerate(self.events):
             if not division.is_late(position):
                 continue
-            made = self.made_at(used_by(event))
+            made = self.made_at(event.used)
             if position not in self.on_towers:
                 division.kept.update(made)
                 continue
@@ -324,7 +312,7 @@ class _Peak:
             is_new = position not in users
             users[position].add(user)
             if is_new and self.runs_again(position, segment, division):
-                inputs = self.made_at(used_by(self.events[position]))
+                inputs = self.made_at(self.events[position].used)
                 waiting += [(other, position) for other in inputs]
         return users
 
@@ -340,7 +328,7 @@ class _Peak:
         costs: dict[int, float] = {}
         for position in users:
             event = self.events[position]
-            made = sum(map(self._bytes_of, made_by(event)))
+            made = sum(map(self._bytes_of, event.made))
             cost = price * made / self._whole_bytes
             if self.runs_again(position, segment, division):
                 work[position] = self.work[position]
@@ -379,11 +367,13 @@ class _Peak:
         found = [
             other
             for other in self._gathers.get(exchange.given, ())
-            if other.level < level
+            if self.timeline.levels[other] < level
             and other.is_own == exchange.is_own
             and other.over == exchange.over
         ]
-        last = max(found, key=lambda e: e.level, default=exchange)
+        last = max(
+            found, key=self.timeline.levels.__getitem__, default=exchange
+        )
         return last.result
 
 
@@ -395,7 +385,7 @@ class _Plan:
         division: what is computed again, and where.
 
     Attributes:
-        operations: all operations of the program, in order.
+        events: all that happens in the step, in order.
         again: the positions of those of which there are copies.
         begins: the first copy of each segment.
         work: how much is computed again, as part of all work.
@@ -404,43 +394,53 @@ class _Plan:
     def __init__(self, peak: _Peak, division: Division):
         self._peak, self._division = peak, division
         self.again: list[int] = []
-        self.begins: list[Operation] = []
+        self.begins: list[Event] = []
         self._begun: set[int | None] = set()
         self._copied: dict[Tensor, Tensor] = {}
-        # The inputs of those that use copies.
-        self._inputs: list[tuple[Operation, Sequence[Tensor]]] = []
-        self.operations: list[Operation] = [*peak.repeated]
+        # What operations use that use copies, and what first copies wait for.
+        self._inputs: dict[Operation, Sequence[Tensor]] = {}
+        self._waits: dict[Operation, Sequence[Operation]] = {}
+        self.events: list[Event] = []
+        self._levels: dict[Event, int] = {}
         # The last operations of the backward pass so far.
         entered: Sequence[Operation] = ()
-        for position, event in peak.operations.items():
+        for position, event in enumerate(peak.events):
             if position in peak.on_towers and division.is_late(position):
-                made = filter(division.is_late, peak.made_at(event.inputs))
+                made = filter(division.is_late, peak.made_at(event.used))
                 entered = [peak.operations[p] for p in made] or entered
-                self._use_copies(event, entered)
-            self.operations.append(event)
+                self._use_copies(peak.operations[position], entered)
+            self.events.append(event)
         self.work: float = sum(peak.work[p] for p in self.again)
 
     @functools.cached_property
     def bytes(self) -> int:
         """The bytes that a tower then has at a time."""
-        with self._in_use():
-            return self._peak.bytes_with(self.operations)
+        peak, timeline = self._peak, self._with_copies()
+        estimate = MemoryEstimate(
+            timeline, peak.sizes, peak.parts, inputs=self._inputs
+        )
+        return estimate.peak_bytes()
 
-    @contextlib.contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Make operations use the copies in this block."""
-        before = [(o, o.inputs) for o, _ in self._inputs]
-        self.use()
-        try:
-            yield
-        finally:
-            for operation, inputs in before:
-                operation.inputs = inputs
+    def _with_copies(self) -> Timeline:
+        """Return the timeline with the copies, which nobody uses yet."""
+        before = self._peak.timeline
+        repeated = filter(is_repeated, before.program.events)
+        events = [*repeated, *self.events]
+        program = dataclasses.replace(before.program, events=events)
+        return dataclasses.replace(
+            before,
+            program=program,
+            levels={**before.levels, **self._levels},
+            waits={**before.waits, **self._waits},
+        )
 
-    def use(self) -> None:
-        """Make operations use the copies."""
-        for operation, inputs in self._inputs:
-            operation.inputs = inputs
+    def used(self) -> tuple[Timeline, Mapping[Event, Event]]:
+        """Return the timeline in which operations use the copies.
+
+        And by each event the one in its place.
+        """
+        timeline = self._with_copies()
+        return timeline.with_inputs(self._inputs, self._peak.sizes)
 
     def _use_copies(
         self, user: Operation, entered: Sequence[Operation]
@@ -454,18 +454,18 @@ class _Plan:
                 users = peak.users_in(segment, [position], division)
                 runs = (peak.runs_again(p, segment, division) for p in users)
                 needed.update(itertools.compress(users, runs))
-        first = len(self.operations)
+        first, level = len(self.events), self._peak.timeline.levels[user]
         for position in sorted(needed):
-            self._copy(position, user.level, entered)
+            self._copy(position, level, entered)
         # Its copy is kept from then on.
         division.kept.update(needed)
         segments = {division.segment_of(n) for n in needed}
         if not segments <= self._begun:
             self._begun |= segments
-            self.begins.append(self.operations[first])
+            self.begins.append(self.events[first])
         inputs = [self._copied.get(tensor, tensor) for tensor in user.inputs]
         if inputs != [*user.inputs]:
-            self._inputs.append((user, inputs))
+            self._inputs[user] = inputs
 
     def _copy(
         self, position: int, level: int, entered: Sequence[Operation]
@@ -473,23 +473,15 @@ class _Plan:
         """Add a copy of an operation to a level."""
         original = self._peak.operations[position]
         inputs = [self._taken(tensor, level) for tensor in original.inputs]
-        outputs: list[Tensor] = []
-        is_first = not any(t in self._copied for t in original.inputs)
-        copy = dataclasses.replace(
-            original,
-            inputs=inputs,
-            outputs=outputs,
-            level=level,
-            suffix=f"{original.suffix}_again",
-            after=entered if is_first else (),
-        )
-        for tensor in original.outputs:
-            again = dataclasses.replace(tensor, operation=copy, level=level)
-            outputs.append(again)
-            self._copied[tensor] = again
-        self._peak.sizes.add_like(outputs, original.outputs)
+        suffix = f"{original.suffix}_again"
+        copy = with_inputs(original, inputs, suffix=suffix)
+        if entered and not any(t in self._copied for t in original.inputs):
+            self._waits[copy] = entered
+        self._copied.update(zip(original.outputs, copy.outputs, strict=True))
+        self._peak.sizes.add_like(copy.outputs, original.outputs)
         self.again.append(position)
-        self.operations.append(copy)
+        self.events.append(copy)
+        self._levels[copy] = level
 
     def _taken(self, tensor: Tensor, level: int) -> Tensor:
         """Return the tensor that a copy takes in place of another."""

@@ -16,9 +16,9 @@ from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import REPLICATED, Sharded, sizes_of
 from keras_towers.partition.program import (
     Attributes,
-    Phase,
+    Event,
+    Operation,
     Tensor,
-    level_after,
 )
 from keras_towers.partition.reasons import asserted, require
 from keras_towers.partition.values import Value
@@ -27,15 +27,15 @@ from keras_towers.partition.values import Value
 class Resources:
     """The order of reads and writes of resources, at a point of the trace.
 
-    A time is a level and a phase of it, as one number.
-
     Attributes:
+        before: by operation: the earlier users of its resources that it
+            follows. Reads follow writes, and writes follow all.
         contents: the values of variables, as far as they are known, by the
             common handles.
         copies: the towers' handles of variables with copies, or in shards, by
             the common ones.
         rows: the layouts of variables in shards, by the common handles.
-        reads_from: the earliest level at which variables are read.
+        reads_follow: what reads follow besides.
 
     Args:
         around: for the body of a function, the resources of its caller.
@@ -45,9 +45,12 @@ class Resources:
         self.contents: dict[Tensor, Value] = {}
         self.copies: dict[Tensor, Tensor] = {}
         self.rows: dict[Tensor, Sharded] = {} if around is None else around.rows
-        self.reads_from = 0
+        self.before: dict[Event, Sequence[Event]] = {}
+        self.reads_follow: Sequence[Event] = ()
         self._common: dict[Tensor, Tensor] = {}
-        self._ready: dict[Any, tuple[int, int]] = {}
+        # By resource: what has written it last, and what has read it since.
+        self._written: dict[Any, Operation] = {}
+        self._read: dict[Any, list[Operation]] = {}
 
     def add_copies(
         self, common: Tensor, local: Tensor, rows: Sharded | None = None
@@ -62,42 +65,27 @@ class Resources:
         """Return the handle that all towers share."""
         return self._common.get(handle, handle)
 
-    def earliest_level(
-        self, phase: Phase, operands: Sequence[Tensor], reads: bool
-    ) -> int:
-        """Return the earliest level of an operation that uses resources.
-
-        Args:
-            phase: the phase in which it runs.
-            operands: its inputs. Without a handle among them, the operation
-                uses the resource that all such operations share.
-            reads: whether it only reads resources.
-        """
-        ready = [self._ready.get(key, (0, 0)) for key in self._keys(operands)]
-        time = max(times[0] if reads else times[1] for times in ready)
-        # A phase that is over comes again in the next level.
-        level = (time - phase + len(Phase) - 1) // len(Phase)
-        return max(level, self.reads_from) if reads else level
-
-    def record_use(
-        self, phase: Phase, operands: Sequence[Tensor], reads: bool
-    ) -> int:
-        """Order later users of the same resources after an operation.
+    def record_use(self, operation: Operation, reads: bool) -> None:
+        """Order an operation after earlier users of its resources.
 
         The values that it writes are no longer known.
 
-        Returns:
-            The earliest level of the operation.
+        Args:
+            operation: the operation. Without a handle among its inputs, it uses
+                the resource that all such operations share.
+            reads: whether it only reads resources.
         """
-        least = self.earliest_level(phase, operands, reads)
-        time = len(Phase) * level_after(operands, phase, least) + phase
-        for key in self._keys(operands):
-            to_read, to_write = self._ready.get(key, (0, 0))
-            to_read = to_read if reads else max(to_read, time)
-            self._ready[key] = to_read, max(to_write, time)
-            if not reads:
-                self.contents.pop(key, None)
-        return least
+        before = [*self.reads_follow] if reads else list[Event]()
+        for key in self._keys(operation.inputs):
+            if key in self._written:
+                before.append(self._written[key])
+            if reads:
+                self._read.setdefault(key, []).append(operation)
+                continue
+            before += self._read.pop(key, ())
+            self._written[key] = operation
+            self.contents.pop(key, None)
+        self.before[operation] = before
 
     def read_again(self) -> None:
         """Forget the values that were read so far."""
@@ -198,11 +186,11 @@ class VariableContents(Resources):
             outputs: the dtypes and shapes of its outputs.
             reads: whether it only reads variables.
         """
-        phase = self._builder.phase_of(type_, operands)
-        least = self.record_use(phase, operands, reads)
-        return self._builder.add(
-            type_, operands, attributes, outputs, least, has_effect=not reads
+        results = self._builder.add(
+            type_, operands, attributes, outputs, has_effect=not reads
         )
+        self.record_use(self._builder.last, reads)
+        return results
 
     def assign(self, variable: Value, content: Value) -> None:
         """Assign a value to a variable, and to all of its copies.

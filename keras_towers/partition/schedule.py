@@ -23,13 +23,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import tensorflow as tf
-
 from keras_towers.partition.axes import COLUMNS
-from keras_towers.partition.called_functions import functions_of
+from keras_towers.partition.gathers import place_earliest
 from keras_towers.partition.gradient_buckets import (
     bucket_gradients,
     divide_levels,
@@ -41,24 +39,25 @@ from keras_towers.partition.memory_estimate import (
     rounds_over_ranks,
 )
 from keras_towers.partition.program import (
+    Event,
     Operation,
     Phase,
     Program,
     Tensor,
     computed_after,
     is_pure,
+    is_repeated,
 )
 from keras_towers.partition.rematerialization import rematerialize
 from keras_towers.partition.segments import Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline import Timeline
 
 # The part of what a tower has at most, with its variables, that may be in
 # flight besides, and the part of what a step needs of the smallest tensors that
 # wait.
 _IN_FLIGHT = 16
 _SMALL = 512
-# The most rounds of a loop that run at a time.
-_ROUNDS = 4
 # The most operations that run at a time after they waited for memory. One alone
 # would leave cores idle, as in an update, which has no others.
 _AT_A_TIME = 4
@@ -92,44 +91,46 @@ def schedule(
     split: BatchSplit,
     remat: RematLimits = KEEP_ALL,
     segments: Segments | None = None,
+    gather_bytes: int = 2**29,
     xla: bool = False,
-) -> Program:
-    """Order the operations of a program, and recompute some.
+) -> Timeline:
+    """Decide when a program computes and exchanges what.
 
     Args:
-        program: the program, whose operations are changed.
+        program: the program.
         split: how the batch is split.
         remat: what may be computed again.
         segments: what is computed again in any case; None: nothing.
+        gather_bytes: the bytes of gathered variables at a time.
         xla: whether XLA compiles it.
     """
     sizes, parts = TensorSizes(program, split.towers, split.rows), split.parts
-    program = compute_late(program, sizes)
+    timeline = place_earliest(program, sizes, gather_bytes)
+    timeline = compute_late(timeline, sizes)
     # Gradients of several micro-batches are added up first.
-    begins = bucket_gradients(program, sizes) if parts == 1 else []
+    begins: Sequence[Event] = []
+    if parts == 1:
+        begins = bucket_gradients(timeline, sizes)
     if begins:
-        program = divide_levels(program, begins)
-    program, summary, segment_begins = rematerialize(
-        program, sizes, parts, remat, segments
+        timeline = divide_levels(timeline, begins)
+    timeline, segment_begins = rematerialize(
+        timeline, sizes, parts, remat, segments
     )
     if not xla:
-        keep_order(program, sizes, parts)
-        limit_rounds(program.operations)
+        timeline = keep_order(timeline, sizes, parts)
     elif segment_begins and parts == 1:
         # XLA merges equal operations of a function.
-        program = divide_levels(program, segment_begins)
-    estimate = MemoryEstimate(program, sizes, parts, split.sharing)
+        timeline = divide_levels(timeline, segment_begins)
+    estimate = MemoryEstimate(timeline, sizes, parts, split.sharing)
     shared, rounds = estimate.peak_bytes(), list[Mapping[str, int]]()
     if split.over_ranks:
         shared = estimate.peak_bytes_over_ranks()
-        rounds = rounds_over_ranks(program, sizes)
-    summary = dataclasses.replace(
-        summary, shared=shared, rounds=rounds, is_paced=bool(begins)
-    )
-    return dataclasses.replace(program, schedule=summary)
+        rounds = rounds_over_ranks(timeline, sizes)
+    plan = dataclasses.replace(timeline.plan, shared=shared, rounds=rounds)
+    return dataclasses.replace(timeline, plan=plan, is_paced=bool(begins))
 
 
-def compute_late(program: Program, sizes: TensorSizes) -> Program:
+def compute_late(timeline: Timeline, sizes: TensorSizes) -> Timeline:
     """Move operations towards the first one that uses them, on any level.
 
     Only where this keeps no more memory: the inputs that it keeps alive are no
@@ -139,11 +140,12 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
     follow all gradients.
 
     Args:
-        program: the program; the levels of its operations are changed.
+        timeline: the timeline.
         sizes: the sizes of its tensors.
     """
     first: dict[Tensor, _Place] = {}
     last: dict[Tensor, _Place] = {}
+    program, levels = timeline.program, {**timeline.levels}
 
     def use(tensors: Iterable[Tensor], place: _Place) -> None:
         for tensor in tensors:
@@ -151,20 +153,20 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
             last[tensor] = max(last.get(tensor, place), place)
 
     for exchange in program.exchanges:
-        use(exchange.used, _Place.at_end_of(exchange.given.level))
+        use(exchange.used, _Place.at_end_of(timeline.level_of(exchange.given)))
     for tensor in program.results:
-        use([tensor], _Place.at_end_of(tensor.level))
+        use([tensor], _Place.at_end_of(timeline.level_of(tensor)))
     places: list[tuple[_Place, Operation]] = []
     for index, operation in reversed([*enumerate(program.operations)]):
         users = [first[t] for t in operation.outputs if t in first]
-        phase = operation.phase
-        place = _Place(operation.level, phase, index, index)
         if operation.is_repeated:
             for used in (first, last):
                 for tensor in operation.outputs:
                     if tensor in used:
                         use(operation.inputs, used[tensor])
             continue
+        phase = operation.phase
+        place = _Place(levels[operation], phase, index, index)
         if users and is_pure(operation):
             later = min(users)
             before = later.before if later.phase == phase else index
@@ -178,18 +180,16 @@ def compute_late(program: Program, sizes: TensorSizes) -> Program:
             made = sum(map(sizes.bytes_of, operation.outputs))
             if made * ALIKE >= sum(map(sizes.bytes_of, kept)):
                 place = max(place, later)
-        operation.level = place.level
-        for tensor in operation.outputs:
-            tensor.level = place.level
+        levels[operation] = place.level
         for tensor in dict.fromkeys(operation.inputs):
             is_ready = not computed_after(tensor, phase)
             at_end = _Place.at_end_of(place.level - 1)
             use([tensor], place if is_ready else at_end)
         places.append((place, operation))
     places.sort(key=lambda pair: pair[0])
-    operations = [o for o in program.operations if o.is_repeated]
-    operations += [operation for _, operation in places]
-    return dataclasses.replace(program, operations=operations)
+    events: list[Event] = [*filter(is_repeated, program.events)]
+    events += [operation for _, operation in places]
+    return timeline.reordered([*events, *program.exchanges], levels)
 
 
 class _Place(NamedTuple):
@@ -214,29 +214,26 @@ class _Place(NamedTuple):
         return cls(level, len(Phase), math.inf, math.inf)
 
 
-def _group_of(operation: Operation) -> Hashable:
-    """Return a key of the operations that are added to a graph together."""
-    return operation.level, operation.phase, operation.axes & COLUMNS
-
-
-def keep_order(program: Program, sizes: TensorSizes, parts: int) -> None:
-    """Make operations wait for those that free memory before them.
+def keep_order(timeline: Timeline, sizes: TensorSizes, parts: int) -> Timeline:
+    """Let operations wait for those that free memory before them.
 
     Args:
-        program: the program; its operations get others that they run after.
+        timeline: the timeline.
         sizes: the sizes of its tensors.
         parts: the number of micro-batches of a tower.
     """
-    estimate = MemoryEstimate(program, sizes, parts)
-    most = estimate.peak_bytes()
-    in_flight = (most + _bytes_of_variables(program, sizes)) // _IN_FLIGHT
+    estimate = MemoryEstimate(timeline, sizes, parts)
+    most, waits = estimate.peak_bytes(), {**timeline.waits}
+    in_flight = (most + _bytes_of_variables(timeline, sizes)) // _IN_FLIGHT
     queues: dict[Hashable, _Queue] = collections.defaultdict(
-        lambda: _Queue(in_flight, max(most // _SMALL, _SMALL_BYTES))
+        lambda: _Queue(in_flight, max(most // _SMALL, _SMALL_BYTES), waits)
     )
     for index, event in enumerate(estimate.events):
         if not isinstance(event, Operation):
             continue
-        queue = queues[_group_of(event)]
+        # Those of a key are added to a graph together.
+        level, columns = timeline.levels[event], event.axes & COLUMNS
+        queue = queues[level, event.phase, columns]
         reused = estimate.reused[index]
         if estimate.made[index] or reused is not None:
             queue.take(event, estimate.made[index])
@@ -247,32 +244,14 @@ def keep_order(program: Program, sizes: TensorSizes, parts: int) -> None:
             if tensor is not reused:
                 users = _users(estimate, tensor)
                 queue.free(estimate.bytes_of(tensor), users)
+    return dataclasses.replace(timeline, waits=waits)
 
 
-def limit_rounds(operations: Iterable[Operation]) -> None:
-    """Let only a few rounds of a loop run at a time.
-
-    In the backward pass, rounds run ahead of the sums over rounds. Each then
-    keeps its part of the gradient of every weight.
-
-    Args:
-        operations: operations, whose attributes are changed.
-    """
-    name = "parallel_iterations"
-    for operation in operations:
-        if name in operation.attributes:
-            most = min(operation.attributes[name].i, _ROUNDS)
-            value = tf.compat.v1.AttrValue(i=most)
-            operation.attributes = {**operation.attributes, name: value}
-        for function in functions_of(operation):
-            limit_rounds(function.operations)
-
-
-def _bytes_of_variables(program: Program, sizes: TensorSizes) -> int:
+def _bytes_of_variables(timeline: Timeline, sizes: TensorSizes) -> int:
     """Return the bytes of the variables that a tower reads."""
     read = {
         operation.inputs[0]: operation.outputs[0]
-        for operation in program.operations
+        for operation in timeline.program.operations
         if operation.type == "ReadVariableOp"
     }
     return sum(map(sizes.bytes_of, read.values()))
@@ -289,10 +268,16 @@ class _Queue:
     Args:
         in_flight: the bytes of freed memory that nothing waits for.
         small: the bytes of tensors that take memory without waiting.
+        waits: gets what operations wait for.
     """
 
-    def __init__(self, in_flight: int, small: int):
-        self.small = small
+    def __init__(
+        self,
+        in_flight: int,
+        small: int,
+        waits: dict[Operation, Sequence[Operation]],
+    ):
+        self.small, self._waits = small, waits
         self._in_flight = in_flight
         self._freed: collections.deque[tuple[int, list[Operation]]]
         self._freed = collections.deque()
@@ -328,7 +313,9 @@ class _Queue:
 
     def wait(self, operation: Operation, others: list[Operation]) -> None:
         """Make an operation run after others, none of which depends on it."""
-        known = {id(tensor.operation) for tensor in operation.inputs}
-        known |= {id(other) for other in operation.after} | {id(operation)}
-        found = [o for o in others if id(o) not in known]
-        operation.after = [*operation.after, *dict.fromkeys(found)]
+        before = self._waits.get(operation, ())
+        known = {tensor.operation for tensor in operation.inputs}
+        known |= {*before, operation}
+        found = dict.fromkeys(o for o in others if o not in known)
+        if found:
+            self._waits[operation] = [*before, *found]

@@ -56,20 +56,12 @@ class TensorSizes:
             self._add(tensor, ())
         for index, copy in program.inputs.copies.items():
             self._add(copy, [program.inputs.of_graph[index]])
-        by_level: dict[int, list[Exchange]] = {}
-        for exchange in program.exchanges:
-            by_level.setdefault(exchange.level, []).append(exchange)
-        level = -1
-        for operation in sorted(program.operations, key=lambda o: o.level):
-            while level < operation.level - 1:
-                level += 1
-                for exchange in by_level.pop(level, ()):
-                    self._add_exchange(exchange)
-            for tensor in operation.outputs:
-                self._add(tensor, operation.inputs)
-        for exchanges in by_level.values():
-            for exchange in exchanges:
-                self._add_exchange(exchange)
+        for event in program.events:
+            if isinstance(event, Exchange):
+                self._add_exchange(event)
+            else:
+                for tensor in event.outputs:
+                    self._add(tensor, event.inputs)
 
     def entries(self, tensor: Tensor) -> int:
         """Return the number of entries of a tensor, or of a list's tensors."""

@@ -47,8 +47,10 @@ from keras_towers.partition.program import (
     ColumnInput,
     Exchange,
     Inputs,
+    Operation,
     Program,
     Tensor,
+    mapped_edges,
     prune,
 )
 from keras_towers.partition.rules.control_flow import has_control_flow_v1
@@ -151,8 +153,11 @@ class _GraphInputs:
         options: LayoutOptions,
     ):
         tensors = list(map(_tensor, graph.inputs, layouts))
-        for tensor in tensors[len(tensors) - len(of_columns) :]:
-            tensor.axes |= COLUMNS
+        first = len(tensors) - len(of_columns)
+        tensors[first:] = [
+            dataclasses.replace(tensor, axes=tensor.axes | COLUMNS)
+            for tensor in tensors[first:]
+        ]
         self._each = list(zip(graph.inputs, tensors, layouts, strict=True))
         self._sizes: dict[str, Tensor] = {}
         self._copies: dict[int, Tensor] = {}
@@ -326,14 +331,15 @@ def _program(
     by_name: Mapping[str, Value],
 ) -> Program:
     """Return the program of the laid out graph, without unused operations."""
-    operations, exchanges = prune(
-        scope.builder.operations, scope.builder.exchanges, results
-    )
-    sources = {id(operation.source) for operation in operations}
+    events = prune(scope.builder.events, results)
+    kept = set(events)
+    sources = {id(e.source) for e in events if isinstance(e, Operation)}
     return Program(
         inputs,
-        operations,
-        exchanges,
+        events,
+        mapped_edges(
+            scope.variables.before, lambda e: [e] if e in kept else []
+        ),
         results,
         scope.graphs,
         {o: why for o, why in scope.computed_once.items() if id(o) in sources},

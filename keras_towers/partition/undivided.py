@@ -87,9 +87,12 @@ def _whole_of(node: Node, variable: Value) -> Value:
         "shared_name": compat.anonymous_name(),
     }
     (handle,) = node.builder.add(
-        "VarHandleOp", [], attributes, [(tf.resource, tf.TensorShape(()))]
+        "VarHandleOp",
+        [],
+        attributes,
+        [(tf.resource, tf.TensorShape(()))],
+        handle=common.handle,
     )
-    handle.handle = common.handle
     whole = node.converter.assemble(variables.content_of(variable))
     variables.add_in_order(
         "AssignVariableOp",
@@ -169,17 +172,12 @@ def _copy_in_order(
     repeats: bool = False,
 ) -> list[Tensor]:
     """Add an operation after earlier users of the same resources."""
-    least = 0
-    if node.operation.op_def.is_stateful or uses_handles(node):
-        phase = node.builder.phase_of(node.type, operands)
-        least = node.variables.record_use(phase, operands, reads)
-    return node.copy(
-        operands,
-        least=least,
-        has_effect=not reads,
-        also=also,
-        is_repeated=repeats,
+    results = node.copy(
+        operands, has_effect=not reads, also=also, is_repeated=repeats
     )
+    if node.operation.op_def.is_stateful or uses_handles(node):
+        node.variables.record_use(node.builder.last, reads)
+    return results
 
 
 def _broadcast_from_root(builder: Builder, whole: Tensor) -> Tensor:

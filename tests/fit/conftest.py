@@ -1,4 +1,4 @@
-"""Fixtures for variables that are left on towers, and for log messages."""
+"""Fixtures: what is left on towers, log messages, and steps that are added."""
 
 import gc
 import logging
@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import _notices
+from keras_towers.fit.step.tower_program import TowerProgram
+from keras_towers.partition.timeline import Timeline
 
 
 @pytest.fixture
@@ -40,3 +42,16 @@ def logged(monkeypatch, caplog) -> Callable[[str], list[tuple[str, str]]]:
         for record in caplog.records
         if text in record.getMessage()
     ]
+
+
+@pytest.fixture
+def timelines(monkeypatch) -> list[Timeline]:
+    """The timelines of steps that are added to graphs."""
+    found, add_to_graph = [], TowerProgram.add_to_graph
+
+    def add(program, *args):
+        found.append(program._timeline)
+        return add_to_graph(program, *args)
+
+    monkeypatch.setattr(TowerProgram, "add_to_graph", add)
+    return found

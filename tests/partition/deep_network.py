@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_towers.partition.kept_results import KEEP_ALL
 from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.memory_estimate import MemoryEstimate, events_of
+from keras_towers.partition.memory_estimate import MemoryEstimate
 from keras_towers.partition.program import Operation
 from keras_towers.partition.schedule import BatchSplit, schedule
 from keras_towers.partition.tensor_sizes import TensorSizes
@@ -29,31 +29,32 @@ def gradients(x, *weights):
 
 @functools.cache
 def deep(xla=False, remat=KEEP_ALL, parts=1):
-    """Return the scheduled program of a deep network and its gradients."""
+    """Return the timeline of a deep network and its gradients."""
     given = sharded(-1, WIDTH), *[replicated(WIDTH, WIDTH)] * LAYERS
     handed = {"handed": [REPLICATED] * LAYERS}
     program = laid_out(gradients, *given, handed=handed)
     return schedule(program, BatchSplit(TOWERS, ROWS, parts), remat, xla=xla)
 
 
-def peak_bytes(program):
+def peak_bytes(timeline):
     """Return the most bytes that a tower has at a time."""
-    sizes = TensorSizes(program, TOWERS, ROWS)
-    return MemoryEstimate(program, sizes).peak_bytes()
+    sizes = TensorSizes(timeline.program, TOWERS, ROWS)
+    return MemoryEstimate(timeline, sizes).peak_bytes()
 
 
-def check_order(program):
+def check_order(timeline):
     """Every tensor is computed before it is used, and nothing waits for it."""
     done = set()
-    for event in events_of(program):
+    for event in timeline.events:
         if not isinstance(event, Operation):
             done.add(event.result)
             continue
         for tensor in event.inputs:
             source = tensor.operation
             is_there = source is None or source.is_repeated or tensor in done
-            is_before = tensor.level <= event.level
+            is_before = timeline.level_of(tensor) <= timeline.levels[event]
             assert is_there and is_before, event.name
-        missing = [o.name for o in event.after if o.outputs[0] not in done]
+        waits = timeline.waits.get(event, ())
+        missing = [o.name for o in waits if o.outputs[0] not in done]
         assert not missing, event.name
         done.update(event.outputs)

@@ -21,6 +21,7 @@ from keras_towers.fit.step.placed_tensors import PlacedTensors
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.partition import axes, partition_graph
 from keras_towers.partition.conversions import LayoutOptions
+from keras_towers.partition.gathers import place_earliest
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -30,6 +31,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.program import Program
 from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.partition.values import BelowLimit
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
@@ -207,11 +209,16 @@ def laid_out(function, *given, captured=REPLICATED, handed=None, **options):
     return partition_graph(graph, layouts, outputs, handed, options=options)
 
 
-def by_hand(builder, *inputs, results=(), copies=None):
+def earliest(program, towers=2, rows=8, gather_bytes=2**29):
+    """Return the timeline of a program that does everything early."""
+    sizes = TensorSizes(program, towers, rows)
+    return place_earliest(program, sizes, gather_bytes)
+
+
+def by_hand(builder, *inputs, results=(), copies=None, before=None):
     """Return a program of what a builder has added."""
     given = types.SimpleNamespace(of_graph=inputs, copies=copies or {})
-    operations, exchanges = builder.operations, builder.exchanges
-    return Program(given, operations, exchanges, results, [], {}, {})
+    return Program(given, builder.events, before or {}, results, [], {}, {})
 
 
 def _fetched(graph):
@@ -224,7 +231,9 @@ def results_of(program):
     return [program.values[t.name] for t in program.graphs[0].outputs]
 
 
-def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
+def on_towers(
+    program, parts, counts, ranks=1, copies=(), more=(), scheduled=earliest
+):
     """Run a program as steps do; return the results of the last process.
 
     Args:
@@ -235,6 +244,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
         ranks: the number of processes that share the towers: threads.
         copies: for mirrored variables, by their inputs, the towers' handles.
         more: pairs of other tensors of the program and their values.
+        scheduled: decides when the program does what.
     """
     given, towers = program.inputs, [{} for _ in counts]
     total = tf.constant(sum(counts), tf.int64)
@@ -259,7 +269,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
     for k, tower in enumerate(towers):
         tower[given.start] = tf.constant(sum(counts[:k]), tf.int64)
         tower[given.is_first] = tf.constant(k == 0)
-    graph = tf.compat.v1.get_default_graph()
+    graph, timeline = tf.compat.v1.get_default_graph(), scheduled(program)
 
     def run(transport):
         shares = np.array_split(np.arange(len(towers)), ranks)
@@ -267,7 +277,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
         devices, order = [_HOST] * len(own), StepOrder(transport)
         with graph.as_default():
             places = Places(Ranks(step=transport), [[d] for d in devices])
-            runner = TowerProgram(program, "called", places, order)
+            runner = TowerProgram(timeline, "called", places, order)
             inputs = PlacedTensors(places)
             for tensor, value in processes[transport.rank].items():
                 inputs.shared[tensor] = value
@@ -325,7 +335,7 @@ def check_on_towers(
     towers=TOWERS,
     seed=0,
     tolerance=1e-5,
-    scheduled=lambda program: program,
+    scheduled=earliest,
     **options,
 ):
     """Check that towers compute what one device does; return the program.
@@ -339,7 +349,7 @@ def check_on_towers(
         scheduled: decides when a program computes what.
         **options: the attributes of ``LayoutOptions``.
     """
-    program = scheduled(laid_out(function, *given, **options))
+    program = laid_out(function, *given, **options)
     graph = program.graphs[0]
     fetched = _fetched(graph)
     generator = np.random.default_rng(seed)
@@ -348,7 +358,8 @@ def check_on_towers(
         inputs = [g.for_one_device(whole) for g, whole in drawn]
         wanted = _one_device(graph, fetched, inputs)
         _check_claims(graph, program.values, inputs, sum(counts))
-        found = _run(program, [g.split(w, counts) for g, w in drawn], counts)
+        parts = [g.split(w, counts) for g, w in drawn]
+        found = _run(program, parts, counts, scheduled)
         for n, (own, right) in enumerate(zip(found, wanted, strict=True)):
             where = f"output {n}, towers with {counts} examples"
             _assert_equal(own, right, tolerance, where)
@@ -427,10 +438,10 @@ def _one_device(graph, fetched, inputs):
             raise OneDeviceFails(str(error)) from error
 
 
-def _run(program, parts, counts):
+def _run(program, parts, counts, scheduled):
     graph = tf.Graph()
     with graph.as_default():
-        results = on_towers(program, parts, counts)
+        results = on_towers(program, parts, counts, scheduled=scheduled)
     with tf.compat.v1.Session(graph=graph, config=_AS_IT_IS) as session:
         return session.run(results)
 

@@ -8,7 +8,7 @@ from keras_towers.partition.program import Operation
 
 
 def called_by(type_, attributes, graphs=()):
-    call = Operation(type_, (), attributes, [], 0, ONCE)
+    call = Operation(type_, (), attributes, [], ONCE)
     return CalledFunctions(graphs).of(call)
 
 

@@ -11,7 +11,13 @@ import tensorflow as tf
 from keras_towers import compat, partition
 from keras_towers.partition import partition_graph, rules
 from keras_towers.partition.registry import OPERATIONS, OperationFacts
-from tests.partition.kit import exchange_counts, replicated, sharded, trace
+from tests.partition.kit import (
+    earliest,
+    exchange_counts,
+    replicated,
+    sharded,
+    trace,
+)
 
 
 def _rows_of_table(text):
@@ -65,8 +71,9 @@ def test_the_example_has_the_layouts_that_its_table_shows():
 def test_the_example_exchanges_two_sums_in_one_level():
     program, values = _lay_out_example((5, 6))
     assert exchange_counts(program) == {"sum": 2}
-    assert program.levels == 1
-    assert {values[k].whole.level for k in (5, 6)} == {1}
+    timeline = earliest(program)
+    assert timeline.number_of_levels == 1
+    assert {timeline.level_of(values[k].whole) for k in (5, 6)} == {1}
     assert not program.computed_once
 
 

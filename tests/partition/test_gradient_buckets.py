@@ -6,16 +6,18 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition import gradient_buckets
-from keras_towers.partition.axes import BATCH, TOWERS
+from keras_towers.partition.axes import BATCH, ONCE, TOWERS
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.gradient_buckets import (
     bucket_gradients,
     divide_levels,
 )
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.schedule import compute_late
 from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline import Timeline
 from tests.partition.deep_network import LAYERS, WIDTH, check_order, deep
-from tests.partition.kit import by_hand
+from tests.partition.kit import by_hand, earliest
 
 SHAPE = tf.TensorShape([4, 4])
 BYTES = 4 * 4 * 4
@@ -51,7 +53,7 @@ def test_a_level_begins_where_a_bucket_is_full(
         # A step that fails then updates nothing.
         builder.add("CheckNumerics", [x], {}, [], has_effect=True)
     program = by_hand(builder, x)
-    found = bucket_gradients(program, TensorSizes(program, 1, 4))
+    found = bucket_gradients(earliest(program), TensorSizes(program, 1, 4))
     assert [o.type for o in found] == ([] if check else begins)
 
 
@@ -60,17 +62,21 @@ def test_a_level_begins_where_a_bucket_is_full(
 def test_gradients_are_exchanged_in_buckets(parts, levels, monkeypatch):
     bucket = LAYERS // 4 * WIDTH * WIDTH * 4
     monkeypatch.setattr(gradient_buckets, "_BUCKET_BYTES", bucket)
-    program = deep.__wrapped__(parts=parts)
-    check_order(program)
-    found = collections.Counter(e.level for e in program.exchanges)
+    timeline = deep.__wrapped__(parts=parts)
+    check_order(timeline)
+    exchanges = timeline.program.exchanges
+    found = collections.Counter(map(timeline.levels.get, exchanges))
     assert found == dict.fromkeys(range(levels), LAYERS // levels)
 
 
 def levels(builder, begins, *inputs, **options):
-    """Return the levels of operations, and the exchanges."""
+    """Return the levels of operations, and those of exchanges."""
     program = by_hand(builder, *inputs, **options)
-    divided = divide_levels(program, [t.operation for t in begins])
-    return {o.type: o.level for o in divided.operations}, divided.exchanges
+    begins = [tensor.operation for tensor in begins]
+    # They follow from the order of events, whatever they were.
+    found = divide_levels(Timeline(program, {}), begins).levels
+    exchanges = [found[e] for e in program.exchanges]
+    return {o.type: found[o] for o in program.operations}, exchanges
 
 
 def test_what_is_computed_from_rows_follows_on_the_level_that_begins():
@@ -91,20 +97,23 @@ def test_what_is_computed_from_rows_follows_on_the_level_that_begins():
 def test_inputs_of_towers_are_gathered_as_late_as_before():
     builder, x = Builder(), rows()
     shard = Tensor(tf.float32, SHAPE, TOWERS)
+    builder.exchange("gather", shard, to=TOWERS)
     late = builder.op("Sin", [x], SHAPE)
     builder.exchange("sum", late)
-    for least, to in ((0, TOWERS), (1, TOWERS), (1, frozenset())):
-        builder.exchange("gather", shard, to=to, least=least)
+    for to in (TOWERS, ONCE):
+        builder.exchange("gather", shard, to=to)
     _, exchanges = levels(builder, [late], x, shard)
-    assert [e.level for e in exchanges] == [1, 0, 1, 0]
+    assert exchanges == [0, 1, 1, 0]
 
 
 def test_effects_keep_their_order():
     builder, x = Builder(), rows()
     late = builder.op("Sin", [x], SHAPE)
     builder.add("CheckNumerics", [late], {}, [], has_effect=True)
+    first = builder.last
     builder.add("Assert", [x], {}, [], has_effect=True)
-    found, _ = levels(builder, [late], x)
+    before = {builder.last: [first]}
+    found, _ = levels(builder, [late], x, before=before)
     assert found == {"Sin": 1, "CheckNumerics": 1, "Assert": 1}
 
 
@@ -114,12 +123,15 @@ def test_a_variable_and_its_copies_are_used_in_order():
     copy = Tensor(tf.resource, SHAPE, TOWERS, handle=1)
     late = builder.op("Sin", [x], SHAPE)
     builder.add("AssignVariableOp", [copy, late], {}, [], has_effect=True)
+    written = builder.last
+    builder.add("AssignAddVariableOp", [copy, x], {}, [], has_effect=True)
+    before = {builder.last: [written]}
     # What runs once comes before the updates of its level.
     for type_, read in (("ReadVariableOp", handle), ("VariableShape", other)):
-        builder.add(type_, [read], {}, [(tf.float32, SHAPE)], least=1)
-    builder.add("AssignAddVariableOp", [copy, x], {}, [], has_effect=True)
-    given, copies = (handle, other, x), {0: copy}
-    found, _ = levels(builder, [late], *given, copies=copies)
+        builder.add(type_, [read], {}, [(tf.float32, SHAPE)])
+        before[builder.last] = [written] if read is handle else []
+    given, more = (handle, other, x), {"copies": {0: copy}, "before": before}
+    found, _ = levels(builder, [late], *given, **more)
     assert found == {
         "Sin": 1,
         "AssignVariableOp": 1,
@@ -127,3 +139,16 @@ def test_a_variable_and_its_copies_are_used_in_order():
         "ReadVariableOp": 2,
         "VariableShape": 0,
     }
+
+
+def test_what_uses_a_size_follows_what_has_it():
+    builder, x = Builder(), rows()
+    total = builder.exchange("sum", builder.op("Exp", [x], SHAPE))
+    size = builder.shape_vector(builder.op("Sin", [total], SHAPE))
+    used = builder.op("Reshape", [x, size], SHAPE)
+    late = builder.op("Cos", [used], SHAPE)
+    program = by_hand(builder, x, results=[late])
+    # Sizes, which functions compute again, then stand before all else.
+    timeline = compute_late(earliest(program), TensorSizes(program, 2, 8))
+    found = divide_levels(timeline, [late.operation])
+    assert found.levels[used.operation] == 1

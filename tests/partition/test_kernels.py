@@ -35,7 +35,7 @@ def test_an_operation_compiles_with_all_functions_that_it_calls(
     graph = tf.function(function).get_concrete_function(spec).graph
     kernels = Kernels("/device:CPU:0", CalledFunctions([graph]))
     operations = [
-        Operation(o.type, (), o.node_def.attr, [], 0, ONCE)
+        Operation(o.type, (), o.node_def.attr, [], ONCE)
         for o in graph.get_operations()[1:]
     ]
     assert all(map(kernels.has, operations)) == compiles
@@ -56,5 +56,5 @@ def test_a_kernel_has_only_some_dtypes():
 
 
 def test_an_unknown_function_does_not_compile():
-    call = Operation("no_such_function", (), {}, [], 0, ONCE)
+    call = Operation("no_such_function", (), {}, [], ONCE)
     assert not Kernels("/device:CPU:0", CalledFunctions()).has(call)

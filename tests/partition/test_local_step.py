@@ -7,7 +7,14 @@ import tensorflow as tf
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED, Sharded
 from keras_towers.partition.local_step import to_local_step
-from tests.partition.kit import on_towers, replicated, sharded, trace
+from tests.partition.deep_network import check_order
+from tests.partition.kit import (
+    earliest,
+    on_towers,
+    replicated,
+    sharded,
+    trace,
+)
 
 COUNTS = 3, 2, 0
 X = np.random.default_rng(0).normal(size=(sum(COUNTS), 3)).astype("float32")
@@ -85,13 +92,7 @@ def _on_processes(loss, variable=None, mirrored=False, by_update=False):
         dict.fromkeys(writes if by_update else [], ""),
     )
     mine = to_local_step(program, {"handed": program.results[1:]})
-    for operation in mine.program.operations:
-        for source in (tensor.operation for tensor in operation.inputs):
-            is_before = source is None or (
-                (source.level, source.phase)
-                <= (operation.level, operation.phase)
-            )
-            assert is_before or source.is_repeated, operation
+    check_order(earliest(mine.program))
 
     @tf.function(autograph=False)
     def run(start, count, first):

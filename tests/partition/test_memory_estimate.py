@@ -12,12 +12,13 @@ from keras_towers.partition.memory_estimate import (
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.tensor_sizes import TensorSizes
-from tests.partition.kit import by_hand, laid_out, replicated, sharded
+from tests.partition.kit import by_hand, earliest, laid_out, replicated, sharded
 
 
 def estimate(step, *given, towers=2, rows=8):
-    program = laid_out(step, *given)
-    return program, MemoryEstimate(program, TensorSizes(program, towers, rows))
+    timeline = earliest(laid_out(step, *given), towers, rows)
+    sizes = TensorSizes(timeline.program, towers, rows)
+    return timeline, MemoryEstimate(timeline, sizes)
 
 
 def test_a_result_lives_until_its_last_use():
@@ -25,15 +26,15 @@ def test_a_result_lives_until_its_last_use():
         wide = tf.cumsum(tf.cumsum(x))
         return tf.reduce_sum(tf.reshape(wide, [-1]) ** 2)
 
-    program, found = estimate(step, sharded(100, -1))
+    timeline, found = estimate(step, sharded(100, -1))
     one = 8 * 100 * 4
     # An operation's input and its result; a reshape has no memory of its own.
     # The batch is gone after its use.
     assert 2 * one <= found.peak_bytes() < 2 * one + 100
-    assert found.bytes_of(program.inputs.of_graph[0]) == one
+    assert found.bytes_of(timeline.program.inputs.of_graph[0]) == one
     # Of four micro-batches the batch is there, and two results of one.
-    sizes = TensorSizes(program, 8, 2)
-    in_parts = MemoryEstimate(program, sizes, parts=4).peak_bytes()
+    sizes = TensorSizes(timeline.program, 8, 2)
+    in_parts = MemoryEstimate(timeline, sizes, parts=4).peak_bytes()
     assert one + one / 4 <= in_parts < one + one / 2 + 100
 
 
@@ -83,9 +84,9 @@ def test_the_bytes_at_each_time(options, live):
     product = builder.op("MatMul", [x, x], shape)
     total = builder.exchange("sum", builder.op("Exp", [product], shape))
     result = builder.op("MatMul", [total, total], shape)
-    program = by_hand(builder, x, results=[result])
-    sizes = TensorSizes(program, 1, 1)
-    assert MemoryEstimate(program, sizes, **options).live == live
+    timeline = earliest(by_hand(builder, x, results=[result]), 1, 1)
+    sizes = TensorSizes(timeline.program, 1, 1)
+    assert MemoryEstimate(timeline, sizes, **options).live == live
 
 
 def test_a_list_is_once_in_memory_whatever_loops_do_to_it():
@@ -117,11 +118,12 @@ def test_ranks_exchange_beside_the_next_level():
         total = tf.reduce_sum(tf.sin(x), 0)
         return product, tf.reduce_sum(tf.exp(x - total))
 
-    program, found = estimate(step, sharded(-1, 50), rows=100)
+    timeline, found = estimate(step, sharded(-1, 50), rows=100)
     product, total, last = 50 * 50 * 4, 50 * 4, 4
     assert found.peak_bytes_over_ranks() == found.peak_bytes() + product
     # The second level does not wait for the first.
-    assert rounds_over_ranks(program, TensorSizes(program, 2, 100)) == [
+    sizes = TensorSizes(timeline.program, 2, 100)
+    assert rounds_over_ranks(timeline, sizes) == [
         {"sum": product + total + last},
         {"sum": last},
     ]
@@ -141,5 +143,5 @@ def test_what_later_levels_use_is_held_of_all_micro_batches():
     builder.op("Fill", [builder.size_vector([size], tf.int64), total], shape)
     builder.op("Mul", [used_later, total], shape)
     builder.op("Add", [whole, total], shape)
-    held = held_tensors(by_hand(builder, x, whole))
+    held = held_tensors(earliest(by_hand(builder, x, whole)))
     assert held == {used_later, gathered}

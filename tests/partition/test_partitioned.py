@@ -8,12 +8,14 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.emission import emit
 from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
     check_divided,
     check_on_towers,
     computed_once,
+    earliest,
     exchange_counts,
     laid_out,
     on_towers,
@@ -184,7 +186,7 @@ def test_a_count_of_nothing_makes_a_weight_infinite(limited):
         function, sharded(-1, 3), towers=((2, 0, 3), (1, 1))
     )
     assert exchange_counts(program) == {"sum": 2}
-    assert program.levels == 2
+    assert earliest(program).number_of_levels == 2
 
 
 def _imported_loop(x):
@@ -294,3 +296,38 @@ def test_what_may_fail_and_writes_nothing_is_told_when_it_is_added():
         wanted = program.results
         emit(program.operations, given, wanted, program.graphs, checks=checks)
     assert [check.type for check in checks] == ["Assert"]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "found"), [(32, 2, [4, 2]), (3, 10, [3, 4])]
+)
+def test_few_rounds_of_a_loop_run_at_a_time(outer, inner, found):
+    def step(x):
+        def twice(k, h):
+            _, h = tf.while_loop(
+                lambda j, h: j < k,
+                lambda j, h: (j + 1, tf.tanh(h)),
+                [0, h],
+                parallel_iterations=inner,
+            )
+            return k + 1, h
+
+        limit = tf.shape(x)[1]
+        loop = tf.while_loop(
+            lambda k, h: k < limit, twice, [0, x], parallel_iterations=outer
+        )
+        return loop[1]
+
+    program = laid_out(step, sharded(-1, 3))
+    with tf.Graph().as_default() as graph:
+        x, *_ = program.inputs.of_graph
+        given = {x: tf.compat.v1.placeholder(x.dtype, x.shape)}
+        loops = [o for o in program.operations if o.type in LOOPS]
+        emit(program.operations, given, loops[0].outputs, program.graphs)
+    definition = graph.as_graph_def()
+    functions = {f.signature.name: f for f in definition.library.function}
+    (loop,) = [n for n in definition.node if n.op in LOOPS]
+    body = functions[loop.attr["body"].func.name]
+    (inside,) = [n for n in body.node_def if n.op in LOOPS]
+    rounds = [n.attr["parallel_iterations"].i for n in (loop, inside)]
+    assert rounds == found

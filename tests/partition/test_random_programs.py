@@ -47,9 +47,9 @@ def test_random_programs_that_compute_again_need_no_more_memory(number):
     sizes = []
 
     def scheduled(program, remat=AGAIN):
-        program = schedule(program, BatchSplit(2, 1000), remat)
-        sizes.append(program.schedule.bytes)
-        return program
+        timeline = schedule(program, BatchSplit(2, 1000), remat)
+        sizes.append(timeline.plan.bytes)
+        return timeline
 
     program = Program(seed, 8)
     scheduled(kit.laid_out(program, *GIVEN), KEEP_ALL)
@@ -62,7 +62,7 @@ def test_random_programs_that_compute_again_need_no_more_memory(number):
             tolerance=2e-3,
             scheduled=scheduled,
         )
-    assert sizes[1] <= sizes[0]
+    assert max(sizes[1:]) <= sizes[0]
 
 
 # How many operations are computed once in so many programs of each kind. If you

@@ -21,7 +21,7 @@ from tests.partition.deep_network import (
     gradients,
     peak_bytes,
 )
-from tests.partition.kit import by_hand, laid_out, replicated, sharded
+from tests.partition.kit import by_hand, earliest, laid_out, replicated, sharded
 
 SIDE = 1024
 TENSOR = SIDE * SIDE * 4
@@ -66,29 +66,31 @@ PLANS = {
 def test_what_runs_again(name):
     limits, tensors, again = PLANS[name]
     program = chain()
-    sizes = TensorSizes(program, 1, 1)
-    program, summary, _ = rematerialize(program, sizes, 1, limits, None)
-    names = [o.name for o in program.operations if o.suffix]
+    sizes, timeline = TensorSizes(program, 1, 1), earliest(program, 1, 1)
+    timeline, _ = rematerialize(timeline, sizes, 1, limits, None)
+    plan = timeline.plan
+    names = [o.name for o in timeline.program.operations if o.suffix]
     assert names == again
-    assert summary.bytes // TENSOR == tensors
-    assert summary.recomputed == len(again)
-    assert (summary.work > 0.1) == ("product 0" in again)
+    assert plan.bytes // TENSOR == tensors
+    assert plan.recomputed == len(again)
+    assert (plan.work > 0.1) == ("product 0" in again)
+
+
+def copies_in(timeline):
+    """Return the operations that run again, in order."""
+    operations = timeline.program.operations
+    return [o for o in operations if o.suffix.endswith("_again")]
 
 
 def test_what_may_be_computed_again_saves_memory():
     kept, again = deep(), deep(remat=RematLimits(0))
     check_order(again)
-    before, after = kept.schedule, again.schedule
+    before, after = kept.plan, again.plan
     # Programs are long: a failure is not to print them.
     assert [peak_bytes(kept), peak_bytes(again)] == [before.bytes, after.bytes]
     assert before.bytes - after.bytes == after.saved > 0.5 * before.bytes
     assert 0 < after.work < 0.5
-    copies = [o for o in again.operations if o.suffix.endswith("_again")]
-    assert len(copies) == after.recomputed
-
-
-def types_again(program):
-    return {o.type for o in program.operations if o.suffix.endswith("_again")}
+    assert len(copies_in(again)) == after.recomputed
 
 
 def test_weights_in_shards_are_gathered_before_copies_use_them():
@@ -97,28 +99,28 @@ def test_weights_in_shards_are_gathered_before_copies_use_them():
         lambda x: gradients(x, *weights),
         sharded(-1, WIDTH),
         captured=InShards(0, WIDTH),
-        gather_bytes=4 * WIDTH * WIDTH * 4,
     )
-    again = schedule(program, SPLIT, RematLimits(0))
+    budget = 4 * WIDTH * WIDTH * 4
+    again = schedule(program, SPLIT, RematLimits(0), gather_bytes=budget)
     check_order(again)
-    assert again.schedule.recomputed > 0
+    assert again.plan.recomputed > 0
 
 
 def test_xla_computes_segments_again_in_functions_of_their_own():
     kept, again = deep(xla=True), deep(xla=True, remat=RematLimits(0))
     check_order(again)
-    levels = kept.levels, again.levels
+    levels = kept.number_of_levels, again.number_of_levels
     assert levels[0] < levels[1]
-    firsts = {o.name: o.level for o in again.operations if not o.suffix}
-    for operation in again.operations:
-        if operation.suffix.endswith("_again"):
-            level = operation.level
-            assert level > firsts[operation.name]
-    waits = sum(len(o.after) for o in kept.operations)
+    operations = again.program.operations
+    firsts = {o.name: o for o in operations if not o.suffix}
+    for operation in copies_in(again):
+        level = again.levels[operation]
+        assert level > again.levels[firsts[operation.name]]
+    waits = sum(map(len, kept.waits.values()))
     assert waits == 0
     # The first one waits until the backward pass has come to it.
-    first, *_ = (o for o in again.operations if o.suffix.endswith("_again"))
-    assert len(first.after) > 0
+    first, *_ = copies_in(again)
+    assert len(again.waits[first]) > 0
 
 
 def test_nothing_that_acts_or_draws_runs_again():
@@ -132,8 +134,8 @@ def test_nothing_that_acts_or_draws_runs_again():
         return tape.gradient(loss, w)
 
     program = laid_out(step, sharded(-1, 512), replicated(512, 512))
-    program = schedule(program, BatchSplit(TOWERS, 1024), RematLimits(0))
-    check_order(program)
-    again = types_again(program)
+    timeline = schedule(program, BatchSplit(TOWERS, 1024), RematLimits(0))
+    check_order(timeline)
+    again = {operation.type for operation in copies_in(timeline)}
     assert "MatMul" in again
     assert "RandomUniform" not in again

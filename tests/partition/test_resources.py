@@ -1,19 +1,21 @@
-"""When resources may be read and written."""
+"""The order in which resources are read and written."""
 
 import pytest
 import tensorflow as tf
 
 from keras_towers.partition.axes import ONCE, TOWERS
+from keras_towers.partition.builder import Builder
 from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.program import Phase, Tensor, phase_of
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.resources import Resources
+from keras_towers.partition.timeline import Levels
 from keras_towers.partition.values import Value
 
 NUMBER = tf.TensorShape([])
 
 
-def handle(axes=ONCE, level=0):
-    return Tensor(tf.resource, NUMBER, axes, level, handle="handle data")
+def handle(axes=ONCE):
+    return Tensor(tf.resource, NUMBER, axes, handle="handle data")
 
 
 @pytest.fixture
@@ -24,50 +26,66 @@ def mirrored():
     return resources, common, local
 
 
+def use(resources, type_, *inputs, reads=True):
+    builder = Builder()
+    builder.add(type_, inputs, {}, [])
+    resources.record_use(builder.last, reads)
+    return builder.last
+
+
 def read(resources, variable):
-    phase = phase_of("ReadVariableOp", [variable])
-    return resources.record_use(phase, [variable], reads=True)
+    return use(resources, "ReadVariableOp", variable)
 
 
-def write(resources, variable, level=0):
-    value = Tensor(tf.float32, NUMBER, variable.axes, level)
-    phase = phase_of("AssignVariableOp", [variable, value])
-    return resources.record_use(phase, [variable, value], reads=False)
+def write(resources, variable):
+    value = Tensor(tf.float32, NUMBER, variable.axes)
+    return use(resources, "AssignVariableOp", variable, value, reads=False)
+
+
+def levels_of(resources, late):
+    """Return the levels of all uses, if one is possible on level 2 only."""
+    levels = Levels(resources.before)
+    return [levels.place(o, 2 * (o is late)) for o in resources.before]
 
 
 def test_towers_read_in_the_next_level_what_they_write_at_the_end_of_one(
     mirrored,
 ):
     resources, common, local = mirrored
-    assert read(resources, local) == 0
-    assert write(resources, local, level=2) == 0
-    assert read(resources, local) == 3
+    first, written = read(resources, local), write(resources, local)
+    again, once = read(resources, local), read(resources, common)
+    follow = {first: [], written: [first], again: [written], once: [written]}
+    assert resources.before == follow
     # What is computed once comes first in a level.
-    assert read(resources, common) == 3
+    assert levels_of(resources, written) == [0, 2, 3, 3]
 
 
 def test_towers_read_at_once_what_is_written_once(mirrored):
     resources, common, local = mirrored
-    write(resources, common, level=1)
-    assert read(resources, local) == 1
+    written, after = write(resources, common), read(resources, local)
+    assert resources.before == {written: [], after: [written]}
+    assert levels_of(resources, written) == [2, 2]
 
 
-def test_a_write_waits_for_reads(mirrored):
+def test_a_write_follows_all_reads(mirrored):
     resources, common, local = mirrored
-    assert read(resources, handle(TOWERS, 4)) == 0
-    resources.record_use(
-        Phase.READ, [local, Tensor(tf.int32, NUMBER, TOWERS, 4)], True
-    )
+    other, first = read(resources, handle(TOWERS)), read(resources, local)
+    second, written = read(resources, local), write(resources, local)
+    last = write(resources, common)
+    assert resources.before[written] == [first, second]
+    assert resources.before[last] == [written]
+    assert resources.before[other] == []
     # Towers have read it by then, but what is computed once comes first.
-    assert write(resources, local) == 4
-    assert resources.earliest_level(Phase.ONCE, [common], False) == 5
+    assert levels_of(resources, second) == [0, 0, 2, 2, 3]
 
 
 def test_updates_read_what_they_have_written_in_the_same_level(mirrored):
     resources, _, local = mirrored
-    write(resources, local, level=2)
-    assert resources.record_use(Phase.UPDATE, [local], reads=True) == 2
-    assert read(resources, local) == 3
+    written = write(resources, local)
+    by_update = use(resources, "ResourceGather", local)
+    after = read(resources, local)
+    assert resources.before[by_update] == resources.before[after] == [written]
+    assert levels_of(resources, written) == [2, 2, 3]
 
 
 def test_what_is_written_is_not_known_any_more(mirrored):

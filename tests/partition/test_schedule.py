@@ -5,7 +5,6 @@ import tensorflow as tf
 from keras_towers.partition import schedule as partition_schedule
 from keras_towers.partition.axes import BATCH
 from keras_towers.partition.builder import Builder
-from keras_towers.partition.effects import LOOPS
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.schedule import keep_order, schedule
 from keras_towers.partition.tensor_sizes import TensorSizes
@@ -17,18 +16,18 @@ from tests.partition.deep_network import (
     deep,
     peak_bytes,
 )
-from tests.partition.kit import by_hand, laid_out, replicated, sharded
+from tests.partition.kit import by_hand, earliest, laid_out, replicated, sharded
 
 
 def test_gradients_of_weights_are_computed_before_the_next_layer():
-    program = deep()
-    check_order(program)
-    waits = [o for o in program.operations if o.after]
-    waited_for = {other.name for o in waits for other in o.after}
+    timeline = deep()
+    check_order(timeline)
+    waits = timeline.waits.values()
+    waited_for = {other.name for others in waits for other in others}
     # Those of weights, which nothing else waits for; not the last one's.
     products = [
         o
-        for o in program.operations
+        for o in timeline.program.operations
         if o.type == "MatMul" and o.outputs[0].shape == [WIDTH, WIDTH]
     ]
     assert len(products) == LAYERS
@@ -51,21 +50,19 @@ def test_what_takes_memory_is_computed_when_it_is_used():
     program = laid_out(step, *given)
     one = width * width * 4
     weights = layers * one
-    before = peak_bytes(program) - weights
-    program = schedule(program, SPLIT)
-    check_order(program)
+    before = peak_bytes(earliest(program)) - weights
+    timeline = schedule(program, SPLIT)
+    check_order(timeline)
     assert before >= layers * one
-    assert peak_bytes(program) - weights < 3 * one
+    assert peak_bytes(timeline) - weights < 3 * one
 
 
 def levels_of(step, *types):
-    """Return the levels of operations in the scheduled program of a step."""
-    program = schedule(laid_out(step, sharded(-1, WIDTH)), SPLIT)
-    check_order(program)
-    found = {
-        operation.type: operation.level for operation in program.operations
-    }
-    return [found[type_] for type_ in types]
+    """Return the levels of operations in the timeline of a step."""
+    timeline = schedule(laid_out(step, sharded(-1, WIDTH)), SPLIT)
+    check_order(timeline)
+    found = {o.type: o for o in timeline.program.operations}
+    return [timeline.levels[found[type_]] for type_ in types]
 
 
 def test_what_is_used_later_is_computed_later():
@@ -90,31 +87,6 @@ def test_what_is_received_is_not_kept_for_later():
     assert levels_of(step, "MatMul", "Exp", "Max") == [0, 1, 1]
 
 
-def test_few_rounds_of_a_loop_run_at_a_time():
-    def step(x):
-        def twice(k, h):
-            _, h = tf.while_loop(
-                lambda j, h: j < k,
-                lambda j, h: (j + 1, tf.tanh(h)),
-                [0, h],
-                parallel_iterations=2,
-            )
-            return k + 1, h
-
-        limit = tf.shape(x)[1]
-        loop = tf.while_loop(
-            lambda k, h: k < limit, twice, [0, x], parallel_iterations=32
-        )
-        return loop[1]
-
-    program = schedule(laid_out(step, sharded(-1, 3)), SPLIT)
-    (loop,) = [o for o in program.operations if o.type in LOOPS]
-    body = loop.functions["body"]
-    (inside,) = [o for o in body.operations if o.type in LOOPS]
-    rounds = [o.attributes["parallel_iterations"].i for o in (loop, inside)]
-    assert rounds == [4, 2]
-
-
 def waits(add):
     """Return what operations wait for, by their names, in a program by hand."""
     builder, x = Builder(), Tensor(tf.float32, tf.TensorShape([64, 64]), BATCH)
@@ -125,11 +97,10 @@ def waits(add):
 
     add(builder, product, x)
     program = by_hand(builder, x)
-    keep_order(program, TensorSizes(program, 1, 1), parts=1)
+    sizes, timeline = TensorSizes(program, 1, 1), earliest(program, 1, 1)
     return {
-        operation.name: [other.name for other in operation.after]
-        for operation in program.operations
-        if operation.after
+        operation.name: [other.name for other in others]
+        for operation, others in keep_order(timeline, sizes, 1).waits.items()
     }
 
 

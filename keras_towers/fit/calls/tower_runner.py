@@ -40,7 +40,7 @@ from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.ranks import call_agreement
 from keras_towers.fit.step.trace import Trace
 from keras_towers.fit.weights import agreement, model_state, writes
-from keras_towers.partition import Program
+from keras_towers.partition.timeline import Timeline
 from keras_towers.rendezvous import (
     activity,
     failed_calls,
@@ -246,8 +246,8 @@ class TowerRunner(Runner):
         batch: Structure,
         examples: int | None,
         kind: str = "fit",
-    ) -> tuple[Trace, Program]:
-        """Trace and lay out a step without running it.
+    ) -> tuple[Trace, Timeline]:
+        """Trace and plan a step without running it.
 
         Args:
             model: a compiled model.

@@ -1,7 +1,7 @@
 """Makes models fit into the memory of their devices, or refuses them.
 
 Variables are checked before they are placed; a step is checked when it is
-traced, before it runs. ``DeviceMemory.plan`` finds a schedule that fits.
+traced, before it runs. ``DeviceMemory.plan`` finds a timeline that fits.
 ``partition/memory_estimate.py`` estimates the memory.
 """
 
@@ -26,9 +26,9 @@ from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import KerasStrategy, TowerConfig
 from keras_towers.fit.places import ALONE
+from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.dry_run import (
     AbsentRanks,
-    LaidOutStep,
     Needs,
     PlacedModel,
     dry_run,
@@ -38,7 +38,7 @@ from keras_towers.fit.step.step_layout import (
     MemoryPlan,
     StepLayout,
     StepSettings,
-    scheduled,
+    with_timeline,
 )
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
@@ -203,34 +203,41 @@ class DeviceMemory:
 
     def plan(
         self,
-        lay_out: Callable[[StepSettings], StepLayout],
+        lay_out: Callable[[StepSettings, StepLayout | None], StepLayout],
         settings: StepSettings,
     ) -> StepLayout:
-        """Lay out a step, and schedule it within the memory of a device.
+        """Lay out a step, and plan it within the memory of a device.
 
         It tries cheap plans first: the order of operations, recomputing, and
         more micro-batches. Ranks that share a step decide alike.
 
         Args:
-            lay_out: lays the step out.
+            lay_out: lays the step out, given a layout for fewer micro-batches.
             settings: what it is traced for; the micro-batches are the fewest.
 
         Raises:
             DoesNotFit: it does not fit beside the variables, however.
         """
         config, limit, failed = self._config, self._limit, settings.failed
+        layout = lay_out(settings, None)
         while True:
-            layout = lay_out(settings)
             needs = self._needs_beside(layout)
             room = math.inf
             if limit is not None and needs is not None:
                 room = max(limit.size * (1 - _MARGIN) - needs.held, 0)
             remat = _limits(config.options.remat, room, failed)
-            layout = scheduled(layout, config, remat)
-            more = settings.in_more_micro_batches()
+            layout = with_timeline(layout, config, remat)
+            more = layout.settings.in_more_micro_batches()
             if more is None or not _exceeds(layout, room):
                 break
-            settings = more
+            layout = lay_out(more, layout)
+        step_reports.record_costs(
+            config,
+            settings.kind,
+            settings.model,
+            layout.scheduled,
+            layout.settings.places,
+        )
         self._say_how(layout, remat)
         # A step that runs out of memory is tried again in smaller parts.
         if needs is not None and more is None:
@@ -246,26 +253,21 @@ class DeviceMemory:
         examples = _known_examples(spec, settings.examples)
         if self._limit is None or examples is None:
             return None
-        step = LaidOutStep(self._config, model, layout.traced, layout.program)
         ranks = settings.places.ranks.batch.size
-        return self._held.get(model) or step.held(ranks)
+        placed = PlacedModel(self._config, model)
+        return self._held.get(model) or placed.held(ranks)
 
     def _say_how(self, layout: StepLayout, remat: RematLimits) -> None:
         """Announce once how a step is made to fit into memory."""
-        settings, schedule = layout.settings, layout.program.schedule
-        assert schedule is not None, "a step without a schedule"
+        settings, step = layout.settings, layout.scheduled.plan
         model, plan, how = settings.model, layout.plan, []
         # Segments that users mark are recomputed in any case.
-        exceeds = schedule.bytes + schedule.saved > remat.limit
-        if (
-            schedule.recomputed
-            and exceeds
-            and self._config.options.remat is None
-        ):
+        exceeds = step.bytes + step.saved > remat.limit
+        if step.recomputed and exceeds and self._config.options.remat is None:
             how.append(
-                f"computes {schedule.recomputed} operations again "
-                f"({schedule.work:.0%} of the step's work) instead of keeping "
-                f"{format_bytes(schedule.saved)} on each device"
+                f"computes {step.recomputed} operations again "
+                f"({step.work:.0%} of the step's work) instead of keeping "
+                f"{format_bytes(step.saved)} on each device"
             )
         if plan.micro_batches > 1 and settings.rows is not None:
             how.append(

@@ -40,6 +40,7 @@ from keras_towers.partition import Program
 from keras_towers.partition.memory_estimate import MemoryEstimate
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline import Timeline
 from keras_towers.transport import SingleProcess
 
 _S = TypeVar("_S", bound=KerasStrategy)
@@ -158,11 +159,16 @@ class LaidOutStep(PlacedModel):
 
     Attributes:
         traced: the trace of its step.
-        program: the program.
+        timeline: when it does what.
     """
 
     traced: Trace
-    program: Program
+    timeline: Timeline
+
+    @property
+    def program(self) -> Program:
+        """What it does."""
+        return self.timeline.program
 
     def sizes(self, examples: int, ranks: int) -> TensorSizes:
         """Return the sizes of its tensors.
@@ -183,7 +189,7 @@ class LaidOutStep(PlacedModel):
         """
         program, sizes = self.program, self.sizes(examples, ranks)
         gradients = _gradients_in(self.traced, program)
-        estimate = MemoryEstimate(program, sizes)
+        estimate = MemoryEstimate(self.timeline, sizes)
         return dataclasses.replace(
             self.held(ranks),
             gradients=sum(map(sizes.bytes_of, gradients)),
@@ -251,8 +257,8 @@ def lay_out_dry(
         examples: the number of its examples.
         kind: the method of Keras that the step belongs to.
     """
-    traced, program = strategy._runner.plan(model, batch, examples, kind)
-    return LaidOutStep(strategy._config, model, traced, program)
+    traced, timeline = strategy._runner.plan(model, batch, examples, kind)
+    return LaidOutStep(strategy._config, model, traced, timeline)
 
 
 def _gradients_in(traced: Trace, program: Program) -> list[Tensor]:

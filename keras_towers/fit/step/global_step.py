@@ -72,8 +72,10 @@ from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.fit.weights.writes import OuterVariable
 from keras_towers.partition import partition_graph
 from keras_towers.partition.conversions import LayoutOptions
+from keras_towers.partition.gathers import place_earliest
 from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.program import Program
+from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline import Timeline
 from keras_towers.reduction.gradients import Gradient, on_values, scaled
 from keras_towers.rendezvous import activity, rank_checks
 
@@ -215,11 +217,16 @@ class GlobalStep:
     def _lay_out(
         self, traced: Trace, divided: DividedBatch, settings: StepSettings
     ) -> StepLayout:
-        """Lay out a step over towers, and schedule it."""
+        """Lay out a step over towers, and plan it."""
 
-        def in_micro_batches(settings: StepSettings) -> StepLayout:
+        def in_micro_batches(
+            settings: StepSettings, fewer: StepLayout | None
+        ) -> StepLayout:
             cut = divided.in_micro_batches(settings.places.micro_batches)
-            return lay_out(self.update, traced, cut, settings)
+            if fewer is None or fewer.settings.places.micro_batches == 1:
+                return lay_out(self.update, traced, cut, settings)
+            # A layout says only whether there are several.
+            return dataclasses.replace(fewer, divided=cut, settings=settings)
 
         return self.memory.plan(in_micro_batches, settings)
 
@@ -271,7 +278,7 @@ class GlobalStep:
             layout.local_step,
         )
         towers = TowerProgram(
-            layout.program,
+            layout.scheduled,
             call_mode(config, settings),
             places,
             self.order,
@@ -319,8 +326,8 @@ class GlobalStep:
 
     def plan(
         self, step: Step, batch: Structure, settings: StepSettings
-    ) -> tuple[Trace, Program]:
-        """Trace a step and lay it out, without adding it to a graph.
+    ) -> tuple[Trace, Timeline]:
+        """Trace and plan a step, without adding it to a graph.
 
         Args:
             step: a function of a batch, which one device would call.
@@ -329,7 +336,7 @@ class GlobalStep:
         """
         divided = self._divide(batch, settings)
         traced = self._trace(step, divided, settings)
-        return traced, self._lay_out(traced, divided, settings).program
+        return traced, self._lay_out(traced, divided, settings).scheduled
 
     def make_variables(
         self, step: Step, batch: Structure, settings: StepSettings
@@ -489,7 +496,8 @@ def run_for_own_batch(
         program, traced.captures, {}, places
     )
     order = StepOrder(places.ranks.step)
-    ready = TowerProgram(program, "xla", places, order)
+    timeline = place_earliest(program, TensorSizes(program, 1, 1), 0)
+    ready = TowerProgram(timeline, "xla", places, order)
     results = ready.add_to_graph(inputs)
     for name, gradients in traced.gradients_in(results).items():
         active.apply(traced.call_with(name, gradients))

@@ -22,7 +22,7 @@ from keras_towers.partition.estimated_work import work_of
 from keras_towers.partition.gathers import gathered_bytes
 from keras_towers.partition.layouts import sizes_of
 from keras_towers.partition.memory_estimate import held_tensors
-from keras_towers.partition.program import Exchange, Program, Schedule, Tensor
+from keras_towers.partition.program import Exchange, Program, Tensor
 from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
@@ -32,6 +32,7 @@ from keras_towers.partition.sizes import (
     symbol,
     symbol_name,
 )
+from keras_towers.partition.timeline import StepPlan, Timeline
 
 # A smaller part of a step is only described, unless it grows with a batch.
 _ANNOUNCED = 0.02
@@ -92,7 +93,7 @@ class StepCosts:
             tower.
         replaced_sums: the bytes of the sums in place of which rows are
             gathered.
-        schedule: what is computed again; None: not decided.
+        plan: the memory that it takes, and what is computed again.
         graph_bytes: what a process has for the graphs of the step: an estimate;
             0: they are not made yet.
         building_bytes: what it has for them at a time until the first step
@@ -110,20 +111,20 @@ class StepCosts:
     by_axes: dict[str, dict[str, int]]
     over_columns: int
     replaced_sums: int
-    schedule: Schedule | None = None
+    plan: StepPlan = StepPlan()
     graph_bytes: int = 0
     building_bytes: int = 0
 
     @property
     def remat_summary(self) -> str:
         """Describe what is recomputed; empty: nothing."""
-        schedule = self.schedule
-        if schedule is None or not schedule.recomputed:
+        plan = self.plan
+        if not plan.recomputed:
             return ""
-        saved, most = map(format_bytes, (schedule.saved, schedule.bytes))
+        saved, most = map(format_bytes, (plan.saved, plan.bytes))
         return (
-            f"computes {_count(schedule.recomputed, 'operation')} again "
-            f"({schedule.work:.0%} of its work) instead of keeping {saved} on "
+            f"computes {_count(plan.recomputed, 'operation')} again "
+            f"({plan.work:.0%} of its work) instead of keeping {saved} on "
             f"each tower: {most} at a time"
         )
 
@@ -209,20 +210,20 @@ class Exchanged:
         return size if is_known and not is_data_dependent(size) else None
 
 
-def exchanged_in(program: Program, towers: int) -> Iterator[Exchanged]:
-    """Yield the tensors that a program exchanges.
+def exchanged_in(timeline: Timeline, towers: int) -> Iterator[Exchanged]:
+    """Yield the tensors that a step exchanges.
 
     Args:
-        program: the program.
+        timeline: when it does what.
         towers: the number of towers, or of their micro-batches.
     """
-    for exchange in program.exchanges:
+    for exchange in timeline.program.exchanges:
         if exchange.kind != "first":
-            yield exchanged_by(exchange, towers)
+            yield exchanged_by(exchange, towers, timeline.levels[exchange])
 
 
-def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
-    """Return the tensor, the sizes and the axes of an exchange."""
+def exchanged_by(exchange: Exchange, towers: int, level: int) -> Exchanged:
+    """Return the tensor, the sizes and the axes of an exchange of a level."""
     tensor, sizes = exchange.given, exchange.sizes
     axes: list[Axis] = [a for a in OF_MESSAGES if a in exchange.over]
     groups = 1
@@ -241,23 +242,27 @@ def exchanged_by(exchange: Exchange, towers: int) -> Exchanged:
             for axis, size in enumerate(sizes)
         ]
     is_sum = exchange.kind == "sum"
-    return Exchanged(exchange.level, tensor, sizes, is_sum, axes, groups)
+    return Exchanged(level, tensor, sizes, is_sum, axes, groups)
 
 
 def costs_of(
-    program: Program, towers: int, senders: int | None = None, columns: int = 1
+    timeline: Timeline,
+    towers: int,
+    senders: int | None = None,
+    columns: int = 1,
 ) -> StepCosts:
-    """Return the costs of a program.
+    """Return the costs of a step.
 
     Args:
-        program: the program.
+        timeline: when it does what.
         towers: the number of towers, or of their micro-batches.
         senders: the number of ranks that send to one another; None: towers do.
         columns: the number of devices of a tower, which send to one another.
     """
     of_ranks = senders is not None
     senders = senders or towers
-    exchanged = [*exchanged_in(program, towers)]
+    exchanged = [*exchanged_in(timeline, towers)]
+    program = timeline.program
     total, has_unknown = total_of(exchanged)
     sent: collections.Counter[str] = collections.Counter()
     by_axes: dict[str, collections.Counter[str]] = {}
@@ -287,16 +292,16 @@ def costs_of(
         rounds=rounds,
         total=total,
         has_unknown=has_unknown,
-        held=_held_bytes(program),
+        held=_held_bytes(timeline),
         once=_once(program),
-        gathered=max(gathered_bytes(program)),
+        gathered=max(gathered_bytes(timeline)),
         sent=dict(sorted(sent.items())),
         by_axes={k: dict(sorted(by_axes[k].items())) for k in sorted(by_axes)},
         over_columns=sum(
             "columns" in e.over and e.kind != "first" for e in program.exchanges
         ),
         replaced_sums=program.replaced_sums,
-        schedule=program.schedule,
+        plan=timeline.plan,
     )
 
 
@@ -353,10 +358,10 @@ def _unit_and_number(size: Size | int) -> tuple[str, int]:
     return " x ".join(sorted(names)), size.number
 
 
-def _held_bytes(program: Program) -> dict[str, int] | None:
+def _held_bytes(timeline: Timeline) -> dict[str, int] | None:
     """Return the bytes that towers hold between levels, as in ``StepCosts``."""
     total: collections.Counter[str] = collections.Counter()
-    for tensor in held_tensors(program):
+    for tensor in held_tensors(timeline):
         if tensor.shape.rank is None:
             return None
         sizes = [size for size in tensor.shape if size is not None]

@@ -1,7 +1,7 @@
 """The layout of a step over towers, and the settings that it is traced for.
 
 ``global_step.py`` calls ``lay_out`` with the trace, and ``device_memory.py``
-``scheduled`` with the result. ``partition/`` does the work.
+``with_timeline`` with the result. ``partition/`` does the work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, TowerConfig
 from keras_towers.fit.places import Places
-from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.step_inputs import DividedBatch, capture
 from keras_towers.fit.step.trace import Trace
@@ -40,6 +39,7 @@ from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.program import Program
 from keras_towers.partition.schedule import BatchSplit, schedule
 from keras_towers.partition.sizes import ASSUMED_LENGTH
+from keras_towers.partition.timeline import Timeline
 
 # Fewer rows per tower are not worth a separate exchange.
 _MIN_GATHERED_ROWS = 32
@@ -139,6 +139,7 @@ class StepLayout:
             shard of, by their index among the captures.
         local_step: the step of a rank that computes its own part only; None:
             all ranks share one.
+        timeline: when they do what, once that is decided.
     """
 
     traced: Trace
@@ -147,13 +148,23 @@ class StepLayout:
     program: Program
     on_towers: Mapping[int, TowerHandles]
     local_step: LocalStep | None
+    timeline: Timeline | None = None
+
+    @property
+    def scheduled(self) -> Timeline:
+        """The timeline.
+
+        Raises:
+            AssertionError: it is not decided yet.
+        """
+        assert self.timeline is not None, "a step without a timeline"
+        return self.timeline
 
     @property
     def plan(self) -> MemoryPlan:
-        """The memory plan, once the step is scheduled."""
-        assert self.program.schedule is not None, "a step without a schedule"
+        """The memory plan, once the timeline is decided."""
         number = self.settings.places.micro_batches
-        return MemoryPlan(number, self.program.schedule.bytes)
+        return MemoryPlan(number, self.scheduled.plan.bytes)
 
 
 def lay_out(
@@ -187,10 +198,10 @@ def lay_out(
     return StepLayout(traced, divided, settings, program, on_towers, local_step)
 
 
-def scheduled(
+def with_timeline(
     layout: StepLayout, config: TowerConfig, remat: RematLimits = KEEP_ALL
 ) -> StepLayout:
-    """Schedule a step, and record its costs.
+    """Return a step with its timeline.
 
     Ranks that share a step decide alike.
 
@@ -210,17 +221,15 @@ def scheduled(
         sharing=places.towers if devices.all_on_host(config.devices) else 1,
         over_ranks=places.ranks.step.size > 1,
     )
-    program = schedule(
+    timeline = schedule(
         layout.program,
         split,
         remat if settings.trains else KEEP_ALL,
         layout.traced.segments if has_segments else None,
+        _gather_bytes(config, settings),
         xla=settings.xla,
     )
-    step_reports.record_costs(
-        config, settings.kind, settings.model, program, places
-    )
-    return dataclasses.replace(layout, program=program)
+    return dataclasses.replace(layout, timeline=timeline)
 
 
 def _divide_trace(
@@ -230,7 +239,7 @@ def _divide_trace(
     on_towers: Mapping[int, TowerHandles],
     settings: StepSettings,
 ) -> Program:
-    config, places = update.config, settings.places
+    places = settings.places
     are_several = places.ranks.step.size > 1
     fixed = traced.fixed_tables if are_several else {}
     of_captures = [
@@ -260,7 +269,6 @@ def _divide_trace(
             shard_axes=TOWERS if places.ranks.replicate_shards else SHARDS,
             xla=settings.xla,
             gather_ratio=_gather_ratio(update, settings),
-            gather_bytes=_gather_bytes(config, settings),
             examples=settings.examples or ASSUMED_LENGTH,
         ),
     )

@@ -23,7 +23,7 @@ from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.code_lines import line_of
 from keras_towers.fit.step.step_costs import StepCosts, costs_of
-from keras_towers.partition.program import Program, Schedule
+from keras_towers.partition.timeline import StepPlan, Timeline
 from keras_towers.partition.xla_pieces import Stages
 
 # The part that is not used of what TensorFlow's allocator of CPUs and glibc
@@ -46,7 +46,7 @@ def record_costs(
     config: TowerConfig,
     kind: str,
     model: keras.Model,
-    program: Program,
+    timeline: Timeline,
     places: Places,
 ) -> None:
     """Record the costs of a step; announce once what is not divided.
@@ -55,12 +55,12 @@ def record_costs(
         config: the towers that run the step.
         kind: the method of Keras that the step belongs to.
         model: its model.
-        program: the program that the towers run.
+        timeline: when the towers compute what.
         places: where they run it.
     """
     name, ranks = _name_of(kind, model), places.ranks
     parts = places.towers * places.micro_batches * ranks.step.size
-    costs = costs_of(program, parts, ranks.step.size, places.columns)
+    costs = costs_of(timeline, parts, ranks.step.size, places.columns)
     _costs.setdefault(config.strategy, {})[name] = costs
     said = costs.announcement
     if said and ranks.job.rank == 0 and first_time(model, "computed once"):
@@ -140,24 +140,24 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
     """
     config = strategy._config
     costs = _costs.get(config.strategy, {}).values()
-    schedules = [c.schedule for c in costs if c.schedule]
+    plans = [c.plan for c in costs]
     held = collections.Counter[str]()
     for by_device in strategy._adoption.held_bytes().values():
         held.update(by_device)
     if not all_on_host(config.devices):
         return {
             "variables": max(held.values(), default=0),
-            "a step": max((s.bytes for s in schedules), default=0),
+            "a step": max((plan.bytes for plan in plans), default=0),
         }
     tensors = {
         "variables": held.total(),
-        "a step": max((s.shared for s in schedules), default=0),
+        "a step": max((plan.shared for plan in plans), default=0),
     }
     total = sum(tensors.values())
     # For each 256 bytes that it has reserved, twice as many each time, the
     # allocator keeps 8.
     gaps = total // _GAPS + (1 << total.bit_length()) // 32
-    messages = _message_bytes(strategy, schedules)
+    messages = _message_bytes(strategy, plans)
     # A graph is built before there are any tensors of its step, but beside the
     # memory that TensorFlow keeps of those before it.
     graphs, most, kept = 0, 0, 0
@@ -165,8 +165,7 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
         graphs += step.graph_bytes
         free = tensors["a step"] + messages + gaps - kept
         most = max(most, step.building_bytes - step.graph_bytes - free)
-        if step.schedule is not None:
-            kept = max(kept, step.schedule.shared)
+        kept = max(kept, step.plan.shared)
     return tensors | {
         "messages between ranks": messages,
         "gaps between tensors": gaps,
@@ -174,15 +173,13 @@ def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
     }
 
 
-def _message_bytes(
-    strategy: KerasStrategy, schedules: Iterable[Schedule]
-) -> int:
+def _message_bytes(strategy: KerasStrategy, plans: Iterable[StepPlan]) -> int:
     """Return what ranks need to exchange, besides the tensors of a step."""
     transport, rank_sum = strategy._config.transport, strategy._update.rank_sum
     in_memory = 0 if rank_sum is None else rank_sum.kept_bytes
     most = 0
-    for schedule in schedules:
-        for kinds in schedule.rounds:
+    for plan in plans:
+        for kinds in plan.rounds:
             rest = dict(kinds)
             gradients = rest.pop("gradient", 0)
             if not in_memory:

@@ -38,11 +38,11 @@ from keras_towers.partition.program import (
     Function,
     Operation,
     Phase,
-    Program,
     Tensor,
     needed_operations,
 )
 from keras_towers.partition.resources import type_of_content
+from keras_towers.partition.timeline import Timeline
 from keras_towers.partition.xla_pieces import Stage, Stages, needs_call
 
 # The operations on a variable that XLA compiles.
@@ -123,7 +123,7 @@ class TowerFunctions:
     """Makes the functions that the towers of a process call in a program.
 
     Args:
-        program: the program.
+        timeline: when the towers compute what.
         mode: how towers call their functions.
         places: where they compute.
         order: orders the exchanges between processes.
@@ -135,9 +135,14 @@ class TowerFunctions:
     """
 
     def __init__(
-        self, program: Program, mode: CallMode, places: Places, order: StepOrder
+        self,
+        timeline: Timeline,
+        mode: CallMode,
+        places: Places,
+        order: StepOrder,
     ):
-        self._program = program
+        self._program = program = timeline.program
+        self._timeline = timeline
         self._micro_batches = places.micro_batches
         self._order = order
         self.xla = Stages(program, places.mesh[0][0])
@@ -146,8 +151,7 @@ class TowerFunctions:
         )
         for operation in program.operations:
             if not operation.is_repeated:
-                section = section_of(operation, places.micro_batches)
-                self.operations[section].append(operation)
+                self.operations[self.section_of(operation)].append(operation)
         self.once: dict[Section, list[Stage]] = {
             section: self.xla.of(here) if mode == "xla" else [Stage([], here)]
             for section, here in self.operations.items()
@@ -163,6 +167,14 @@ class TowerFunctions:
             compat.get_default_graph()
         )
 
+    def section_of(self, operation: Operation) -> Section:
+        """Return the section of a level that an operation belongs to."""
+        phase, axes = operation.phase, operation.axes - AT_ROOT
+        if self._micro_batches == 1 or phase != Phase.TOWERS:
+            # Whatever is written is the same for all micro-batches.
+            axes -= MICRO_BATCHES
+        return Section(self._timeline.levels[operation], phase, axes)
+
     def used(self, operations: Iterable[Operation]) -> list[Tensor]:
         """Return the outputs that are used outside of their section."""
         outputs = [t for o in operations for t in o.outputs]
@@ -177,8 +189,9 @@ class TowerFunctions:
         """
         program = self._program
         sections: dict[int, Hashable] = {
-            id(o): section_of(o, self._micro_batches)
+            id(o): self.section_of(o)
             for o in program.operations
+            if not o.is_repeated
         }
         for section, stages in self.once.items():
             for index, stage in enumerate(stages):
@@ -196,7 +209,7 @@ class TowerFunctions:
             for tensor in operation.inputs:
                 source = tensor.operation
                 if source is not None and (
-                    repeats or sections[id(source)] != user
+                    repeats or sections.get(id(source)) != user
                 ):
                     users.setdefault(tensor, set()).add(user)
         return users
@@ -227,7 +240,7 @@ class TowerFunctions:
         body = self._closure(operations)
         mode = self._mode
         if mode != "xla":
-            graph = graph_of(body, self._program.graphs)
+            graph = graph_of(body, self._program.graphs, self._timeline.waits)
             return FunctionCall(body, GraphFunction(graph, mode))
         stages = self.xla.of(operations)
         if [stage.compiled for stage in stages] == [[*operations]]:
@@ -240,7 +253,7 @@ class TowerFunctions:
 
     def _compiled(self, body: Function) -> FunctionCall:
         """Return a call of a function that XLA compiles."""
-        graph = graph_of(body, self._program.graphs)
+        graph = graph_of(body, self._program.graphs, self._timeline.waits)
         return self._call_compiled(body, GraphFunction(graph, "xla"))
 
     def _call_compiled(
@@ -310,7 +323,13 @@ class TowerFunctions:
         outputs, graphs = used(operations), self._program.graphs
         kernels = self.xla.kernels if self._mode == "xla" else None
         values = emit(
-            operations, known, outputs, graphs, kernels=kernels, **options
+            operations,
+            known,
+            outputs,
+            graphs,
+            kernels=kernels,
+            waits=self._timeline.waits,
+            **options,
         )
         known.update(zip(outputs, values, strict=True))
 
@@ -332,10 +351,10 @@ class TowerFunctions:
         if call.function.mode != "xla" or self._micro_batches > 1:
             return call, reads, writes
         body = call.body
-        sections = {section_of(operation) for operation in body.operations}
+        sections = set(map(self.section_of, body.operations))
         after: Sequence[Operation] = []
         if all(self._can_be_compiled(o, towers) for o in writes):
-            sections |= {section_of(operation) for operation in writes}
+            sections.update(map(self.section_of, writes))
         else:
             # They keep their order.
             after, writes = writes, after
@@ -400,17 +419,3 @@ def _after_dependencies(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.identity(tensor)
-
-
-def section_of(operation: Operation, micro_batches: int = 1) -> Section:
-    """Return the section of a level that an operation belongs to.
-
-    Args:
-        operation: the operation.
-        micro_batches: the number of micro-batches of a tower.
-    """
-    phase, axes = operation.phase, operation.axes - AT_ROOT
-    if micro_batches == 1 or phase != Phase.TOWERS:
-        # Whatever is written is the same for all micro-batches.
-        axes -= MICRO_BATCHES
-    return Section(operation.level, phase, axes)

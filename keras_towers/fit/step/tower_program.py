@@ -44,16 +44,17 @@ from keras_towers.partition.axes import (
 from keras_towers.partition.emission import emit, value_of
 from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.memory_estimate import summed_tensors
-from keras_towers.partition.program import Exchange, Operation, Phase, Program
+from keras_towers.partition.program import Exchange, Operation, Phase
+from keras_towers.partition.timeline import Timeline
 from keras_towers.partition.xla_pieces import Stage, Stages
 from keras_towers.reduction.collectives import Collectives, OnTowers
 
 
 class TowerProgram:
-    """Adds a program to the current graph, for the towers of this process.
+    """Adds a step to the current graph, for the towers of this process.
 
     Args:
-        program: the program.
+        timeline: when the towers compute what.
         mode: how towers call their functions.
         places: where it computes, and with whom. A tower computes its
             micro-batches one after another.
@@ -68,21 +69,21 @@ class TowerProgram:
 
     def __init__(
         self,
-        program: Program,
+        timeline: Timeline,
         mode: CallMode,
         places: Places,
         order: StepOrder,
         collectives: Collectives | None = None,
         gradients: GradientExchange | None = None,
     ):
-        self._program = program
+        self._timeline, self._program = timeline, timeline.program
         self._order, self._gradients = order, gradients
         self._collectives: Collectives = collectives or OnTowers()
         # Where towers compute what all of their columns share.
         self._devices: list[str] = [row[0] for row in places.mesh]
-        self._functions = TowerFunctions(program, mode, places, order)
+        self._functions = TowerFunctions(timeline, mode, places, order)
         self.xla: Stages = self._functions.xla
-        self._summed = summed_tensors(program)
+        self._summed = summed_tensors(self._program)
 
     def add_to_graph(self, tensors: PlacedTensors) -> list[tf.Tensor]:
         """Add the program to this graph; return its results.
@@ -91,9 +92,8 @@ class TowerProgram:
             tensors: what the inputs of the program get. All that it computes is
                 added.
         """
-        program = self._program
-        pace = Pace(program)
-        for level in range(program.levels):
+        pace = Pace(self._timeline)
+        for level, (_, exchanges) in enumerate(self._timeline.by_level):
             checks: list[Any] = []
             for columns in (ONCE, COLUMNS):
                 self._compute_once(level, columns, tensors, checks)
@@ -102,7 +102,6 @@ class TowerProgram:
                     level, TOWERS | columns, tensors, pace.before_level()
                 )
                 pace.note_computed(computed)
-            exchanges = [e for e in program.exchanges if e.level == level]
             if exchanges:
                 with pace.before_exchanges(exchanges):
                     pace.note_exchanged(self._exchange(exchanges, tensors))
@@ -111,7 +110,7 @@ class TowerProgram:
             with tf.device(self._devices[0]):
                 self._order.assert_first(checks)
         with tf.device(self._devices[0]):
-            return [value_of(t, tensors.shared) for t in program.results]
+            return [value_of(t, tensors.shared) for t in self._program.results]
 
     def _compute_once(
         self, level: int, axes: Axes, tensors: PlacedTensors, checks: list[Any]
@@ -189,7 +188,14 @@ class TowerProgram:
         graphs, gate = self._program.graphs, self._order.gate
         for here in towers:
             with tf.device(here.device):
-                values = emit(operations, here, outputs, graphs, gate)
+                values = emit(
+                    operations,
+                    here,
+                    outputs,
+                    graphs,
+                    gate,
+                    waits=self._timeline.waits,
+                )
             here.update(zip(outputs, values, strict=True))
 
     def _call(
@@ -263,14 +269,12 @@ class Pace:
     a slow link.
 
     Args:
-        program: the program.
+        timeline: when it does what.
     """
 
-    def __init__(self, program: Program):
-        schedule = program.schedule
-        self._with_exchanges: bool = any(
-            map(gathers_variables, program.exchanges)
-        ) or (schedule is not None and schedule.is_paced)
+    def __init__(self, timeline: Timeline):
+        gathers = map(gathers_variables, timeline.program.exchanges)
+        self._with_exchanges: bool = timeline.is_paced or any(gathers)
         self._done: list[Any] = []
         # Tensors that exist once the last level is done, and the one before.
         self._ends: list[Any] = []

@@ -103,9 +103,8 @@ def _look_up_keys(
     layout, own = keys.as_rows()
     converter = node.converter
     operands = [converter.replicate(table), own, converter.replicate(default)]
-    phase = node.builder.phase_of(node.type, operands)
-    least = node.variables.record_use(phase, operands, reads=True)
-    (values,) = node.copy(operands, [own.shape], least=least)
+    (values,) = node.copy(operands, [own.shape])
+    node.variables.record_use(node.builder.last, reads=True)
     return [Value(layout, values, shape=keys.shape)]
 
 

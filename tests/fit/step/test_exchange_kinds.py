@@ -7,26 +7,12 @@ import pytest
 import keras_towers as kt
 from keras_towers import devices as devices_lib
 from keras_towers.fit.options import StrategyOptions
-from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.update.sharding_policy import OnEachTower, ShardingPolicy
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction.collectives import OnDevice
 from keras_towers.strategies.base import BaseStrategy
 from tests.kit.compare import assert_exact
 from tests.kit.training import fit, linear
-
-
-@pytest.fixture
-def programs(monkeypatch):
-    """The programs that are added to graphs."""
-    found, add_to_graph = [], TowerProgram.add_to_graph
-
-    def add(program, *args):
-        found.append(program._program)
-        return add_to_graph(program, *args)
-
-    monkeypatch.setattr(TowerProgram, "add_to_graph", add)
-    return found
 
 
 class Noted(OnDevice):
@@ -54,7 +40,7 @@ class Counted(BaseStrategy):
 
 
 @pytest.mark.parametrize("each", [False, True])
-def test_whole_gradients_are_added_up_in_one_round(programs, each):
+def test_whole_gradients_are_added_up_in_one_round(timelines, each):
     def make():
         keras.utils.set_random_seed(1)
         # Gradients behind its statistics are computed in an earlier level.
@@ -64,9 +50,11 @@ def test_whole_gradients_are_added_up_in_one_round(programs, each):
     strategy = Counted(each)
     assert_exact(make, fit, strategy)
     shapes = [tuple(w.shape) for w in make().trainable_weights]
-    program, *_ = programs
+    timeline, *_ = timelines
+    program, levels = timeline.program, timeline.levels
     exchanges = [e for e in program.exchanges if e.gradient]
-    assert len({e.level for e in exchanges}) == 1 < program.levels - 1
+    number = len({levels[e] for e in exchanges})
+    assert number == 1 < timeline.number_of_levels - 1
     assert all(e.is_own == each for e in exchanges)
     assert sorted(tuple(e.given.shape) for e in exchanges) == sorted(shapes)
     summed = [[sorted(own) for own in calls] for calls in strategy.summed]
@@ -78,7 +66,7 @@ def test_whole_gradients_are_added_up_in_one_round(programs, each):
     assert all((e.given.shape.num_elements() or 0) < largest for e in others)
 
 
-def test_rows_are_updated_as_their_gradients_arrive(programs):
+def test_rows_are_updated_as_their_gradients_arrive(timelines):
     # Otherwise what Adam computes for all weights is in memory at a time.
     keras.utils.set_random_seed(1)
     width, number = 160, 4
@@ -89,10 +77,10 @@ def test_rows_are_updated_as_their_gradients_arrive(programs):
     one_weight = 4 * width**2
     with kt.TowerStrategy(2, weights="sharded", gather_bytes=one_weight):
         model.fit(x, x, batch_size=64, verbose=0)
-    program, *_ = programs
+    timeline, *_ = timelines
     levels = {
-        operation.level
-        for operation in program.operations
+        timeline.levels[operation]
+        for operation in timeline.program.operations
         if "towers" in operation.axes and operation.type.startswith("Assign")
     }
     # The last layer's gradient needs no weight: it may arrive with another.

@@ -99,12 +99,12 @@ def copies(monkeypatch):
     found = set()
 
     def schedule(*args, **options):
-        program = scheduled(*args, **options)
-        for operation in program.operations:
+        timeline = scheduled(*args, **options)
+        for operation in timeline.program.operations:
             block = re.search(r"/(block(?:_\d+)*)/", operation.name)
             if block and operation.suffix.endswith("_again"):
                 found.add((block[1], operation.type))
-        return program
+        return timeline
 
     scheduled = step_layout.schedule
     monkeypatch.setattr(step_layout, "schedule", schedule)

@@ -16,6 +16,7 @@ from keras_towers.partition.axes import AT_ROOT, BATCH, SHARDS, TOWERS
 from keras_towers.partition.conversions import LayoutOptions
 from keras_towers.partition.layouts import InShards, Sharded
 from tests.kit.meshes import on_a_mesh
+from tests.partition.kit import earliest
 
 pytestmark = pytest.mark.alternate
 
@@ -29,7 +30,7 @@ def costs(function, *shapes, towers=2, senders=None):
     graph = tf.function(function).get_concrete_function(*specs).graph
     layouts = [Sharded(0) for _ in shapes]
     program = partition_graph(graph, layouts, graph.outputs)
-    return step_costs.costs_of(program, towers, senders)
+    return step_costs.costs_of(earliest(program), towers, senders)
 
 
 def steps_of(strategy):
@@ -118,7 +119,7 @@ def test_shards_within_a_process_are_gathered_there():
         ("sum", AT_ROOT),
         ("sum", BATCH),
     }
-    costs = step_costs.costs_of(program, 8, senders=4)
+    costs = step_costs.costs_of(earliest(program), 8, senders=4)
     sent = costs.sent_summary
     assert sent == f"{2 * 3 * (8 * 6 * 4 + 4) // 4} bytes"
     # Of the weight, once gathered and twice in its gradient, and of the sum.

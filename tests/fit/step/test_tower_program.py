@@ -19,6 +19,7 @@ from keras_towers.partition.layouts import Sharded
 from keras_towers.partition.program import Exchange, Tensor
 from keras_towers.reduction.collectives import OnTowers
 from keras_towers.transport import SingleProcess
+from tests.partition.kit import earliest
 from tests.reduction.ranks import on_ranks
 
 SPEC = tf.TensorSpec([None, 3])
@@ -34,20 +35,20 @@ def centred(x):
 
 def laid_out():
     graph = compat.func_graph_from_py_func("step", centred, [SPEC], {})
-    return partition_graph(graph, [Sharded(0)], graph.outputs, {})
+    return earliest(partition_graph(graph, [Sharded(0)], graph.outputs, {}))
 
 
-def traced(program, devices, mode: CallMode = "called"):
-    """The graph of a program that all towers run."""
+def traced(timeline, devices, mode: CallMode = "called"):
+    """The graph of a step that all towers run."""
 
     @tf.function
     def run(x):
         places = Places(Ranks(), [[tower] for tower in devices[:TOWERS]])
         batch = batches.Batch.of(x).split(TOWERS, 0, TOWERS)
         divided = DividedBatch(batch, SPECS, batch)
-        inputs = divided.inputs_of(program, [], {}, places)
+        inputs = divided.inputs_of(timeline.program, [], {}, places)
         order = StepOrder(SingleProcess())
-        ready = TowerProgram(program, mode, places, order)
+        ready = TowerProgram(timeline, mode, places, order)
         return ready.add_to_graph(inputs)
 
     return run.get_concrete_function(SPEC).graph
@@ -69,13 +70,13 @@ def test_each_level_is_one_function_that_all_towers_call(devices):
 
 @pytest.mark.parametrize("where", ["a level", "an exchange"])
 def test_a_layout_that_contradicts_tensorflow_is_refused(devices, where):
-    program = laid_out()
-    exchange = program.exchanges[-1]
+    timeline = laid_out()
+    exchange = timeline.program.exchanges[-1]
     wrong = exchange.given if where == "a level" else exchange.result
-    wrong.shape = tf.TensorShape([5])
+    object.__setattr__(wrong, "shape", tf.TensorShape([5]))
     words = r"has the shape \(None, 3\) where the layout has \(5,\)"
     with pytest.raises(TowerError, match=words):
-        traced(program, devices)
+        traced(timeline, devices)
 
 
 def exchange_of(kind, dtype, shape, axis=0, to=axes.ONCE, **known):
@@ -292,8 +293,8 @@ def test_levels_wait_for_the_results_of_calls_that_tensorflow_inlines(devices):
 
 
 def exchange(kind, along=axes.SHARDS):
-    given = types.SimpleNamespace(axes=along)
-    return types.SimpleNamespace(kind=kind, given=given)
+    given = Tensor(tf.float32, tf.TensorShape([]), along)
+    return Exchange(kind, given, given)
 
 
 GATHER, SCATTER = exchange("gather"), exchange("scatter")
@@ -303,7 +304,8 @@ OF_BATCH = exchange("gather", axes.BATCH)
 def waits_of(levels):
     """What each level's exchanges wait for, and what its functions wait for."""
     everything = [e for exchanges in levels for e in exchanges]
-    pace = Pace(types.SimpleNamespace(exchanges=everything, schedule=None))
+    program = types.SimpleNamespace(exchanges=everything)
+    pace = Pace(types.SimpleNamespace(program=program, is_paced=False))
     waits, of_functions = [], []
     with tf.Graph().as_default():
         for level, exchanges in enumerate(levels):

@@ -28,7 +28,6 @@ from tests.kit.training import (
     seeded,
     stacked,
 )
-from tests.partition.steps import noting
 
 pytestmark = [pytest.mark.alternate, pytest.mark.usefixtures("small_shards")]
 
@@ -102,7 +101,7 @@ def _deep():
 
 
 @pytest.mark.parametrize("jit_compile", sample_of([False, True]))
-def test_no_more_is_gathered_than_the_budget(jit_compile):
+def test_no_more_is_gathered_than_the_budget(jit_compile, timelines):
     kernel = 4 * 32 * 32
     make = stacked(
         _deep,
@@ -119,13 +118,13 @@ def test_no_more_is_gathered_than_the_budget(jit_compile):
     budgets = (0, "34816B", 100 * kernel)
     most, exchanges = [], []
     for budget in budgets:
-        programs = []
+        timelines.clear()
         strategy = sharded(2, gather_bytes=budget, updates="each")
-        with noting(programs):
-            assert_same(use_model(make, train, strategy), wanted)
-        (program,) = programs
-        most.append(max(gathered_bytes(program)))
-        exchanges.append(sum(e.kind == "gather" for e in program.exchanges))
+        assert_same(use_model(make, train, strategy), wanted)
+        (timeline,) = timelines
+        most.append(max(gathered_bytes(timeline)))
+        kinds = [exchange.kind for exchange in timeline.program.exchanges]
+        exchanges.append(kinds.count("gather"))
     # One at a time, and the next one.
     assert most[0] <= 2 * (kernel + 4 * 32)
     # Of eight kernels and their vectors.
