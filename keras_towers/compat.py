@@ -736,7 +736,10 @@ class FirstCall:
                 variable.assign(_lifted(variable, value), read_value=False)
 
         with tf.init_scope():
-            tf.function(initialize, autograph=False)()
+            # A checkpoint may have given them values.
+            new = [pair for pair in new if not pair[0].is_initialized()]
+            if new:
+                tf.function(initialize, autograph=False)()
 
 
 def _lifted(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:

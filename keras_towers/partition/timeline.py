@@ -83,7 +83,7 @@ class Timeline:
     @functools.cached_property
     def _of_tensors(self) -> dict[Tensor, int]:
         return {
-            tensor: level + int(isinstance(event, Exchange))
+            tensor: level + 1 if isinstance(event, Exchange) else level
             for event, level in self.levels.items()
             for tensor in event.made
         }
@@ -194,7 +194,8 @@ class Levels:
             return self.of(event.given)
         phase, levels = event.phase, [0]
         for tensor in event.inputs:
-            levels.append(self.of(tensor) + int(computed_after(tensor, phase)))
+            level, is_later = self.of(tensor), computed_after(tensor, phase)
+            levels.append(level + 1 if is_later else level)
         for other in self._before.get(event, ()):
             if is_repeated(other):
                 continue

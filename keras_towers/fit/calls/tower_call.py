@@ -276,6 +276,7 @@ class TowerCall:
             self._undivided,
             examples,
             place=self._place_made,
+            make=self._make_unbuilt,
         )
 
     def run_step(self, step: Step, batch: Structure) -> Structure:
@@ -403,6 +404,15 @@ class TowerCall:
             self._has_made_all = True
             self.make_variables(self._batch)
             self._place_all(renews=True)
+
+    def _make_unbuilt(self) -> None:
+        """Make the variables of an unbuilt model, before data are read.
+
+        One device traces the first step, which makes them, before it reads.
+        """
+        if not self.model.built:
+            self.make_variables(self._batch)
+            self._place_made()
 
     def _place_made(self) -> None:
         """Place what a step has made; only its own function has used it."""

@@ -121,6 +121,7 @@ class AdaptiveFunction(TowerFunction):
         ):
             if limit:
                 limit.begin_step(done)
+            self._settings.make()
             batch = next(data, None)
             if batch is None:
                 if done:

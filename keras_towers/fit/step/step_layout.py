@@ -90,6 +90,7 @@ class StepSettings:
             of its own; None: the number of micro-batches is given.
         failed: the plan with which memory has run out; None: it has not.
         place: places the variables that a trace of the step makes.
+        make: makes and places variables before data are read for a first step.
         on_trace: called with the graph of the step, and its layout.
         around: called with what adds the step to a graph, and adds what else
             belongs to it; returns what the step returns.
@@ -103,6 +104,7 @@ class StepSettings:
     rows: int | None = None
     failed: MemoryPlan | None = None
     place: Callable[[], None] = lambda: None
+    make: Callable[[], None] = lambda: None
     on_trace: Callable[[tf.Graph, StepLayout], None] = lambda *_: None
     around: Callable[[Callable[[], Structure]], Structure] = lambda add: add()
 
