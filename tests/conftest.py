@@ -18,7 +18,7 @@ if "KERAS_TOWERS_TEST_OPTIMIZED" not in os.environ:
 import pytest
 import tensorflow as tf
 
-from keras_towers import virtual_towers
+from keras_towers import settings, virtual_towers
 from tests.kit import gpus, sampling, scripts, untuned
 from tests.kit.again import starts_again as starts_again
 from tests.kit.processes import Tasks
@@ -65,6 +65,13 @@ def same_draws():
     import keras
 
     keras.utils.set_random_seed(25)
+
+
+@pytest.fixture(autouse=True)
+def is_no_rank():
+    """Processes of a test are not taken for those that a rank has started."""
+    yield
+    os.environ.pop(settings.ENV_PLACE, None)
 
 
 @pytest.fixture(autouse=True, scope="module")
