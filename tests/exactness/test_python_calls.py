@@ -306,3 +306,43 @@ def test_a_first_value_that_only_a_step_knows_is_refused(first_value, cause):
         pytest.raises(kt.TowerError, match=rf"of_first:0\) depends on {cause}"),
     ):
         _fit(model, 8)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        rows = slice(BATCH * index, BATCH * (index + 1))
+        return X[rows], Y[rows]
+
+
+class NeverBuilt(keras.Model):
+    """Its step calls a built layer, not the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.dense.build((None, 6))
+
+    def train_step(self, data):
+        CALLS.append("step")
+        x, y = data
+        with tf.GradientTape() as tape:
+            mean = tf.reduce_mean(loss(y, self.dense(x)))
+        weights = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(mean, weights), weights)
+        return {"loss": mean}
+
+
+def test_what_is_made_before_data_are_read_is_made_once():
+    found = []
+    for make in (contextlib.nullcontext, *STRATEGIES.values()):
+        CALLS.clear()
+        for model in (NeverBuilt(), lazy()):
+            model.compile("sgd", loss, jit_compile=False)
+            with make():
+                for _ in range(2):
+                    model.fit(Batches(), verbose=0, shuffle=False)
+        found.append(CALLS[:])
+    assert found[1:] == [found[0]] * len(STRATEGIES)

@@ -408,9 +408,12 @@ class TowerCall:
     def _make_unbuilt(self) -> None:
         """Make the variables of an unbuilt model, before data are read.
 
-        One device traces the first step, which makes them, before it reads.
+        One device traces the first step, which makes them, before it reads. A
+        step of one's own may use built layers only, and never build the model.
         """
-        if not self.model.built:
+        layers = list(self.model._flatten_layers(include_self=False))
+        builds = not layers or not all(layer.built for layer in layers)
+        if builds and not self.model.built:
             self.make_variables(self._batch)
             self._place_made()
 

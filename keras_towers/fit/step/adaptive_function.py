@@ -72,6 +72,8 @@ class AdaptiveFunction(TowerFunction):
         self._undivided: set[str] = set()
         # How many steps of this call were inspected.
         self._steps = 0
+        # Whether data were read for a first step.
+        self._has_read = False
 
     def begin_call(
         self,
@@ -121,7 +123,9 @@ class AdaptiveFunction(TowerFunction):
         ):
             if limit:
                 limit.begin_step(done)
-            self._settings.make()
+            if not self._has_read:
+                self._has_read = True
+                self._settings.make()
             batch = next(data, None)
             if batch is None:
                 if done:
