@@ -108,6 +108,10 @@ UninitializedVariable = _tf("ops.resource_variable_ops:UninitializedVariable")
 _FUNCTION = "eager.polymorphic_function.polymorphic_function"
 _UnliftedVariable = _tf(f"{_FUNCTION}:UnliftedInitializerVariable")
 _UnliftableError = _tf("eager.lift_to_graph:UnliftableError")
+_READS = (
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
+    *("VariableShape", "VarIsInitializedOp", "LookupTableFindV2"),
+)
 _lift_to_graph = _tf("eager.lift_to_graph:lift_to_graph")
 # The module whose function creates every variable.
 variables_module = _tf("ops.variables")
@@ -761,10 +765,19 @@ def _lifted(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
         )[value]
     except _UnliftableError as error:
         raise _no_first_value(variable, "the batch") from error
-    new = graph.get_operations()[before:]
-    if any("Assign" in o.type or "Apply" in o.type for o in new):
+    if not all(map(_only_reads, graph.get_operations()[before:])):
         raise _no_first_value(variable, "what the step has written before")
     return lifted
+
+
+def _only_reads(operation: tf.Operation) -> bool:
+    """Whether an operation writes no resource, but those that are made."""
+    resources = [t for t in operation.inputs if t.dtype == tf.resource]
+    if not resources or operation.type in _READS:
+        return True
+    # A variable that is made begins with a branch, if it has no value yet.
+    condition = operation.inputs[0].op.type
+    return operation.type == "If" and condition == "VarIsInitializedOp"
 
 
 def _no_first_value(variable: tf.Variable, cause: str) -> TowerError:
