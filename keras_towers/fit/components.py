@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras_towers._strategy import Strategy
 from keras_towers._types import Structure, Variable
 from keras_towers.errors import TowerError
-from keras_towers.fit.options import StrategyOptions
+from keras_towers.fit.options import Shards, StrategyOptions
 from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.rendezvous.rank_checks import Peers
@@ -90,7 +90,8 @@ class TowerConfig:
         shards = ALONE if step is ALONE else self.shards
         ranks = Ranks(job, batch, step, shards, batch is self.transport)
         number = options.micro_batches
-        return Places(ranks, self.mesh, 1 if number == "auto" else number)
+        given = number if isinstance(number, int) else 1
+        return Places(ranks, self.mesh, given)
 
     @property
     def shards(self) -> Transport:
@@ -122,7 +123,8 @@ class TowerConfig:
         """Whether steps differ from those of plain Keras."""
         cells = self.num_towers * self.job.size * len(self.mesh[0])
         options = self.options
-        is_other = options.micro_batches != 1 or bool(options.remat)
+        has_parts = options.micro_batches not in (None, 1)
+        is_other = has_parts or bool(options.remat)
         return cells > 1 or is_other
 
 
@@ -289,6 +291,16 @@ class KerasStrategy:
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """Make the strategy TensorFlow's current one inside a block."""
+        raise NotImplementedError
+
+    def _divide(self, shards: Shards) -> None:
+        """Divide variables from now on, by an option that was left out.
+
+        Those that are on the towers already move when they are placed again.
+
+        Args:
+            shards: the option.
+        """
         raise NotImplementedError
 
     def _for_dry_run(self, transport: Transport) -> KerasStrategy:

@@ -36,7 +36,7 @@ Bytes: TypeAlias = int | str
 """A number of bytes, such as 2**28, or "256MiB"."""
 Extent: TypeAlias = Literal["tower", "global"]
 """Whether statistics are those of a tower's examples or the global batch."""
-MicroBatches: TypeAlias = int | Literal["auto"]
+MicroBatches: TypeAlias = int | Literal["auto"] | None
 """The number of micro-batches per tower; "auto": as many as memory requires."""
 ModeName: TypeAlias = Literal[
     "nccl", "collective", "hierarchical", "towers", "host"
@@ -44,13 +44,15 @@ ModeName: TypeAlias = Literal[
 """How the towers of a process exchange tensors."""
 Remat: TypeAlias = bool | float | None
 """Whether activations are computed again; a number: this part of the work."""
+Shards: TypeAlias = Literal["updates", "weights"]
+"""The option that divides variables into shards."""
 ShardOver: TypeAlias = Literal["job", "process"]
 """Whether the towers of all processes, or of each one, share a weight."""
 Tokens: TypeAlias = Literal["per_replica", "shared"]
 """Whether each replica has a share of an update, or takes shared tokens."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, or each its copy, or each a share."""
-Weights: TypeAlias = Literal["sharded"]
+Weights: TypeAlias = Literal["sharded", "whole"]
 """Whether each large weight is divided into shards, one on each tower."""
 Where: TypeAlias = Literal["host", "towers"]
 """Whether weights are in CPU memory, or spread over the towers."""
@@ -97,9 +99,10 @@ class StrategyOptions:
             each part has its own statistics. ``"auto"``: as few parts as fit
             into the memory of a device, or one if this memory is unknown. If
             one of the first steps of a call runs out of memory all the same,
-            compute more again, unless ``remat`` is set, then double the number.
-            Each time, repeat the step from the same weights. Several processes
-            do what any of them needs.
+            it is repeated from the same weights, and needs less: by this and
+            all other options that are left out. Several processes do what any
+            of them needs. None: ``"auto"`` if the memory of devices is known,
+            else 1.
         remat: what towers compute again in the backward pass, instead of
             keeping it from the forward pass (rematerialization, as of Chen et
             al., arXiv 1604.06174). Results do not change. None: as little as is
@@ -182,7 +185,7 @@ class StrategyOptions:
     batches: Batches = "split"
     sync_every_epoch: bool = True
     batch_norm: Extent = "global"
-    micro_batches: MicroBatches = 1
+    micro_batches: MicroBatches = None
     remat: Remat = None
     mode: ModeName | Reduction | None = None
     updates: Updates | None = None
@@ -203,10 +206,11 @@ class StrategyOptions:
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
             check_value(name, getattr(self, name), hint)
-        if self.micro_batches != "auto" and self.micro_batches < 1:
+        if isinstance(self.micro_batches, int) and self.micro_batches < 1:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
-                "the number of parts of a tower's batch, 1 or more, or 'auto'."
+                "the number of parts of a tower's batch, 1 or more, 'auto' or "
+                "None."
             )
         if not isinstance(self.remat, bool | None) and not 0 < self.remat < 1:
             raise TowerError(
@@ -236,13 +240,40 @@ class StrategyOptions:
         return [
             "a layout map" if name == "layouts" else f'{name}="sharded"'
             for name in ("layouts", "weights", "updates")
-            if getattr(self, name) not in (None, "once", "each")
+            if getattr(self, name) not in (None, "once", "each", "whole")
         ]
+
+    @property
+    def free_shards(self) -> list[Shards]:
+        """The options that may divide variables, if memory requires it.
+
+        They are left out, and contradict nothing. The last one saves most.
+        """
+        names: list[Shards] = []
+        for name in ("updates", "weights"):
+            # What a user's own function gets is not divided.
+            if getattr(self, name) is None and not callable(self.mode):
+                with contextlib.suppress(TowerError):
+                    self.divided_by(name)
+                    names.append(name)
+        return names
+
+    def divided_by(self, name: Shards) -> StrategyOptions:
+        """Return the options with variables in shards.
+
+        Args:
+            name: the option that divides them.
+
+        Raises:
+            TowerError: other options contradict that.
+        """
+        changed: dict[str, Any] = {name: "sharded"}
+        return dataclasses.replace(self, **changed)
 
     def _check_shards(self) -> None:
         """Refuse options that shards contradict."""
         in_shards = self.in_shards
-        gathers = self.weights is not None or self.layouts is not None
+        gathers = self.weights == "sharded" or self.layouts is not None
         if self.gather_bytes is not None and not gathers:
             raise TowerError(
                 'gather_bytes only applies with weights="sharded": set it, or '
@@ -261,7 +292,7 @@ class StrategyOptions:
                 "map already divides the weights, and every device updates its "
                 f"part. Leave {name} out."
             )
-        if self.weights is not None and self.updates == "sharded":
+        if self.weights == self.updates == "sharded":
             raise TowerError(
                 'weights="sharded" contradicts updates="sharded": sharded '
                 "updates keep whole weights on every tower. Leave one of them "

@@ -126,7 +126,10 @@ def schedule(
     if split.over_ranks:
         shared = estimate.peak_bytes_over_ranks()
         rounds = rounds_over_ranks(timeline, sizes)
-    plan = dataclasses.replace(timeline.plan, shared=shared, rounds=rounds)
+    work = sum(map(sizes.work_of, timeline.program.operations))
+    plan = dataclasses.replace(
+        timeline.plan, shared=shared, rounds=rounds, multiplications=work
+    )
     return dataclasses.replace(timeline, plan=plan, is_paced=bool(begins))
 
 

@@ -42,6 +42,8 @@ class StepPlan:
             results are not kept.
         work: their work, as a fraction of the work of a step without them.
         saved: the bytes that a tower saves by them.
+        multiplications: the work of a step, as an estimated number of
+            multiplications.
     """
 
     bytes: int = 0
@@ -50,6 +52,7 @@ class StepPlan:
     recomputed: int = 0
     work: float = 0.0
     saved: int = 0
+    multiplications: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -29,7 +29,12 @@ from keras_towers.fit.components import (
     words_for_another,
 )
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.options import Batches, StrategyOptions, check_names
+from keras_towers.fit.options import (
+    Batches,
+    Shards,
+    StrategyOptions,
+    check_names,
+)
 from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import NoValueError
@@ -170,7 +175,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
                 sharding = ShardedOverMesh(
                     config, mesh, lambda: self._adoption.models
                 )
-            self._mode = modes.fall_back_unless_tried(self._mode, config)
+            self._mode = modes.fall_back_unless_tried(
+                self._mode, config, config.options
+            )
             update = modes.create_update(config, self._mode, sharding)
         self._update = update
         self._runner = runner or TowerRunner(update)
@@ -178,7 +185,23 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def _for_dry_run(self, transport: Transport) -> BaseStrategy:
         """Return a strategy like this one, to plan with; it never runs."""
         devices = self._config.devices if self._mesh is None else self._mesh
-        return strategy_for_dry_run(devices, self._config.options, transport)
+        like = strategy_for_dry_run(devices, self._config.options, transport)
+        shards = self._update.sharding.shards
+        if shards != like._update.sharding.shards:
+            like._divide(shards)
+        return like
+
+    def _divide(self, shards: Shards) -> None:
+        config = self._config
+        options = config.options.divided_by(shards)
+        devices = [*itertools.chain(*config.mesh)]
+        mode = modes.choose(devices, options)
+        self._mode = modes.fall_back_unless_tried(mode, config, options)
+        self._update.divide(
+            modes.choose_sharding(config, options),
+            self._mode.collectives,
+            self._mode.gradients,
+        )
 
     @property
     def mode(self) -> str:

@@ -46,7 +46,7 @@ def lines_of(strategy: KerasStrategy, mode: Mode) -> list[str]:
         lines.append(
             "each tower processes its rows in as few parts as memory allows"
         )
-    elif options.micro_batches > 1:
+    elif options.micro_batches not in (None, 1):
         lines.append(
             f"each tower processes its rows in {options.micro_batches} parts, "
             "one after another; with fewer rows, some are empty"

@@ -141,14 +141,16 @@ def _mode(
     return Mode(name, reason, collectives)
 
 
-def fall_back_unless_tried(mode: Mode, config: TowerConfig) -> Mode:
+def fall_back_unless_tried(
+    mode: Mode, config: TowerConfig, options: StrategyOptions
+) -> Mode:
     """Return a mode if first exchanges over NCCL work, or it needs none.
 
     Else the mode "towers".
 
     A process tries the same devices only once.
     """
-    devices, options = [*itertools.chain(*config.mesh)], config.options
+    devices = [*itertools.chain(*config.mesh)]
     over_nccl = mode.name == "nccl" or (
         mode.name == "collective" and nccl_available(devices)[0]
     )
@@ -206,17 +208,19 @@ def create_update(
     """
     return WeightUpdate(
         config,
-        sharding or _choose_sharding(config),
+        sharding or choose_sharding(config, config.options),
         mode.collectives,
         mode.gradients,
         **sums_over_ranks(config),
     )
 
 
-def _choose_sharding(config: TowerConfig) -> ShardingPolicy:
-    """Return where towers have weights and slots, as the options say."""
-    updates = config.options.updates
-    divides_weights = config.options.weights == "sharded"
+def choose_sharding(
+    config: TowerConfig, options: StrategyOptions
+) -> ShardingPolicy:
+    """Return where towers have weights and slots, as options say."""
+    updates = options.updates
+    divides_weights = options.weights == "sharded"
     if divides_weights or updates == "sharded":
         option = f'{"weights" if divides_weights else "updates"}="sharded"'
         if config.num_towers * config.shards.size > 1:

@@ -28,6 +28,7 @@ from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
+from keras_towers.fit.options import Shards
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.adaptive_function import (
     AdaptiveFunction,
@@ -269,15 +270,46 @@ class TowerCall:
     def settings(self) -> StepSettings:
         """The settings of the call's steps, before functions adapt them."""
         examples = self.examples.get(self.kind)
+        number = self.config.options.micro_batches
+        may_run_out = number is None and self._step.memory.has_limit
         return StepSettings(
             self.model,
             self.kind,
             self.places,
             self._undivided,
             examples,
+            repeats=number == "auto" or may_run_out,
             place=self._place_made,
+            divide=self._divide if self._may_divide else None,
             make=self._make_unbuilt,
         )
+
+    @property
+    def _may_divide(self) -> bool:
+        """Whether all ranks can divide variables between two traces."""
+        ranks = self.places.ranks
+        together = ranks.job.size == 1 or ranks.in_lockstep
+        return together and not (self.is_alone or self._is_nested)
+
+    def _divide(self, shards: Shards) -> None:
+        """Divide variables, between two traces of a step. Collective.
+
+        Args:
+            shards: the option by which they are divided.
+        """
+        with compat.unseen():
+            self.config.strategy._divide(shards)
+            self._place_all(renews=True, but=self._function_name)
+            if self.keras_call.trains:
+                self.adoption.begin_steps(self.model)
+
+    @property
+    def _function_name(self) -> str:
+        """The name of the model's attribute for the function of its steps."""
+        if self.keras_call.trains:
+            return "train_function"
+        is_test = not self.kind.startswith("predict")
+        return "test_function" if is_test else "predict_function"
 
     def run_step(self, step: Step, batch: Structure) -> Structure:
         settings = running_settings.get() or self.settings
@@ -423,7 +455,7 @@ class TowerCall:
         if self.keras_call.trains:
             self.adoption.begin_steps(self.model)
 
-    def _place_all(self, renews: bool) -> None:
+    def _place_all(self, renews: bool, but: str = "") -> None:
         ranks = self.places.ranks.job
         # A call that is alone has what ranks have placed together.
         if not self.is_alone:
@@ -433,7 +465,7 @@ class TowerCall:
                 ranks,
                 self.adoption.prepared.have(self.model, self.kind),
             )
-        new = self.place_variables(renews)
+        new = self.place_variables(renews, but)
         if new or self.kind == "fit" or not self._is_inner:
             self.adoption.synchronize(self.model, ranks, self.keras_call.trains)
         # Ranks have yet to compare a model that a call uses alone.
@@ -441,16 +473,17 @@ class TowerCall:
             self.adoption.prepared.add(self.model, self.kind)
         self._prepared = True
 
-    def place_variables(self, renews: bool = True) -> bool:
+    def place_variables(self, renews: bool = True, but: str = "") -> bool:
         """Place the model's variables; return whether any were new.
 
         Args:
             renews: whether functions that have used them are made again.
+            but: the name of the model's function that is being traced.
         """
         placed = self.adoption.agree_on_wholes(
             self.model, self.places.ranks.job, self.keras_call.trains
         )
-        return self.adoption.bind(self.model, placed, renews)
+        return self.adoption.bind(self.model, placed, renews, but)
 
     def _end_of_steps(self, logs: Logs) -> Logs:
         """Replacement for ``_get_metrics_result_or_logs``."""

@@ -103,10 +103,12 @@ class TowerRunner(Runner):
         """Whether calls run as in plain Keras, without towers."""
         return not self._config.divides
 
-    def _must_compute_again(self, keras_call: KerasCall) -> bool:
-        """Whether a step of plain Keras fits only if it recomputes."""
+    def _must_plan(self, keras_call: KerasCall) -> bool:
+        """Whether a step of plain Keras does not fit, but a planned one may."""
         model, kind = keras_call.model, keras_call.kind
-        may_again = kind == "fit" and self._config.options.remat is None
+        options = self._config.options
+        is_free = None in (options.remat, options.micro_batches)
+        may_again = kind == "fit" and is_free
         if not may_again or self.step.memory.own_limit is None:
             return False
         batch, examples = _batch_of(keras_call)
@@ -126,7 +128,7 @@ class TowerRunner(Runner):
             self.adoption.refuse_others(model)
             if model_building.layers_are_built(model):
                 self.step.memory.check_variables(model, kind, self._config.job)
-            if not self._must_compute_again(keras_call):
+            if not self._must_plan(keras_call):
                 self.adoption.release_model(model)
                 return run_on_one_device(keras_call)
         if outer is not None and not _starts_on_all(keras_call, outer):

@@ -39,9 +39,9 @@ class AdaptiveFunction(TowerFunction):
     """A function that Keras makes, wrapped to learn how to divide batches.
 
     It inspects the first batches of a call. Parts that turn out not to have a
-    row for each example go to every tower whole. With ``micro_batches="auto"``,
-    the first steps of a call, and later lists of batches that are larger, run
-    again with less memory if it runs out.
+    row for each example go to every tower whole. If memory may run out, the
+    first steps of a call, and later lists of batches that are larger, run again
+    with less of it.
 
     Args:
         model: the model that has the function.
@@ -62,9 +62,8 @@ class AdaptiveFunction(TowerFunction):
         self._name = name
         self._config = config
         self._settings = settings
-        # For micro_batches="auto".
         self._retries: MemoryRetries | None = None
-        if config.options.micro_batches == "auto":
+        if settings.repeats:
             self._retries = MemoryRetries(model.name, config, self._retrace)
         self._inspects = False
         # For batches of how many examples a step gathers rows; None: of any.
@@ -225,6 +224,7 @@ class AdaptiveFunction(TowerFunction):
         if layout.program.replaced_sums > 0:
             self._gathers_for = self._settings.examples
         if self._retries is not None:
+            assert layout.plan is not None, "a step without a plan"
             self._retries.note_trace(graph, layout.plan)
 
     def _retrace(self) -> None:

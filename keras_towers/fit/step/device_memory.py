@@ -1,7 +1,8 @@
 """Makes models fit into the memory of their devices, or refuses them.
 
 Variables are checked before they are placed; a step is checked when it is
-traced, before it runs. ``DeviceMemory.plan`` finds a timeline that fits.
+traced, before it runs. If either needs more than devices have, options that the
+user has left out help: ``plan_search.py`` tries them.
 ``partition/memory_estimate.py`` estimates the memory.
 """
 
@@ -13,7 +14,7 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +25,8 @@ from keras_towers._notices import announce, first_time, logger, silence
 from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
-from keras_towers.fit.components import KerasStrategy, TowerConfig
+from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
+from keras_towers.fit.options import Shards
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.dry_run import (
@@ -34,20 +36,13 @@ from keras_towers.fit.step.dry_run import (
     dry_run,
     lay_out_dry,
 )
-from keras_towers.fit.step.step_layout import (
-    MemoryPlan,
-    StepLayout,
-    StepSettings,
-    with_timeline,
-)
+from keras_towers.fit.step.plan_search import PlanSearch, Room, Tried
+from keras_towers.fit.step.step_layout import StepLayout, StepSettings
 from keras_towers.fit.weights.least_loaded import byte_size
-from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
 
-# How many times less a step is to need once memory has run out.
-_SHRINKS = 2
 # Estimates that are wrong by less stop nothing.
 _MARGIN = 0.1
 # If variables take this part of the memory, their slots fit, too.
@@ -106,9 +101,15 @@ class DeviceMemory:
     def __init__(self, config: TowerConfig):
         self._config = config
         self._limit: Limit | None = None
-        # The bytes that devices hold of each model.
-        self._held: weakref.WeakKeyDictionary[keras.Model, Needs]
+        # What devices hold of each model, by whether it trains, and by the
+        # option that divides its variables.
+        self._held: weakref.WeakKeyDictionary[
+            keras.Model, dict[tuple[bool, Shards | None], Needs]
+        ]
         self._held = weakref.WeakKeyDictionary()
+        # The bytes that a step needs as it is, by the model and the method.
+        self._whole: weakref.WeakKeyDictionary[keras.Model, dict[str, int]]
+        self._whole = weakref.WeakKeyDictionary()
         # Whether steps of one device do not fit, by their batches.
         self._exceeding: weakref.WeakKeyDictionary[keras.Model, dict[str, bool]]
         self._exceeding = weakref.WeakKeyDictionary()
@@ -120,10 +121,10 @@ class DeviceMemory:
         peers: Peers,
         is_placed: bool = False,
     ) -> None:
-        """Refuse a built model whose variables do not fit. Collective.
+        """Divide variables that do not fit, or refuse them. Collective.
 
         Args:
-            model: the model, before its variables are placed.
+            model: the built model, before its variables are placed.
             kind: the method of Keras that needs it.
             peers: the ranks that call it.
             is_placed: whether they have been placed for it before, or cannot
@@ -132,25 +133,63 @@ class DeviceMemory:
         Raises:
             DoesNotFit: they do not fit, on all ranks.
         """
-        config = self._config
         self._limit = limit = self._find_limit(peers)
         if limit is None or is_placed:
             return
         if _ROOM * sum(map(byte_size, model.variables)) <= limit.size:
             # Planning takes time, and there is room for any optimizer.
             return
-        ranks = config.places(kind).ranks.batch.size
-        with _dry_run(config, model, ranks) as strategy:
-            strategy._runner.plan_variables(model, kind)
-            needs = PlacedModel(strategy._config, model).held(ranks)
-        self._held[model] = needs
-        self._compare(model, kind, needs)
+        ranks = self._config.places(kind).ranks.batch.size
+        own = self._config.strategy
+        for shards in self._choices():
+            needs = self._held_by(shards, model, kind, ranks)
+            if needs.held <= limit.size * (1 - _MARGIN):
+                break
+        else:
+            self._compare(model, kind, needs)
+            return
+        if shards != self._now:
+            own._divide(shards)
+
+    @property
+    def _now(self) -> Shards | None:
+        """The option by which variables are divided now."""
+        return self._config.strategy._update.sharding.shards
+
+    def _choices(self) -> Sequence[Shards | None]:
+        """Return how variables may be divided, as they are now first."""
+        free: list[Shards | None] = [*self._config.options.free_shards]
+        if self._config.num_towers * self._config.shards.size == 1:
+            free = []
+        now = self._now
+        later = free[free.index(now) + 1 :] if now in free else free
+        is_open = now is None or now in free
+        return [now, *(later if is_open else ())]
+
+    def _held_by(
+        self, shards: Shards | None, model: keras.Model, kind: str, ranks: int
+    ) -> Needs:
+        """Return what devices hold of a model if an option divides it."""
+        config, known = self._config, self._held.setdefault(model, {})
+        key = kind in TRAINING, shards
+        if key not in known:
+            with _dry_run(config, model, ranks) as strategy:
+                if shards not in (None, strategy._update.sharding.shards):
+                    strategy._divide(shards)
+                strategy._runner.plan_variables(model, kind)
+                known[key] = PlacedModel(strategy._config, model).held(ranks)
+        return known[key]
 
     def _find_limit(self, peers: Peers) -> Limit | None:
         own = self._config.strategy
         assert isinstance(own, KerasStrategy), own
         # Where weights are elsewhere, or towers train alone, plans do not hold.
         return Limit.of(self._config, peers) if own._follows_options else None
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether a call has found that the memory of devices is known."""
+        return self._limit is not None
 
     @functools.cached_property
     def own_limit(self) -> Limit | None:
@@ -205,65 +244,95 @@ class DeviceMemory:
         self,
         lay_out: Callable[[StepSettings, StepLayout | None], StepLayout],
         settings: StepSettings,
-    ) -> StepLayout:
+        batch: Structure,
+    ) -> StepLayout | None:
         """Lay out a step, and plan it within the memory of a device.
 
-        It tries cheap plans first: the order of operations, recomputing, and
-        more micro-batches. Ranks that share a step decide alike.
+        Ranks that share a step decide alike.
 
         Args:
             lay_out: lays the step out, given a layout for fewer micro-batches.
             settings: what it is traced for; the micro-batches are the fewest.
+            batch: the specs of its batch.
+
+        Returns:
+            The layout; None: variables have been divided further, so the step
+            has to be traced again.
 
         Raises:
             DoesNotFit: it does not fit beside the variables, however.
         """
-        config, limit, failed = self._config, self._limit, settings.failed
-        layout = lay_out(settings, None)
-        while True:
-            needs = self._needs_beside(layout)
-            room = math.inf
-            if limit is not None and needs is not None:
-                room = max(limit.size * (1 - _MARGIN) - needs.held, 0)
-            remat = _limits(config.options.remat, room, failed)
-            layout = with_timeline(layout, config, remat)
-            more = layout.settings.in_more_micro_batches()
-            if more is None or not _exceeds(layout, room):
-                break
-            layout = lay_out(more, layout)
+        config, model, kind = self._config, settings.model, settings.kind
+        ranks = settings.places.ranks.batch.size
+        room = self._room_for(settings, batch)
+        search = PlanSearch(config, settings, room, lay_out)
+        found = search.best()
+        layout, plan = found.layout, found.plan
+        whole = self._whole.setdefault(model, {})
+        whole.setdefault(kind, search.needed)
+        if plan.shards != self._now:
+            assert settings.divide is not None and plan.shards is not None
+            settings.divide(plan.shards)
+            return None
+        how = self._how(found, whole[kind])
+        cheaper = search.next_cheaper(found)
+        if how and cheaper is not None:
+            needed = format_bytes(cheaper.plan.total)
+            how += f"; the next cheaper plan needs {needed}"
         step_reports.record_costs(
             config,
-            settings.kind,
-            settings.model,
+            kind,
+            model,
             layout.scheduled,
             layout.settings.places,
+            how,
         )
-        self._say_how(layout, remat)
-        # A step that runs out of memory is tried again in smaller parts.
-        if needs is not None and more is None:
-            needs = dataclasses.replace(needs, step=layout.plan.bytes)
+        if plan.total > room.size:
+            held = PlacedModel(config, model).held(ranks)
+            needs = dataclasses.replace(held, step=plan.bytes)
             # XLA keeps less than the estimate.
-            self._compare(settings.model, settings.kind, needs, settings.xla)
+            self._compare(model, kind, needs, settings.xla)
         return layout
 
-    def _needs_beside(self, layout: StepLayout) -> Needs | None:
-        """Return what devices need besides a step, if it is compared."""
-        settings = layout.settings
-        spec, model = layout.divided.spec, settings.model
-        examples = _known_examples(spec, settings.examples)
-        if self._limit is None or examples is None:
-            return None
+    def _room_for(self, settings: StepSettings, batch: Structure) -> Room:
+        """Return what devices have for a step, and what they hold besides."""
+        config, model, limit = self._config, settings.model, self._limit
         ranks = settings.places.ranks.batch.size
-        placed = PlacedModel(self._config, model)
-        return self._held.get(model) or placed.held(ranks)
+        examples = _known_examples(batch, settings.examples)
+        is_known = limit is not None and examples is not None
+        if not is_known and settings.failed is None:
+            return Room()
+        placed = PlacedModel(config, model)
 
-    def _say_how(self, layout: StepLayout, remat: RematLimits) -> None:
-        """Announce once how a step is made to fit into memory."""
-        settings, step = layout.settings, layout.scheduled.plan
-        model, plan, how = settings.model, layout.plan, []
-        # Segments that users mark are recomputed in any case.
-        exceeds = step.bytes + step.saved > remat.limit
-        if step.recomputed and exceeds and self._config.options.remat is None:
+        def held_by(shards: Shards | None) -> Needs:
+            if shards == self._now:
+                return placed.held(ranks)
+            return self._held_by(shards, model, settings.kind, ranks)
+
+        return Room(
+            limit.size * (1 - _MARGIN) if limit and is_known else math.inf,
+            self._choices() if settings.divide else [self._now],
+            held_by,
+            max(map(byte_size, model.weights), default=0),
+        )
+
+    def _how(self, found: Tried, whole: int) -> str:
+        """Return, and announce once, how a step is made to fit into memory.
+
+        Args:
+            found: its plan.
+            whole: the bytes that it needs otherwise.
+
+        Returns:
+            Empty: it is as the user says.
+        """
+        settings, plan = found.layout.settings, found.plan
+        step, how = found.layout.scheduled.plan, []
+        model, options = settings.model, self._config.options
+        if plan.shards in options.free_shards:
+            state = "its" if plan.shards == "weights" else "its optimizer's"
+            how.append(f"has {state} variables in shards")
+        if found.computes_again and options.remat is None:
             how.append(
                 f"computes {step.recomputed} operations again "
                 f"({step.work:.0%} of the step's work) instead of keeping "
@@ -273,11 +342,18 @@ class DeviceMemory:
             how.append(
                 f"processes a tower's rows in {plan.micro_batches} parts"
             )
+        if not how:
+            return ""
+        why = "memory has run out" if settings.failed else str(self._limit)
+        does = " and ".join([", ".join(how[:-1]), how[-1]] if how[1:] else how)
+        line = (
+            f"{does}: {why}, and it needs {format_bytes(plan.total)} instead "
+            f"of {format_bytes(whole)} on each device"
+        )
         is_first = settings.places.ranks.job.rank == 0
-        if how and is_first and first_time(model, (settings.kind, plan)):
-            why = "memory has run out" if settings.failed else self._limit
-            does = " and ".join(how)
-            announce(f"{settings.kind} of model {model.name!r} {does}: {why}")
+        if is_first and first_time(model, (settings.kind, plan)):
+            announce(f"{settings.kind} of model {model.name!r} {line}")
+        return line
 
     def _compare(
         self, model: keras.Model, kind: str, needs: Needs, may_fit: bool = False
@@ -314,52 +390,34 @@ class DeviceMemory:
             f"({', '.join(parts)})"
         )
         if not may_fit:
-            raise DoesNotFit(f"{text}. {self._advice(needs)}")
+            least = format_bytes(total - limit.size)
+            raise DoesNotFit(
+                f"{text}, which is {least} too much. {self._advice(needs)}"
+            )
         if first_time(model, ("memory", kind)):
             logger.warning("%s", text)
 
     def _advice(self, needs: Needs) -> str:
-        """Return options with which a step may fit, the cheapest one first."""
-        options, advice = self._config.options, ["more devices"]
-        if options.layouts is options.weights is None:
-            advice = ['weights="sharded" on several devices']
-        # Micro-batches help if the variables fit.
-        assert self._limit is not None
-        has_room = needs.held <= self._limit.size * (1 - _MARGIN)
-        if has_room and options.micro_batches != "auto" and needs.step:
-            advice.insert(0, 'micro_batches="auto"')
+        """Return what a step may fit with, the cheapest first."""
+        options, limit = self._config.options, self._limit
+        assert limit is not None
+        names = ["weights", "updates"]
+        if needs.step and needs.held <= limit.size * (1 - _MARGIN):
+            # More room beside the variables would do.
+            names = ["remat", "micro_batches", *names]
+        fixed = [
+            f"{name}={getattr(options, name)!r}"
+            for name in names
+            if getattr(options, name) not in (None, "auto", "sharded", True)
+        ]
+        advice = ["more devices"]
+        if fixed:
+            advice.insert(0, f"leaving {' and '.join(fixed)} out")
         return (
             f"Try {', '.join(advice)} or a smaller batch; `keras-towers plan` "
             "shows what devices then need. If they have more memory, set "
             f"{ENV_DEVICE_MEMORY}; 0 skips this check."
         )
-
-
-def _limits(
-    option: bool | float | None, room: float, failed: MemoryPlan | None
-) -> RematLimits:
-    """Return the limits for recomputing.
-
-    Args:
-        option: the option ``remat``.
-        room: the bytes that a step may need.
-        failed: the plan with which memory has run out.
-    """
-    if option is None:
-        most = math.inf if failed is None else failed.bytes / _SHRINKS
-        return RematLimits(min(room, most))
-    if option is False:
-        return KEEP_ALL
-    return RematLimits(0) if option is True else RematLimits(0, option)
-
-
-def _exceeds(layout: StepLayout, room: float) -> bool:
-    """Whether a step needs more than its limit, as far as both are known."""
-    plan, failed = layout.plan, layout.settings.failed
-    if failed is not None and not plan.needs_less_than(failed):
-        return True
-    # XLA keeps less than the estimate.
-    return not layout.settings.xla and plan.bytes > room
 
 
 def _known_examples(spec: Structure, examples: int | None) -> int | None:

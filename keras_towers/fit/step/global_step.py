@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import inspect
 import itertools
 import secrets
@@ -127,11 +128,10 @@ class GlobalStep:
         # Each tower's rows of the batch, once the previous step has ended.
         divided = self._divide(batch, settings)
         with self._begun(divided, settings):
-            # The step of one device, with its calls of optimizers.
-            traced = self._trace(step, divided, settings)
-            # What each tower computes, what towers exchange, and when, within
-            # the memory of a device.
-            layout = self._lay_out(traced, divided, settings)
+            # The step of one device, with its calls of optimizers; what each
+            # tower computes, what towers exchange, and when, within the memory
+            # of a device.
+            layout = self._planned(step, divided, settings)
             # All ranks make the same exchanges, or all of them fail.
             self._compare_with_ranks(layout)
             # Level by level: what towers compute, and exchanges.
@@ -214,10 +214,26 @@ class GlobalStep:
             return compat.Placement()
         return variables.placement
 
+    def _planned(
+        self, step: Step, divided: DividedBatch, settings: StepSettings
+    ) -> StepLayout:
+        """Trace a step, lay it out over towers, and plan it.
+
+        If a plan moves variables, the step is traced again.
+        """
+        while True:
+            traced = self._trace(step, divided, settings)
+            layout = self._lay_out(traced, divided, settings)
+            if layout is not None:
+                return layout
+            # The next trace takes the place of this one.
+            del traced
+            gc.collect(0)
+
     def _lay_out(
         self, traced: Trace, divided: DividedBatch, settings: StepSettings
-    ) -> StepLayout:
-        """Lay out a step over towers, and plan it."""
+    ) -> StepLayout | None:
+        """Lay out a step over towers, and plan it, as ``DeviceMemory.plan``."""
 
         def in_micro_batches(
             settings: StepSettings, fewer: StepLayout | None
@@ -228,7 +244,7 @@ class GlobalStep:
             # A layout says only whether there are several.
             return dataclasses.replace(fewer, divided=cut, settings=settings)
 
-        return self.memory.plan(in_micro_batches, settings)
+        return self.memory.plan(in_micro_batches, settings, divided.spec)
 
     def _compare_with_ranks(self, layout: StepLayout) -> None:
         """Compare the step over ranks; share rank 0's outer variables."""
@@ -335,8 +351,8 @@ class GlobalStep:
             settings: what it is traced for.
         """
         divided = self._divide(batch, settings)
-        traced = self._trace(step, divided, settings)
-        return traced, self._lay_out(traced, divided, settings).scheduled
+        layout = self._planned(step, divided, settings)
+        return layout.traced, layout.scheduled
 
     def make_variables(
         self, step: Step, batch: Structure, settings: StepSettings

@@ -63,6 +63,10 @@ class MemoryRetries:
 
     def note_trace(self, graph: tf.Graph, plan: MemoryPlan) -> None:
         """Record the plan and the variables of a step before it runs."""
+        if self._plan is not None and plan.shards != self._plan.shards:
+            # Variables have moved.
+            self._handles.clear()
+            self._before.clear()
         self._plan = plan
         with tf.init_scope():
             for handle, _ in graph.captures:

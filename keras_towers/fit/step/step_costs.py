@@ -94,6 +94,7 @@ class StepCosts:
         replaced_sums: the bytes of the sums in place of which rows are
             gathered.
         plan: the memory that it takes, and what is computed again.
+        how_it_fits: how it is made to fit into memory; empty: as it is.
         graph_bytes: what a process has for the graphs of the step: an estimate;
             0: they are not made yet.
         building_bytes: what it has for them at a time until the first step
@@ -112,6 +113,7 @@ class StepCosts:
     over_columns: int
     replaced_sums: int
     plan: StepPlan = StepPlan()
+    how_it_fits: str = ""
     graph_bytes: int = 0
     building_bytes: int = 0
 

@@ -1,6 +1,6 @@
 """The layout of a step over towers, and the settings that it is traced for.
 
-``global_step.py`` calls ``lay_out`` with the trace, and ``device_memory.py``
+``global_step.py`` calls ``lay_out`` with the trace, and ``plan_search.py``
 ``with_timeline`` with the result. ``partition/`` does the work.
 """
 
@@ -18,6 +18,7 @@ from keras_towers._notices import first_time, logger
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, TowerConfig
+from keras_towers.fit.options import Shards
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.graph_function import CallMode
 from keras_towers.fit.step.step_inputs import DividedBatch, capture
@@ -60,17 +61,27 @@ class MemoryPlan:
 
     Attributes:
         micro_batches: the number of micro-batches of each tower.
-        bytes: what a tower is planned to have at a time, for a usual batch.
+        bytes: what a tower is planned to have at a time, for a usual batch,
+            besides variables.
+        held: the bytes of variables on a device; 0: not compared.
+        shards: the option that divides variables, or would.
     """
 
     micro_batches: int
     bytes: int
+    held: int = 0
+    shards: Shards | None = None
+
+    @property
+    def total(self) -> int:
+        """The bytes on a device at a time."""
+        return self.held + self.bytes
 
     def needs_less_than(self, other: MemoryPlan) -> bool:
         """Whether this plan needs clearly less memory than another one."""
         return (
             self.micro_batches > other.micro_batches
-            or self.bytes * ALIKE < other.bytes
+            or self.total * ALIKE < other.total
         )
 
 
@@ -89,7 +100,9 @@ class StepSettings:
         rows: the most rows of a tower, each of which may become a micro-batch
             of its own; None: the number of micro-batches is given.
         failed: the plan with which memory has run out; None: it has not.
+        repeats: whether a step that runs out of memory is repeated.
         place: places the variables that a trace of the step makes.
+        divide: divides variables by an option; None: they stay as they are.
         make: makes and places variables before data are read for a first step.
         on_trace: called with the graph of the step, and its layout.
         around: called with what adds the step to a graph, and adds what else
@@ -103,7 +116,9 @@ class StepSettings:
     examples: int | None = None
     rows: int | None = None
     failed: MemoryPlan | None = None
+    repeats: bool = False
     place: Callable[[], None] = lambda: None
+    divide: Callable[[Shards], None] | None = None
     make: Callable[[], None] = lambda: None
     on_trace: Callable[[tf.Graph, StepLayout], None] = lambda *_: None
     around: Callable[[Callable[[], Structure]], Structure] = lambda add: add()
@@ -117,15 +132,6 @@ class StepSettings:
     def xla(self) -> bool:
         """Whether XLA compiles the step, where it can."""
         return bool(self.model.jit_compile)
-
-    def in_more_micro_batches(self) -> StepSettings | None:
-        """Return settings with more micro-batches; None if there are none."""
-        number = self.places.micro_batches
-        if self.rows is None or number >= self.rows:
-            return None
-        number = min(2 * number, self.rows)
-        places = dataclasses.replace(self.places, micro_batches=number)
-        return dataclasses.replace(self, places=places)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,7 +147,8 @@ class StepLayout:
             shard of, by their index among the captures.
         local_step: the step of a rank that computes its own part only; None:
             all ranks share one.
-        timeline: when they do what, once that is decided.
+        timeline: when they do what, once that is decided, like the next one.
+        plan: how they make it fit into memory.
     """
 
     traced: Trace
@@ -151,6 +158,7 @@ class StepLayout:
     on_towers: Mapping[int, TowerHandles]
     local_step: LocalStep | None
     timeline: Timeline | None = None
+    plan: MemoryPlan | None = None
 
     @property
     def scheduled(self) -> Timeline:
@@ -161,12 +169,6 @@ class StepLayout:
         """
         assert self.timeline is not None, "a step without a timeline"
         return self.timeline
-
-    @property
-    def plan(self) -> MemoryPlan:
-        """The memory plan, once the timeline is decided."""
-        number = self.settings.places.micro_batches
-        return MemoryPlan(number, self.scheduled.plan.bytes)
 
 
 def lay_out(
@@ -201,7 +203,10 @@ def lay_out(
 
 
 def with_timeline(
-    layout: StepLayout, config: TowerConfig, remat: RematLimits = KEEP_ALL
+    layout: StepLayout,
+    config: TowerConfig,
+    remat: RematLimits = KEEP_ALL,
+    gather_bytes: int | None = None,
 ) -> StepLayout:
     """Return a step with its timeline.
 
@@ -211,6 +216,8 @@ def with_timeline(
         layout: the step.
         config: the towers.
         remat: what may be computed again, if the step trains.
+        gather_bytes: the bytes of gathered weights at a time; None: as options
+            say.
     """
     settings = layout.settings
     places, examples = settings.places, settings.examples or ASSUMED_LENGTH
@@ -228,7 +235,9 @@ def with_timeline(
         split,
         remat if settings.trains else KEEP_ALL,
         layout.traced.segments if has_segments else None,
-        _gather_bytes(config, settings),
+        gather_bytes_for(config, settings)
+        if gather_bytes is None
+        else gather_bytes,
         xla=settings.xla,
     )
     return dataclasses.replace(layout, timeline=timeline)
@@ -276,8 +285,8 @@ def _divide_trace(
     )
 
 
-def _gather_bytes(config: TowerConfig, settings: StepSettings) -> int:
-    """Return the bytes of gathered weights that a tower holds at a time."""
+def gather_bytes_for(config: TowerConfig, settings: StepSettings) -> int:
+    """Return the bytes of gathered weights at a time, as options say."""
     number = config.options.gathered_bytes
     if number is not None:
         return number

@@ -48,6 +48,7 @@ def record_costs(
     model: keras.Model,
     timeline: Timeline,
     places: Places,
+    how: str = "",
 ) -> None:
     """Record the costs of a step; announce once what is not divided.
 
@@ -57,10 +58,14 @@ def record_costs(
         model: its model.
         timeline: when the towers compute what.
         places: where they run it.
+        how: how it is made to fit into memory.
     """
     name, ranks = _name_of(kind, model), places.ranks
     parts = places.towers * places.micro_batches * ranks.step.size
     costs = costs_of(timeline, parts, ranks.step.size, places.columns)
+    if places.micro_batches == 1:
+        costs = dataclasses.replace(costs, held={})
+    costs = dataclasses.replace(costs, how_it_fits=how)
     _costs.setdefault(config.strategy, {})[name] = costs
     said = costs.announcement
     if said and ranks.job.rank == 0 and first_time(model, "computed once"):
@@ -216,8 +221,8 @@ def describe_steps(config: TowerConfig) -> list[str]:
         if costs.gathered:
             most = format_bytes(costs.gathered)
             said.append(f"at most {most} of gathered weights at a time")
-        said.append(costs.remat_summary)
-        if config.options.micro_batches != 1 and costs.held_summary:
+        said += [costs.remat_summary, costs.how_it_fits]
+        if costs.held_summary:
             said.append(f"held for all micro-batches: {costs.held_summary}")
         said += costs.once_summary
         lines += [f"{name}: {line}" for line in said if line]

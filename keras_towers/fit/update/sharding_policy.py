@@ -21,6 +21,7 @@ from keras_towers._incomplete import name_of
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
+from keras_towers.fit.options import Shards
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
@@ -76,6 +77,13 @@ class ShardingPolicy:
     def divide_any(self) -> bool:
         """Whether any variable may be divided."""
         return bool(self.option)
+
+    @property
+    def shards(self) -> Shards | None:
+        """What is divided: weights, with their slots, or only updates."""
+        if not self.divide_any:
+            return None
+        return "weights" if self.divides_weights else "updates"
 
     @property
     def divides_over_ranks(self) -> bool:

@@ -112,6 +112,24 @@ class WeightUpdate:
         self.collectives: Collectives = collectives
         self._gradients = gradients or collectives
 
+    def divide(
+        self,
+        sharding: ShardingPolicy,
+        collectives: Collectives,
+        gradients: Collectives | None,
+    ) -> None:
+        """Divide variables from now on; those that are there move later.
+
+        Args:
+            sharding: decides where weights and slots are.
+            collectives: exchange tensors among towers.
+            gradients: sums gradients; None: ``collectives`` does.
+        """
+        self.sharding, self.name = sharding, sharding.name
+        self.description = sharding.description
+        self.collectives = collectives
+        self._gradients = gradients or collectives
+
     def place(self, variable: keras.Variable) -> bool:
         """Place a weight as the update requires; return whether it moved."""
         variables = self.variables

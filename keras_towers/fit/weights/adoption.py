@@ -193,7 +193,7 @@ class Adoption:
             self._failed = failed_calls.calls.failed
             for known in self.stages.bound:
                 drop_functions(known)
-        self._place_optimizers(model, renews=True)
+        self._renew(self._place_optimizers(model))
         for trainer in state_lib.models_in(model):
             # Each by itself: a nested model may outlive the outer one.
             if not self.stages.of(trainer).is_bound:
@@ -223,6 +223,7 @@ class Adoption:
         model: keras.Model,
         placed: Sequence[keras.Variable] = (),
         renews: bool = True,
+        but: str = "",
     ) -> bool:
         """Place a model's variables on the towers; return if any were new.
 
@@ -230,6 +231,7 @@ class Adoption:
             model: the model.
             placed: those of its weights that were placed just now.
             renews: whether functions that have used them are made again.
+            but: the name of the model's function that is being traced.
         """
         state = state_lib.collect(model)
         hold_once, place = self.update.variables.hold_once, self.update.place
@@ -237,26 +239,37 @@ class Adoption:
         moved += [v for v in (*state.seeds, *state.metrics) if hold_once(v)]
         moved += [v for v in state.weights if place(v)]
         if renews:
-            self._renew(moved)
-        self._place_optimizers(model, renews)
+            moved += self._place_optimizers(model)
+            self._renew(moved, (model, but))
+        else:
+            self._place_optimizers(model)
         if self.stages.of(model) is ModelStage.CLAIMED:
             self.stages.move(model, ModelStage.PLACED)
         return bool(moved)
 
-    def _place_optimizers(self, model: keras.Model, renews: bool) -> None:
-        for optimizer in state_lib.collect(model).optimizers:
-            moved = self.update.place_optimizer(optimizer)
-            if renews:
-                self._renew(moved)
+    def _place_optimizers(self, model: keras.Model) -> list[keras.Variable]:
+        """Place the variables of a model's optimizers; return those moved."""
+        optimizers = state_lib.collect(model).optimizers
+        moved = map(self.update.place_optimizer, optimizers)
+        return [*itertools.chain.from_iterable(moved)]
 
-    def _renew(self, moved: Sequence[keras.Variable]) -> None:
-        """Make functions again that may use what variables were before."""
+    def _renew(
+        self,
+        moved: Sequence[keras.Variable],
+        but: tuple[keras.Model | None, str] = (None, ""),
+    ) -> None:
+        """Make functions again that may use what variables were before.
+
+        Args:
+            moved: the variables.
+            but: the model and the name of the function that is being traced.
+        """
         changed = {*map(id, moved)}
         for model in self.stages.bound if moved else ():
             used = state_lib.collect(model).everything()
             # A nested model may have been placed before, and may train.
             if not changed.isdisjoint(map(id, used)):
-                renew_functions(model)
+                renew_functions(model, but[1] if model is but[0] else "")
 
     def synchronize(
         self,

@@ -217,10 +217,16 @@ def drop_functions(trainer: keras.Model) -> None:
         setattr(trainer, f"{kind}_function", None)
 
 
-def renew_functions(trainer: keras.Model) -> None:
-    """Recreate existing traced functions, for a running ``fit``."""
+def renew_functions(trainer: keras.Model, but: str = "") -> None:
+    """Recreate existing traced functions, for a running ``fit``.
+
+    Args:
+        trainer: the model.
+        but: the name of the one that is being traced.
+    """
     for kind in ("train", "test", "predict"):
-        if getattr(trainer, f"{kind}_function") is not None:
+        name = f"{kind}_function"
+        if name != but and getattr(trainer, name) is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)
 
 

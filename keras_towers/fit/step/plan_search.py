@@ -1,0 +1,298 @@
+"""The search for the cheapest plan of a step that fits into memory.
+
+A plan says how variables are divided over towers, in how many micro-batches a
+tower computes, what it computes again, and how many gathered weights it has at
+a time. No plan changes a result, so all of these are moves, except what the
+user has chosen. The cheapest plan is the one whose step is predicted to take
+the least time. A smaller limit never leads to a plan that needs more.
+
+If a plan divides variables further, the step has to be traced again. Until
+then, the bytes that it needs are estimated from the present layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from keras_towers.fit.components import TowerConfig
+from keras_towers.fit.options import Shards
+from keras_towers.fit.step.dry_run import Needs
+from keras_towers.fit.step.step_layout import (
+    MemoryPlan,
+    StepLayout,
+    StepSettings,
+    gather_bytes_for,
+    with_timeline,
+)
+from keras_towers.partition.gathers import gathers_variables
+from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
+
+# The multiplications in the time of which a link between devices moves a byte.
+_PER_SENT_BYTE = 64
+# The part of a step's time that other plans of equal work take more: slots in
+# shards, weights in shards, and each doubling of the number of micro-batches.
+_FOR_SHARDS = {None: 0.0, "updates": 0.01, "weights": 0.02}
+_FOR_DOUBLED_PARTS = 0.05
+# By how much less a tower may gather at a time.
+_LESS_GATHERED = 4, 16, 64
+# How many times less a step is to need once memory has run out.
+_SHRINKS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """The memory of a device for a step and its variables.
+
+    Attributes:
+        size: the bytes that it has; infinite: they are unknown.
+        choices: the options that may divide variables, from that of the present
+            layout, or None, to the one that saves most.
+        held_by: returns what devices hold if an option divides variables; None:
+            that is not compared.
+        largest: the bytes of the largest weight.
+    """
+
+    size: float = math.inf
+    choices: Sequence[Shards | None] = (None,)
+    held_by: Callable[[Shards | None], Needs] | None = None
+    largest: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what the device has."""
+        return self.size < math.inf
+
+    def held(self, shards: Shards | None) -> int:
+        """Return the bytes of variables if an option divides them."""
+        return 0 if self.held_by is None else self.held_by(shards).held
+
+    def gathered(self) -> int:
+        """Return the bytes of the weights that another device will have."""
+        if self.held_by is None:
+            return 0
+        now, in_shards = map(self.held_by, (self.choices[0], "weights"))
+        return max(now.weights) - max(in_shards.weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Move:
+    """A plan but for what is computed again.
+
+    Attributes:
+        shards: how variables are divided.
+        micro_batches: the number of micro-batches of a tower.
+        gather_bytes: the bytes of gathered weights at a time; None: as options
+            say.
+        cost: the time that it takes at least, as a part of the step's.
+    """
+
+    shards: Shards | None
+    micro_batches: int
+    gather_bytes: int | None
+    cost: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A plan that was tried.
+
+    Attributes:
+        layout: the step, with its timeline.
+        plan: what it needs.
+        cost: the time that it takes besides, as a part of the step's.
+        fits: whether it fits, as far as is known.
+        computes_again: whether memory requires that it computes again.
+    """
+
+    layout: StepLayout
+    plan: MemoryPlan
+    cost: float
+    fits: bool
+    computes_again: bool
+
+
+class PlanSearch:
+    """Searches a plan for a step.
+
+    Args:
+        config: the towers.
+        settings: what the step is traced for; its micro-batches are the fewest.
+        room: what a device has.
+        lay_out: lays the step out, given a layout for fewer micro-batches.
+
+    Attributes:
+        needed: the bytes that the step needs as it is.
+    """
+
+    needed: int = 0
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        settings: StepSettings,
+        room: Room,
+        lay_out: Callable[[StepSettings, StepLayout | None], StepLayout],
+    ):
+        self._config, self._settings, self._room = config, settings, room
+        self._lay_out = lay_out
+        self._now: Shards | None = room.choices[0]
+        self._layouts: dict[int, StepLayout] = {}
+        # The bytes of weights that the step gathers as options say.
+        self._gathered: int | None = None
+        self._tried: dict[_Move, Tried] = {}
+
+    def best(self) -> Tried:
+        """Return the cheapest plan that fits; if none does, the smallest."""
+        first = self._try(_Move(self._now, self._fewest, None, 0.0))
+        step = first.layout.scheduled.plan
+        self.needed = first.plan.held + step.bytes + step.saved
+        if first.fits and first.cost == 0:
+            return first
+        best: Tried | None = None
+        for move in self._moves(first):
+            if best is not None and move.cost >= best.cost:
+                break
+            found = self._try(move)
+            if found.fits and (best is None or found.cost < best.cost):
+                best = found
+        if best is None:
+            # What the present layout does not have is only estimated.
+            most = self._shards()[-1:] or [self._now]
+            tried = [t for t in self._tried.values() if t.plan.shards in most]
+            best = min(tried, key=lambda found: found.plan.total)
+        return best
+
+    def next_cheaper(self, chosen: Tried) -> Tried | None:
+        """Return the dearest of the plans that cost less, and do not fit."""
+        others = [
+            found
+            for found in self._tried.values()
+            if found.cost < chosen.cost and not found.fits
+        ]
+        return max(others, key=lambda found: found.cost, default=None)
+
+    @property
+    def _fewest(self) -> int:
+        return self._settings.places.micro_batches
+
+    def _moves(self, first: Tried) -> Sequence[_Move]:
+        """Return the moves, from cheap to dear."""
+        work = first.layout.scheduled.plan.multiplications or 1.0
+        moves = []
+        for shards in self._shards():
+            # Weights are gathered once more, for the backward pass.
+            will_gather = shards == "weights" != self._now
+            sent = self._room.gathered() if will_gather else 0
+            cost = _FOR_SHARDS[shards] - _FOR_SHARDS[self._now]
+            cost += sent * _PER_SENT_BYTE / work
+            for number in self._numbers_of_parts():
+                doubled = math.log2(number / self._fewest)
+                for k, size in enumerate(self._gather_bytes(shards)):
+                    # Ties go to the larger size.
+                    own = cost + _FOR_DOUBLED_PARTS * doubled + k * 1e-6
+                    moves.append(_Move(shards, number, size, own))
+        return sorted(moves, key=lambda move: move.cost)
+
+    def _shards(self) -> Sequence[Shards | None]:
+        room = self._room
+        return [s for s in room.choices if room.held(s) < room.size]
+
+    def _numbers_of_parts(self) -> Iterable[int]:
+        number, rows = self._fewest, self._settings.rows
+        yield number
+        # XLA keeps less than the estimate.
+        known = not self._settings.xla or self._settings.failed is not None
+        while known and rows is not None and number < rows:
+            number = min(2 * number, rows)
+            yield number
+
+    def _gather_bytes(self, shards: Shards | None) -> Sequence[int | None]:
+        if shards != "weights" or self._config.options.gathered_bytes:
+            return [None]
+        most = gather_bytes_for(self._config, self._settings)
+        if shards != self._now:
+            return [min(most, 2 * self._room.largest)]
+        return [None, *(most // less for less in _LESS_GATHERED)]
+
+    def _try(self, move: _Move) -> Tried:
+        """Plan a step with a move, and with as little remat as possible."""
+        if move not in self._tried:
+            self._tried[move] = self._planned(move)
+        return self._tried[move]
+
+    def _planned(self, move: _Move) -> Tried:
+        room = self._room
+        held = room.held(move.shards)
+        # What it will gather is not in the present layout.
+        will_gather = move.shards == "weights" != self._now
+        beside = held + ((move.gather_bytes or 0) if will_gather else 0)
+        limits = self._limits(max(room.size - beside, 0))
+        layout = with_timeline(
+            self._laid_out(move.micro_batches),
+            self._config,
+            limits,
+            None if will_gather else move.gather_bytes,
+        )
+        planned = layout.scheduled.plan
+        plan = MemoryPlan(
+            move.micro_batches,
+            planned.bytes + beside - held,
+            held,
+            move.shards,
+        )
+        cost, gathered = move.cost, _gathered_in(layout)
+        # What the user has marked is computed again in any case.
+        exceeds = planned.bytes + planned.saved > limits.limit > 0
+        again = exceeds and planned.recomputed > 0
+        if again:
+            cost += planned.work
+        if self._gathered is None:
+            self._gathered = gathered
+        work = planned.multiplications or 1.0
+        cost += (gathered - self._gathered) * _PER_SENT_BYTE / work
+        layout = dataclasses.replace(layout, plan=plan)
+        return Tried(layout, plan, cost, self._fits(plan), again)
+
+    def _laid_out(self, number: int) -> StepLayout:
+        if number not in self._layouts:
+            fewer = next(reversed(self._layouts.values()), None)
+            places = dataclasses.replace(
+                self._settings.places, micro_batches=number
+            )
+            settings = dataclasses.replace(self._settings, places=places)
+            self._layouts[number] = self._lay_out(settings, fewer)
+        return self._layouts[number]
+
+    def _limits(self, room: float) -> RematLimits:
+        """Return the limits for recomputing.
+
+        Args:
+            room: the bytes that a step may need.
+        """
+        option, failed = self._config.options.remat, self._settings.failed
+        if option is None:
+            most = math.inf if failed is None else failed.bytes / _SHRINKS
+            return RematLimits(min(room, most))
+        if option is False:
+            return KEEP_ALL
+        return RematLimits(0) if option is True else RematLimits(0, option)
+
+    def _fits(self, plan: MemoryPlan) -> bool:
+        failed = self._settings.failed
+        if failed is not None and not plan.needs_less_than(failed):
+            return False
+        # XLA keeps less than the estimate.
+        step = 0 if self._settings.xla else plan.bytes
+        return plan.held + step <= self._room.size
+
+
+def _gathered_in(layout: StepLayout) -> int:
+    """Return the bytes of all weights that a step gathers."""
+    number = 0
+    for exchange in layout.scheduled.program.exchanges:
+        if gathers_variables(exchange):
+            count = exchange.result.shape.num_elements() or 0
+            number += count * exchange.result.dtype.size
+    return number
