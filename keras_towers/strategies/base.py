@@ -185,11 +185,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
     def _for_dry_run(self, transport: Transport) -> BaseStrategy:
         """Return a strategy like this one, to plan with; it never runs."""
         devices = self._config.devices if self._mesh is None else self._mesh
-        like = strategy_for_dry_run(devices, self._config.options, transport)
-        shards = self._update.sharding.shards
-        if shards != like._update.sharding.shards:
-            like._divide(shards)
-        return like
+        return strategy_for_dry_run(devices, self._config.options, transport)
 
     def _divide(self, shards: Shards) -> None:
         config = self._config

@@ -21,7 +21,12 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import keras_loop, model_building
 from keras_towers.fit.calls.keras_loop import UserStep
 from keras_towers.fit.calls.meeting import Meeting
-from keras_towers.fit.components import FitStart, KerasCall, TowerConfig
+from keras_towers.fit.components import (
+    FitStart,
+    KerasCall,
+    KerasStrategy,
+    TowerConfig,
+)
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data import read_ahead_limit
@@ -297,8 +302,10 @@ class TowerCall:
         Args:
             shards: the option by which they are divided.
         """
+        strategy = self.config.strategy
+        assert isinstance(strategy, KerasStrategy), strategy
         with compat.unseen():
-            self.config.strategy._divide(shards)
+            strategy._divide(shards)
             self._place_all(renews=True, but=self._function_name)
             if self.keras_call.trains:
                 self.adoption.begin_steps(self.model)

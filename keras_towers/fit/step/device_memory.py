@@ -140,21 +140,30 @@ class DeviceMemory:
             # Planning takes time, and there is room for any optimizer.
             return
         ranks = self._config.places(kind).ranks.batch.size
-        own = self._config.strategy
-        for shards in self._choices():
-            needs = self._held_by(shards, model, kind, ranks)
-            if needs.held <= limit.size * (1 - _MARGIN):
+        *others, last = self._choices()
+        room = limit.size * (1 - _MARGIN)
+        chosen = last
+        for shards in others:
+            if self._held_by(shards, model, kind, ranks).held <= room:
+                chosen = shards
                 break
-        else:
-            self._compare(model, kind, needs)
-            return
-        if shards != self._now:
-            own._divide(shards)
+        self._compare(model, kind, self._held_by(chosen, model, kind, ranks))
+        if chosen != self._now:
+            assert chosen is not None
+            self._own._divide(chosen)
+
+    @property
+    def _own(self) -> KerasStrategy:
+        """The strategy."""
+        own = self._config.strategy
+        assert isinstance(own, KerasStrategy), own
+        return own
 
     @property
     def _now(self) -> Shards | None:
         """The option by which variables are divided now."""
-        return self._config.strategy._update.sharding.shards
+        shards: Shards | None = self._own._update.sharding.shards
+        return shards
 
     def _choices(self) -> Sequence[Shards | None]:
         """Return how variables may be divided, as they are now first."""
@@ -174,17 +183,16 @@ class DeviceMemory:
         key = kind in TRAINING, shards
         if key not in known:
             with _dry_run(config, model, ranks) as strategy:
-                if shards not in (None, strategy._update.sharding.shards):
+                if shards in config.options.free_shards:
                     strategy._divide(shards)
                 strategy._runner.plan_variables(model, kind)
                 known[key] = PlacedModel(strategy._config, model).held(ranks)
         return known[key]
 
     def _find_limit(self, peers: Peers) -> Limit | None:
-        own = self._config.strategy
-        assert isinstance(own, KerasStrategy), own
         # Where weights are elsewhere, or towers train alone, plans do not hold.
-        return Limit.of(self._config, peers) if own._follows_options else None
+        follows = self._own._follows_options
+        return Limit.of(self._config, peers) if follows else None
 
     @property
     def has_limit(self) -> bool:
@@ -269,7 +277,8 @@ class DeviceMemory:
         found = search.best()
         layout, plan = found.layout, found.plan
         whole = self._whole.setdefault(model, {})
-        whole.setdefault(kind, search.needed)
+        if kind not in whole:
+            whole[kind] = search.needed + self._saved_by_shards(room)
         if plan.shards != self._now:
             assert settings.divide is not None and plan.shards is not None
             settings.divide(plan.shards)
@@ -315,6 +324,13 @@ class DeviceMemory:
             held_by,
             max(map(byte_size, model.weights), default=0),
         )
+
+    def _saved_by_shards(self, room: Room) -> int:
+        """Return the bytes that shards save which the user did not choose."""
+        if self._now not in self._config.options.free_shards:
+            return 0
+        saved = room.held(None) - room.held(self._now)
+        return saved - (room.elsewhere() if self._now == "updates" else 0)
 
     def _how(self, found: Tried, whole: int) -> str:
         """Return, and announce once, how a step is made to fit into memory.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import Shards
@@ -28,6 +28,7 @@ from keras_towers.fit.step.step_layout import (
 )
 from keras_towers.partition.gathers import gathers_variables
 from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
+from keras_towers.partition.memory_estimate import ALIKE
 
 # The multiplications in the time of which a link between devices moves a byte.
 _PER_SENT_BYTE = 64
@@ -35,8 +36,10 @@ _PER_SENT_BYTE = 64
 # shards, weights in shards, and each doubling of the number of micro-batches.
 _FOR_SHARDS = {None: 0.0, "updates": 0.01, "weights": 0.02}
 _FOR_DOUBLED_PARTS = 0.05
-# By how much less a tower may gather at a time.
-_LESS_GATHERED = 4, 16, 64
+# Predictions that differ by less are alike.
+_ALIKE_COSTS = 0.1
+# How often the largest weight may be among those that a tower has gathered.
+_LARGEST_GATHERED = 8, 2
 # How many times less a step is to need once memory has run out.
 _SHRINKS = 2
 
@@ -68,12 +71,12 @@ class Room:
         """Return the bytes of variables if an option divides them."""
         return 0 if self.held_by is None else self.held_by(shards).held
 
-    def gathered(self) -> int:
-        """Return the bytes of the weights that another device will have."""
+    def elsewhere(self) -> int:
+        """Return the bytes of weights in shards that other devices have."""
         if self.held_by is None:
             return 0
-        now, in_shards = map(self.held_by, (self.choices[0], "weights"))
-        return max(now.weights) - max(in_shards.weights)
+        whole, in_shards = map(self.held_by, (self.choices[0], "weights"))
+        return max(whole.weights) - max(in_shards.weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,17 +84,15 @@ class _Move:
     """A plan but for what is computed again.
 
     Attributes:
-        shards: how variables are divided.
+        shards: the option that divides variables.
         micro_batches: the number of micro-batches of a tower.
         gather_bytes: the bytes of gathered weights at a time; None: as options
             say.
-        cost: the time that it takes at least, as a part of the step's.
     """
 
     shards: Shards | None
     micro_batches: int
-    gather_bytes: int | None
-    cost: float
+    gather_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,22 +146,26 @@ class PlanSearch:
 
     def best(self) -> Tried:
         """Return the cheapest plan that fits; if none does, the smallest."""
-        first = self._try(_Move(self._now, self._fewest, None, 0.0))
+        first = self._try(_Move(self._now, self._fewest))
         step = first.layout.scheduled.plan
         self.needed = first.plan.held + step.bytes + step.saved
         if first.fits and first.cost == 0:
             return first
         best: Tried | None = None
-        for move in self._moves(first):
-            if best is not None and move.cost >= best.cost:
+        for number in self._numbers_of_parts():
+            least = self._cost_of_parts(number)
+            if best is not None and least + _ALIKE_COSTS >= best.cost:
                 break
-            found = self._try(move)
-            if found.fits and (best is None or found.cost < best.cost):
-                best = found
+            found = [t for t in self._with_parts(number) if t.fits]
+            best = min(
+                [best, *found] if best else found, key=_cost, default=None
+            )
+            if self._more_parts_save_nothing():
+                break
         if best is None:
             # What the present layout does not have is only estimated.
-            most = self._shards()[-1:] or [self._now]
-            tried = [t for t in self._tried.values() if t.plan.shards in most]
+            most = self._choices()[-1]
+            tried = [t for t in self._tried.values() if t.plan.shards == most]
             best = min(tried, key=lambda found: found.plan.total)
         return best
 
@@ -171,33 +176,11 @@ class PlanSearch:
             for found in self._tried.values()
             if found.cost < chosen.cost and not found.fits
         ]
-        return max(others, key=lambda found: found.cost, default=None)
+        return max(others, key=_cost, default=None)
 
     @property
     def _fewest(self) -> int:
         return self._settings.places.micro_batches
-
-    def _moves(self, first: Tried) -> Sequence[_Move]:
-        """Return the moves, from cheap to dear."""
-        work = first.layout.scheduled.plan.multiplications or 1.0
-        moves = []
-        for shards in self._shards():
-            # Weights are gathered once more, for the backward pass.
-            will_gather = shards == "weights" != self._now
-            sent = self._room.gathered() if will_gather else 0
-            cost = _FOR_SHARDS[shards] - _FOR_SHARDS[self._now]
-            cost += sent * _PER_SENT_BYTE / work
-            for number in self._numbers_of_parts():
-                doubled = math.log2(number / self._fewest)
-                for k, size in enumerate(self._gather_bytes(shards)):
-                    # Ties go to the larger size.
-                    own = cost + _FOR_DOUBLED_PARTS * doubled + k * 1e-6
-                    moves.append(_Move(shards, number, size, own))
-        return sorted(moves, key=lambda move: move.cost)
-
-    def _shards(self) -> Sequence[Shards | None]:
-        room = self._room
-        return [s for s in room.choices if room.held(s) < room.size]
 
     def _numbers_of_parts(self) -> Iterable[int]:
         number, rows = self._fewest, self._settings.rows
@@ -208,50 +191,118 @@ class PlanSearch:
             number = min(2 * number, rows)
             yield number
 
-    def _gather_bytes(self, shards: Shards | None) -> Sequence[int | None]:
-        if shards != "weights" or self._config.options.gathered_bytes:
+    def _cost_of_parts(self, number: int) -> float:
+        return _FOR_DOUBLED_PARTS * math.log2(number / self._fewest)
+
+    def _with_parts(self, number: int) -> Iterator[Tried]:
+        """Try the plans with a number of micro-batches."""
+        *more, least = self._gather_bytes()
+        smallest = self._try(_Move(self._now, number, least))
+        yield smallest
+        if smallest.fits:
+            # Gathering more at a time costs less.
+            yield from (self._try(_Move(self._now, number, n)) for n in more)
+        for shards in self._choices():
+            if shards != self._now:
+                yield self._try(_Move(shards, number))
+
+    def _choices(self) -> Sequence[Shards | None]:
+        room = self._room
+        fit = [s for s in room.choices if room.held(s) < room.size]
+        return fit or [room.choices[-1]]
+
+    def _gather_bytes(self) -> Sequence[int | None]:
+        """Return the bytes to gather at a time, from the most on."""
+        if self._now != "weights" or self._config.options.gathered_bytes:
             return [None]
         most = gather_bytes_for(self._config, self._settings)
-        if shards != self._now:
-            return [min(most, 2 * self._room.largest)]
-        return [None, *(most // less for less in _LESS_GATHERED)]
+        fewer = [number * self._room.largest for number in _LARGEST_GATHERED]
+        return [None, *(size for size in fewer if size < most)]
+
+    def _more_parts_save_nothing(self) -> bool:
+        """Whether the plans that were tried show this.
+
+        With two micro-batches a tower adds gradients up, which may take more
+        memory than it saves. With more, it only saves.
+        """
+        totals: dict[int, int] = {}
+        for move, found in self._tried.items():
+            if move.micro_batches > 1:
+                known = totals.get(move.micro_batches, found.plan.total)
+                totals[move.micro_batches] = min(known, found.plan.total)
+        *_, before, last = [
+            0,
+            0,
+            *(totals[number] for number in sorted(totals)),
+        ]
+        return len(totals) > 1 and last * ALIKE > before
 
     def _try(self, move: _Move) -> Tried:
         """Plan a step with a move, and with as little remat as possible."""
         if move not in self._tried:
-            self._tried[move] = self._planned(move)
+            is_there = move.shards == self._now
+            plan = self._planned if is_there else self._estimated
+            self._tried[move] = plan(move)
         return self._tried[move]
 
     def _planned(self, move: _Move) -> Tried:
+        """Plan a step with the present layout."""
+        held = self._room.held(move.shards)
+        return self._tried_with(move, held, held, move.gather_bytes)
+
+    def _estimated(self, move: _Move) -> Tried:
+        """Estimate a plan whose layout is another one."""
         room = self._room
-        held = room.held(move.shards)
-        # What it will gather is not in the present layout.
-        will_gather = move.shards == "weights" != self._now
-        beside = held + ((move.gather_bytes or 0) if will_gather else 0)
-        limits = self._limits(max(room.size - beside, 0))
+        held = beside = room.held(move.shards)
+        if move.shards == "weights":
+            # Of the gathered weights at least two: one is used.
+            most = gather_bytes_for(self._config, self._settings)
+            beside += min(most, min(_LARGEST_GATHERED) * room.largest)
+        else:
+            # New weights, before the rows of others take the old ones' place.
+            beside += room.elsewhere()
+        return self._tried_with(move, held, beside)
+
+    def _tried_with(
+        self,
+        move: _Move,
+        held: int,
+        beside: int,
+        gather_bytes: int | None = None,
+    ) -> Tried:
+        """Plan a step beside what a device holds.
+
+        Args:
+            move: the plan but for what is computed again.
+            held: the bytes of variables.
+            beside: these, and others that the present layout does not have.
+            gather_bytes: as for ``with_timeline``.
+        """
+        limits = self._limits(max(self._room.size - beside, 0))
         layout = with_timeline(
             self._laid_out(move.micro_batches),
             self._config,
             limits,
-            None if will_gather else move.gather_bytes,
+            gather_bytes,
         )
         planned = layout.scheduled.plan
         plan = MemoryPlan(
-            move.micro_batches,
-            planned.bytes + beside - held,
-            held,
-            move.shards,
+            move.micro_batches, planned.bytes + beside - held, held, move.shards
         )
-        cost, gathered = move.cost, _gathered_in(layout)
-        # What the user has marked is computed again in any case.
         exceeds = planned.bytes + planned.saved > limits.limit > 0
+        # What the user has marked is computed again in any case.
         again = exceeds and planned.recomputed > 0
-        if again:
-            cost += planned.work
+        cost = planned.work if again else 0.0
+        cost += self._cost_of_parts(move.micro_batches)
+        cost += _FOR_SHARDS[move.shards] - _FOR_SHARDS[self._now]
+        gathered = _gathered_in(layout)
         if self._gathered is None:
             self._gathered = gathered
-        work = planned.multiplications or 1.0
-        cost += (gathered - self._gathered) * _PER_SENT_BYTE / work
+        sent = gathered - self._gathered
+        if move.shards == "weights" != self._now:
+            # Once more, for the backward pass.
+            sent += self._room.elsewhere()
+        cost += sent * _PER_SENT_BYTE / (planned.multiplications or 1.0)
         layout = dataclasses.replace(layout, plan=plan)
         return Tried(layout, plan, cost, self._fits(plan), again)
 
@@ -286,6 +337,10 @@ class PlanSearch:
         # XLA keeps less than the estimate.
         step = 0 if self._settings.xla else plan.bytes
         return plan.held + step <= self._room.size
+
+
+def _cost(tried: Tried) -> float:
+    return tried.cost
 
 
 def _gathered_in(layout: StepLayout) -> int:
