@@ -157,9 +157,9 @@ class PlanSearch:
             if best is not None and least + _ALIKE_COSTS >= best.cost:
                 break
             found = [t for t in self._with_parts(number) if t.fits]
-            best = min(
-                [best, *found] if best else found, key=_cost, default=None
-            )
+            if best is not None:
+                found.append(best)
+            best = min(found, key=_cost, default=None)
             if self._more_parts_save_nothing():
                 break
         if best is None:
@@ -230,12 +230,8 @@ class PlanSearch:
             if move.micro_batches > 1:
                 known = totals.get(move.micro_batches, found.plan.total)
                 totals[move.micro_batches] = min(known, found.plan.total)
-        *_, before, last = [
-            0,
-            0,
-            *(totals[number] for number in sorted(totals)),
-        ]
-        return len(totals) > 1 and last * ALIKE > before
+        in_order = [totals[number] for number in sorted(totals)]
+        return len(in_order) > 1 and in_order[-1] * ALIKE > in_order[-2]
 
     def _try(self, move: _Move) -> Tried:
         """Plan a step with a move, and with as little remat as possible."""
