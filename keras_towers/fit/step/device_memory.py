@@ -345,7 +345,8 @@ class DeviceMemory:
         settings, plan = found.layout.settings, found.plan
         step, how = found.layout.scheduled.plan, []
         model, options = settings.model, self._config.options
-        if plan.shards in options.free_shards:
+        is_used = plan.shards == "weights" or settings.trains
+        if is_used and plan.shards in options.free_shards:
             state = "its" if plan.shards == "weights" else "its optimizer's"
             how.append(f"has {state} variables in shards")
         if found.computes_again and options.remat is None:
