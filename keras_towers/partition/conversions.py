@@ -19,7 +19,7 @@ from keras_towers.partition.axes import (
     TOWERS,
     Axes,
 )
-from keras_towers.partition.builder import SIZE_DTYPE
+from keras_towers.partition.builder import SIZE_DTYPE, static
 from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
@@ -302,6 +302,7 @@ class Converter:
             for size in (unit.start, unit.count)
         )
         local, to = value.own, axes_of((first, count))
+        shape = local.shape.merge_with(static(value.sizes))
         # Ranks that have the same rows each get a sum of their own at first.
         apart = local.axes & AT_ROOT - to
         rows = self.builder.exchange(
@@ -312,7 +313,7 @@ class Converter:
             rows=(first, count),
             to=to,
             over=local.axes - COLUMNS - apart,
-            shape=local_shape(local.shape, layout),
+            shape=local_shape(shape, layout),
             units=_units_of(layout),
         )
         if not apart:

@@ -243,21 +243,27 @@ class _Placing:
             whole = self._gathered(gather, level)
         return self._derived(whole, tensor, gather)
 
-    def _first(self, tensor: Tensor) -> None:
+    def _first(self, tensor: Tensor, near: int = 0) -> None:
         """Gather what a tensor comes from, unless it has been gathered."""
         gather = self._gather_of.get(tensor)
         if gather is None:
             return
         if gather not in self._firsts:
-            self._gathered(gather, 0)
+            self._gathered(gather, near)
         self._derived(self._firsts[gather], tensor, gather)
 
     def _gathered(self, gather: Exchange, near: int) -> Whole:
         """Gather a whole near a level."""
-        levels, is_first = self._levels, gather not in self._firsts
-        exchange = gather if is_first else with_inputs(gather, gather.used)
+        levels, exchange = self._levels, gather
+        # It may gather what columns have gathered of their parts.
+        if gather not in self._firsts:
+            for tensor in gather.used:
+                self._first(tensor, near - 1)
+        else:
+            used = [self._near(tensor, near - 1) for tensor in gather.used]
+            exchange = with_inputs(gather, used)
         size = self._sizes.bytes_of(gather.result)
-        earliest = levels.earliest(gather)
+        earliest = levels.earliest(exchange)
         level = self._gathers.level_for(size, near, earliest)
         self._place(exchange, level)
         self._sizes.add_like([exchange.result], [gather.result])

@@ -23,6 +23,7 @@ from keras_towers.fit.data import (
     same_data,
     tower_datasets,
 )
+from keras_towers.fit.weights.copies import mark_copies
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
 from keras_towers.reduction.gradients import Gradient, divide, is_sparse
 from keras_towers.reduction.rank_sum import sum_over_ranks
@@ -103,6 +104,7 @@ class TowerExtended(compat.MirroredExtended):
         if type(variable) is compat.MirroredVariable:
             # TensorFlow's tables of classes are those of all strategies.
             variable.__class__ = TowerMirroredVariable
+            mark_copies(variable)
         if not compat.in_replica():
             self._container_strategy()._adoption.note_created(variable)
         return variable

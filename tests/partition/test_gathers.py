@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.axes import BATCH, SHARDS, TOWERS
+from keras_towers.partition.axes import BATCH, COLUMNS, SHARDS, TOWERS
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.gathers import (
     Gathers,
@@ -123,20 +123,35 @@ def test_the_bytes_of_gathered_weights(budget, most):
     assert max(gathered_bytes(timeline)) == most * BYTES
 
 
-def _there_and_back(join=lambda builder, whole: whole):
+def _own_rows(builder):
+    """Rows that a tower has of a weight."""
+    shard = _shard()
+    return shard, shard
+
+
+def _rows_of_columns(builder):
+    """What a tower's columns have of a weight, and its rows."""
+    part = Tensor(tf.float32, tf.TensorShape([4, 4]), SHARDS | COLUMNS)
+    options = {"over": COLUMNS, "to": COLUMNS}
+    shape = tf.TensorShape([4, 8])
+    return part, builder.exchange("gather", part, 1, shape=shape, **options)
+
+
+def _there_and_back(join=lambda builder, whole: whole, rows=_own_rows):
     """Use three weights one level after another, and again in reverse order.
 
     Args:
         join: returns what is used of each.
+        rows: returns an input, and a tower's rows of a weight.
 
     Returns:
         A builder, its inputs, and what is used of each weight.
     """
     builder, x = Builder(), Tensor(tf.float32, SHAPE, BATCH)
-    shards = [_shard() for _ in range(3)]
+    shards, own = zip(*(rows(builder) for _ in range(3)), strict=True)
     wholes = [
-        join(builder, builder.exchange("gather", shard, to=TOWERS, shape=SHAPE))
-        for shard in shards
+        join(builder, builder.exchange("gather", of, to=TOWERS, shape=SHAPE))
+        for of in own
     ]
     found = x
     for whole in [*wholes, *reversed(wholes)]:
@@ -231,3 +246,18 @@ def test_a_result_or_what_is_exchanged_may_be_a_whole(budget, number):
     assert len(gathers) == number + 2
     assert timeline.program.results == results
     assert {*results} <= {t for e in timeline.events for t in e.made}
+
+
+@BUDGETS
+def test_what_columns_gather_is_gathered_over_towers(budget, number):
+    builder, inputs, _ = _there_and_back(rows=_rows_of_columns)
+    program = by_hand(builder, *inputs)
+    timeline = place_earliest(program, TensorSizes(program, 2, 8), budget)
+    check_order(timeline)
+    gathers = [e for e in timeline.program.exchanges if e.kind == "gather"]
+    rows = {e.result: e for e in gathers if e.over == COLUMNS}
+    wholes = [e for e in gathers if e.over != COLUMNS]
+    assert len(wholes) == number
+    assert {whole.given for whole in wholes} == {*rows}
+    for whole in wholes:
+        assert timeline.levels[rows[whole.given]] < timeline.levels[whole]

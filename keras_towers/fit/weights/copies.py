@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,18 @@ def native(variable: Variable) -> Any:
 def is_copied(variable: Variable) -> bool:
     """Whether a ``tf.Variable`` has a copy on each tower."""
     return isinstance(variable, compat.DistributedVariable)
+
+
+def mark_copies(variable: Any) -> None:
+    """Let copies, and their handles, lead to the variable that has them.
+
+    A step captures the handle of a copy. TensorFlow marks only one of the two,
+    depending on the class of the copy.
+    """
+    for copy in variable.values:
+        container = weakref.ref(variable)
+        copy._distributed_container = container
+        copy.handle._distributed_container = container
 
 
 def copy_on_tower(variable: Variable, tower: int = 0) -> tf.Variable:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.weights.copies import copy_to_towers
+from keras_towers.fit.weights.copies import copy_to_towers, mark_copies
 
 _OPTIONS = ("dtype", "shape", "trainable", "constraint")
 
@@ -24,6 +24,10 @@ class TowerMirroredVariable(compat.MirroredVariable):
     ``strategy.run``, they are those of TensorFlow's class, where each replica
     has its own copy.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        mark_copies(self)
 
     @property
     def handle(self) -> tf.Tensor:

@@ -28,6 +28,7 @@ from keras_towers.fit.weights.copies import (
     copy_on_tower,
     copy_to_towers,
     is_copied,
+    mark_copies,
     native,
 )
 from keras_towers.fit.weights.joint_access import JointAccess
@@ -105,8 +106,7 @@ def bind(variable: Variable, rank: int) -> None:
     all others get 0.
     """
     primary, *others = variable.values
-    for copy in variable.values:
-        copy._distributed_container = weakref.ref(variable)
+    mark_copies(variable)
     value = primary.read_value()
     if variable.aggregation == _SUM:
         value = tf.zeros_like(value)

@@ -182,9 +182,14 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
     (rows, local), whole = table.as_rows(), converter.assemble(indices)
     shape = _looked_up_shape(node, indices)
     if rows.axis:
-        looked_up = builder.op("GatherV2", [local, whole, 0], batch_dims=0)
-        axis = rows.axis + indices.rank - 1
-        part = _widened(builder, looked_up, rows.at_axis(axis), shape)
+        own_rows = rows.at_axis(rows.axis + indices.rank - 1)
+        looked_up = builder.op(
+            "GatherV2",
+            [local, whole, 0],
+            local_shape(node.shapes[0], own_rows),
+            batch_dims=0,
+        )
+        part = _widened(builder, looked_up, own_rows, shape)
     else:
         whole = _holding(builder, whole, rows.size)
         if node.options.xla:
@@ -193,7 +198,11 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
         zero = builder.constant(0, whole.dtype)
         own, is_own = _own_indices(builder, whole, rows, zero)
         looked_up = builder.op(
-            "GatherV2", [local, own, 0], suffix=_part_of(rows), batch_dims=0
+            "GatherV2",
+            [local, own, 0],
+            node.shapes[0],
+            suffix=_part_of(rows),
+            batch_dims=0,
         )
         part = _zero_others(builder, looked_up, is_own, table.rank - 1)
     sums = Value(PARTIAL, part, shape=shape)

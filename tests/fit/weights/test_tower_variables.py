@@ -11,7 +11,7 @@ import keras_towers as kt
 from keras_towers import compat
 from keras_towers.devices import short_name
 from keras_towers.fit.weights.tower_variables import TowerVariables
-from tests.kit.compare import assert_all_close
+from tests.kit.compare import assert_all_close, assert_towers_equal
 from tests.kit.sampling import sample_of
 from tests.kit.training import STEPS, adam, fit, linear
 
@@ -87,6 +87,46 @@ def test_copies_are_reduced_to_whatever_their_value_is():
         ]
     for found in reduced:
         assert [part.numpy() for part in found.values] == [2, 2]
+
+
+class Counting(keras.Model):
+    """Counts its batches by a variable that no attribute has."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.counted = lambda: count.assign_add(1.0)
+
+    def call(self, x):
+        return self.dense(x) * self.counted()
+
+
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_towers_write_their_copies_of_what_a_function_has_made(method):
+    """TensorFlow makes variables of another class in functions."""
+    x, y = np.ones((6, 3), "float32"), np.ones((6, 2), "float32")
+    made = []
+
+    @tf.function
+    def count_from_zero():
+        made[:] = made or [tf.Variable(0.0)]
+        return made[0].read_value()
+
+    with kt.TowerStrategy(3, updates="each"):
+        count_from_zero()
+        model = Counting(*made)
+        model.compile("sgd", "mse", jit_compile=False)
+
+        def check(*_, **__):
+            assert_towers_equal(model)
+            assert {copy.numpy() for copy in made[0].values} == {1.0}
+
+        if method == "fit":
+            checks = keras.callbacks.LambdaCallback(on_train_batch_end=check)
+            model.fit(x, y, verbose=0, callbacks=[checks])
+        else:
+            model.train_on_batch(x, y)
+        check()
 
 
 @pytest.mark.parametrize(
