@@ -86,10 +86,10 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Tower, {"batches": "all"}, "batches='all' .*'each'"),
         *(
             (Tower, {"micro_batches": parts}, "micro_batches=.* not allowed")
-            for parts in (0, -1, 1.5, True, "many", None)
+            for parts in (0, -1, 1.5, True, "many")
         ),
         (Tower, {"updates": ["each"]}, r"updates=\['each'\] .*'each'"),
-        (Tower, {"weights": "whole"}, "weights='whole'"),
+        (Tower, {"weights": "parts"}, "weights='parts' .*'whole'"),
         (Tower, {"sync_every_epoch": 2}, "sync_every_epoch=2"),
         (Tower, {"gather_bytes": 10}, "only applies with weights="),
         *(

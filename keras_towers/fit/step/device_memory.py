@@ -39,6 +39,7 @@ from keras_towers.fit.step.dry_run import (
 from keras_towers.fit.step.plan_search import PlanSearch, Room, Tried
 from keras_towers.fit.step.step_layout import StepLayout, StepSettings
 from keras_towers.fit.weights.least_loaded import byte_size
+from keras_towers.fit.weights.model_state import collect
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
@@ -110,6 +111,9 @@ class DeviceMemory:
         # The bytes that a step needs as it is, by the model and the method.
         self._whole: weakref.WeakKeyDictionary[keras.Model, dict[str, int]]
         self._whole = weakref.WeakKeyDictionary()
+        # The method of Keras for which variables of a model were divided.
+        self._divided_for: weakref.WeakKeyDictionary[keras.Model, str]
+        self._divided_for = weakref.WeakKeyDictionary()
         # Whether steps of one device do not fit, by their batches.
         self._exceeding: weakref.WeakKeyDictionary[keras.Model, dict[str, bool]]
         self._exceeding = weakref.WeakKeyDictionary()
@@ -140,16 +144,19 @@ class DeviceMemory:
             # Planning takes time, and there is room for any optimizer.
             return
         ranks = self._config.places(kind).ranks.batch.size
-        *others, last = self._choices()
-        room = limit.size * (1 - _MARGIN)
-        chosen = last
-        for shards in others:
-            if self._held_by(shards, model, kind, ranks).held <= room:
-                chosen = shards
+        best: tuple[Shards | None, Needs] | None = None
+        for shards in self._choices():
+            needs = self._held_by(shards, model, kind, ranks)
+            if best is None or needs.held < best[1].held:
+                best = shards, needs
+            if needs.held <= limit.size * (1 - _MARGIN):
                 break
-        self._compare(model, kind, self._held_by(chosen, model, kind, ranks))
+        assert best is not None, "no choice"
+        chosen, needs = best
+        self._compare(model, kind, needs)
         if chosen != self._now:
             assert chosen is not None
+            self._divided_for[model] = kind
             self._own._divide(chosen)
 
     @property
@@ -167,20 +174,22 @@ class DeviceMemory:
 
     def _choices(self) -> Sequence[Shards | None]:
         """Return how variables may be divided, as they are now first."""
-        free: list[Shards | None] = [*self._config.options.free_shards]
-        if self._config.num_towers * self._config.shards.size == 1:
-            free = []
+        choices: list[Shards | None] = [None]
+        if self._config.num_towers * self._config.shards.size > 1:
+            choices += self._config.options.free_shards
         now = self._now
-        later = free[free.index(now) + 1 :] if now in free else free
-        is_open = now is None or now in free
-        return [now, *(later if is_open else ())]
+        return choices[choices.index(now) :] if now in choices else [now]
 
     def _held_by(
         self, shards: Shards | None, model: keras.Model, kind: str, ranks: int
     ) -> Needs:
         """Return what devices hold of a model if an option divides it."""
         config, known = self._config, self._held.setdefault(model, {})
-        key = kind in TRAINING, shards
+        state, trains = collect(model), kind in TRAINING
+        is_there = shards == self._now and self._own._adoption.has_placed(model)
+        if is_there and (not trains or all(o.built for o in state.optimizers)):
+            return PlacedModel(config, model).held(ranks)
+        key = trains, shards
         if key not in known:
             with _dry_run(config, model, ranks) as strategy:
                 if shards in config.options.free_shards:
@@ -281,6 +290,7 @@ class DeviceMemory:
             whole[kind] = search.needed + self._saved_by_shards(room)
         if plan.shards != self._now:
             assert settings.divide is not None and plan.shards is not None
+            self._divided_for[model] = kind
             settings.divide(plan.shards)
             return None
         how = self._how(found, whole[kind])
@@ -310,7 +320,7 @@ class DeviceMemory:
         examples = _known_examples(batch, settings.examples)
         is_known = limit is not None and examples is not None
         if not is_known and settings.failed is None:
-            return Room()
+            return Room(choices=[self._now])
         placed = PlacedModel(config, model)
 
         def held_by(shards: Shards | None) -> Needs:
@@ -345,8 +355,7 @@ class DeviceMemory:
         settings, plan = found.layout.settings, found.plan
         step, how = found.layout.scheduled.plan, []
         model, options = settings.model, self._config.options
-        is_used = plan.shards == "weights" or settings.trains
-        if is_used and plan.shards in options.free_shards:
+        if self._divided_for.get(model) == settings.kind:
             state = "its" if plan.shards == "weights" else "its optimizer's"
             how.append(f"has {state} variables in shards")
         if found.computes_again and options.remat is None:

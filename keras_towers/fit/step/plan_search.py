@@ -207,9 +207,14 @@ class PlanSearch:
                 yield self._try(_Move(shards, number))
 
     def _choices(self) -> Sequence[Shards | None]:
+        """Return the options of use: each one leaves more room than before."""
         room = self._room
-        fit = [s for s in room.choices if room.held(s) < room.size]
-        return fit or [room.choices[-1]]
+        useful: list[Shards | None] = []
+        for shards in room.choices:
+            held = room.held(shards)
+            if not useful or held * ALIKE < room.held(useful[-1]):
+                useful.append(shards)
+        return [s for s in useful if room.held(s) < room.size] or useful[-1:]
 
     def _gather_bytes(self) -> Sequence[int | None]:
         """Return the bytes to gather at a time, from the most on."""

@@ -79,10 +79,11 @@ class MemoryPlan:
 
     def needs_less_than(self, other: MemoryPlan) -> bool:
         """Whether this plan needs clearly less memory than another one."""
-        return (
-            self.micro_batches > other.micro_batches
-            or self.total * ALIKE < other.total
-        )
+        if self.shards == other.shards:
+            own, others = self.bytes, other.bytes
+        else:
+            own, others = self.total, other.total
+        return self.micro_batches > other.micro_batches or own * ALIKE < others
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -83,6 +83,10 @@ class Adoption:
         """The models on the towers, and those created in the block."""
         return [*self.stages.bound, *self.stages.at(ModelStage.CREATED)]
 
+    def has_placed(self, model: keras.Model) -> bool:
+        """Whether a model's variables are on the towers."""
+        return self.stages.of(model) in (ModelStage.PLACED, ModelStage.APART)
+
     def register_created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
         if self.in_block and self.stages.of(model) is ModelStage.FREE:

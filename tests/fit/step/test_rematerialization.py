@@ -143,7 +143,7 @@ def test_what_would_not_fit_is_computed_again(monkeypatch, capfd):
     assert "computes" in said and "instead of keeping" in said, said
     monkeypatch.setenv(ENV_DEVICE_MEMORY, "1.2MB")
     with pytest.raises(TowerError, match="does not fit into memory"):
-        bytes_with(remat=False)
+        bytes_with(remat=False, micro_batches=1)
 
 
 @pytest.mark.parametrize("size", ["64MB", "1.5MB"])
