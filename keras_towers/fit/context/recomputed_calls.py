@@ -35,7 +35,9 @@ _called_twice: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
 def note_call_outside() -> None:
     """Note that a function is called twice, maybe in a trace that is kept."""
-    graph = None if tf.executing_eagerly() else compat.get_default_graph()
+    if tf.executing_eagerly():
+        return
+    graph: Any = compat.get_default_graph()
     # What calls a function that calls one twice, does so itself.
     while isinstance(graph, compat.FuncGraph):
         _called_twice.add(graph)
