@@ -139,8 +139,12 @@ _conversion = _tf("autograph.core.ag_ctx:control_status_ctx")
 
 # TensorFlow: functions, their graphs, and how these are optimized.
 function_module = _tf("eager.polymorphic_function.atomic_function")
-# The module of what tells the traces of a function apart, besides arguments.
-function_context = _tf("eager.polymorphic_function.function_context")
+# The traces of a function, and what tells them apart besides arguments.
+_TRACES = "tensorflow.core.function.polymorphism.function_cache"
+FunctionCache = private_name(f"{_TRACES}:FunctionCache")
+FunctionContext = private_name(f"{_TRACES}:FunctionContext")
+# The methods of a ``FunctionCache`` that take a ``FunctionContext``.
+USES_OF_TRACES = ("lookup", "generalize", "add")
 # The bytes of a constant that a graph has at most once.
 _SMALL = 256
 _note_read_only = _tf(

@@ -236,12 +236,26 @@ def _remat_mode(original: patches.Original, *values: Any) -> Any:
     return (recomputed_calls.ModeOfBlock if in_block else original)(*values)
 
 
-def _context_of_traces(original: patches.Original, *arguments: Any) -> Any:
-    """Return what tells traces apart: outside, some call a function twice."""
-    context = original(*arguments)
-    if recomputed_calls.may_have_traces_from_outside():
-        context = context._replace(context=(context.context, __name__))
-    return context
+def _use_traces(
+    original: patches.Original, cache: Any, *arguments: Any
+) -> object:
+    """Use the traces of a function: outside, some call another one twice.
+
+    Then those of blocks have a context of their own.
+
+    Args:
+        original: TensorFlow's method of the cache of traces.
+        cache: the cache.
+        arguments: a type of arguments, or a trace, and its context.
+    """
+    if recomputed_calls.has_traces_from_outside(cache.values):
+        arguments = tuple(
+            given._replace(context=(given.context, __name__))
+            if isinstance(given, compat.FunctionContext)
+            else given
+            for given in arguments
+        )
+    return original(cache, *arguments)
 
 
 def _export(original: patches.Original, *args: Any, **kwargs: Any) -> object:
@@ -310,7 +324,7 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (compat.KerasVariable, "value", read_ahead_limit.use_variable),
     (compat.KerasVariable, "assign", read_ahead_limit.use_variable),
     # Models and users keep functions that were traced outside.
-    (compat.function_context, "make_function_context", _context_of_traces),
+    *((compat.FunctionCache, n, _use_traces) for n in compat.USES_OF_TRACES),
     # It has to make sense outside, too, to the layers made here.
     (compat.remat_module, "RematMode", _remat_mode),
 )

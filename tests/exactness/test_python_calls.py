@@ -308,6 +308,40 @@ def test_a_first_value_that_only_a_step_knows_is_refused(first_value, cause):
         _fit(model, 8)
 
 
+class UpdatesNoMetric(keras.Model):
+    """Its step uses nothing of ``compile`` but the optimizer."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            mean = tf.reduce_mean(loss(y, self(x, training=True)))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(mean, weights), weights)
+        return {"mine": mean}
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        contextlib.nullcontext,
+        *STRATEGIES.values(),
+        functools.partial(kt.AsyncTowerStrategy, 2),
+        functools.partial(kt.SyncReplicasStrategy, towers=2),
+        functools.partial(kt.ParameterServerTowerStrategy, 2),
+    ],
+)
+def test_a_metric_that_no_step_updates_is_never_built(make, compiles):
+    """As on one device: what makes variables before a step is a step."""
+    inputs = keras.Input((6,))
+    model = UpdatesNoMetric(inputs, keras.layers.Dense(3)(inputs))
+    for metrics in (None, ["accuracy"]):
+        model.compile("sgd", loss, metrics=metrics, jit_compile=compiles)
+        said = metrics and pytest.raises(ValueError, match="not yet been built")
+        with make(), said or contextlib.nullcontext():
+            _fit(model, 16)
+
+
 class Batches(keras.utils.PyDataset):
     def __len__(self):
         return 3

@@ -11,8 +11,9 @@ a step on towers recomputes the operations without effects.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,19 +29,37 @@ from keras_towers.partition.effects import Effect, effect_of, is_draw
 reporting: ThreadLocal[Callable[[str, str], None]] = ThreadLocal()
 
 
-# Set once a trace outside of all blocks has called a function twice.
-_called_twice = threading.Event()
+# The graphs of traces outside of all blocks that call a function twice.
+_called_twice: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 
 
 def note_call_outside() -> None:
     """Note that a function is called twice, maybe in a trace that is kept."""
-    if not tf.executing_eagerly():
-        _called_twice.set()
+    if tf.executing_eagerly():
+        return
+    graph: Any = compat.get_default_graph()
+    # What calls a function that calls one twice, does so itself.
+    while isinstance(graph, compat.FuncGraph):
+        _called_twice.add(graph)
+        graph = graph.outer_graph
 
 
-def may_have_traces_from_outside() -> bool:
-    """Whether a trace from outside may call a function twice, but not here."""
-    return _called_twice.is_set() and apply_here()
+def has_traces_from_outside(traces: Callable[[], Iterable[Any]]) -> bool:
+    """Whether a trace from outside calls a function twice, but not here.
+
+    Args:
+        traces: returns the traces of a ``tf.function``.
+    """
+    if not _called_twice or not apply_here():
+        return False
+    graphs = [graph for trace in traces() for graph in _graphs_of(trace)]
+    return not _called_twice.isdisjoint(graphs)
+
+
+def _graphs_of(trace: Any) -> list[tf.Graph]:
+    """Return the graphs of a trace and of the functions that it calls."""
+    called = (function.graph for function in trace.graph._functions.values())
+    return [trace.graph, *(graph for graph in called if graph is not None)]
 
 
 def apply_here() -> bool:

@@ -162,6 +162,52 @@ def test_traces_of_one_tower_are_its_own():
     assert counts == [2 * STEPS, STEPS] * 2
 
 
+class Calls(layers.Layer):
+    """Calls functions, one after the other."""
+
+    def __init__(self, *functions):
+        super().__init__()
+        self.functions = functions
+
+    def call(self, x):
+        for function in self.functions:
+            x = function(x)
+        return x
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_only_traces_that_call_a_function_twice_are_not_used_again(towers):
+    traced = []
+
+    def noting(name, function):
+        def noted(x):
+            traced.append(name)
+            return function(x)
+
+        signature = [tf.TensorSpec([None, 4])]
+        return tf.function(noted, signature, autograph=False)
+
+    inner = noting("inner", tf.recompute_grad(tf.math.tanh))
+    outer, other = noting("outer", inner), noting("other", tf.math.sin)
+    functions = inner, outer, other
+    for function in functions:
+        function(X)
+    assert traced == ["inner", "outer", "other"]
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4), Calls(*functions)]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    traced.clear()
+    with kt.TowerStrategy(towers):
+        fit(model)
+    assert sorted(traced) == ["inner", "outer"]
+    # Each side has its own now.
+    fit(model)
+    with kt.TowerStrategy(towers):
+        fit(model)
+    assert len(traced) == 2
+
+
 def test_what_is_called_in_no_block_is_called_twice():
     model, block = compiled()
     with kt.TowerStrategy(2):
