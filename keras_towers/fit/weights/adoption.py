@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._types import Variable
+from keras_towers.devices import memory_of
 from keras_towers.errors import TowerError
 from keras_towers.fit.components import (
     TowerConfig,
@@ -36,9 +39,10 @@ from keras_towers.fit.weights.model_binding import (
     renew_functions,
     unbind,
 )
-from keras_towers.fit.weights.shards import spans_ranks
+from keras_towers.fit.weights.shards import choose_layout, spans_ranks
 from keras_towers.fit.weights.without_memory import (
     DeferredVariable,
+    is_deferred,
     is_repeatable,
 )
 from keras_towers.reduction.rank_sum import sum_over_ranks
@@ -47,6 +51,9 @@ from keras_towers.rendezvous.rank_checks import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate
+
+# New weights are whole until they take this part of a device's memory.
+_WHOLE_PART = 8
 
 
 class Adoption:
@@ -76,6 +83,8 @@ class Adoption:
         # In the block, or in the previous one.
         self._held: dict[str, Mapping[str, int]] = {}
         self.in_block: bool = False
+        # Of the weights that were made in the block.
+        self._made_bytes = 0
         self._failed = failed_calls.calls.failed
 
     @property
@@ -128,7 +137,7 @@ class Adoption:
                 # A device may be too small for the whole.
                 stack.enter_context(tf.device(compat.HOST))
             yield
-        if once and variable.trainable:
+        if once and variable.trainable and not is_deferred(variable):
             self.update.place_created(variable)
         if once and not is_divided:
             self.note_created(variable)
@@ -156,10 +165,10 @@ class Adoption:
     def defer(
         self, variable: keras.Variable, initializer: Any
     ) -> DeferredVariable | None:
-        """Return the first value of a weight that ranks will divide.
+        """Return the first value of a weight that will be, or may be, divided.
 
-        They divide it once they have agreed on it. Until then no rank holds the
-        whole.
+        Ranks divide it once they have agreed on it, and until then none holds
+        the whole. Where memory is short, a plan of the first step decides.
 
         Args:
             variable: the weight, which has no value yet.
@@ -168,14 +177,41 @@ class Adoption:
         Returns:
             None: its value is to be made at once.
         """
-        defers = (
-            self.in_block
-            and self.update.sharding.divides_over_ranks
-            and tf.distribute.in_cross_replica_context()
-            and is_repeatable(initializer)
-            and self.update.sharding.divide_new(variable)
-        )
-        return DeferredVariable(variable, initializer) if defers else None
+        sharding, in_block = self.update.sharding, self.in_block
+        if not (in_block and tf.distribute.in_cross_replica_context()):
+            return None
+        awaits_plan = self._awaits_plan(variable)
+        if not is_repeatable(initializer):
+            return None
+        if sharding.divides_over_ranks and sharding.divide_new(variable):
+            return DeferredVariable(variable, initializer)
+        if awaits_plan:
+            device = self._config.devices[0]
+            return DeferredVariable(variable, initializer, device)
+        return None
+
+    def _awaits_plan(self, variable: keras.Variable) -> bool:
+        """Whether a new weight may have to be divided, as far as is known.
+
+        The weights that were made first, up to a part of a device's memory, are
+        whole in any case.
+        """
+        config, shape = self._config, variable._shape
+        free = "weights" in config.options.free_shards
+        limit = self._memory if free and variable.trainable else None
+        if limit is None or shape is None or self.update.sharding.divide_any:
+            return False
+        item_bytes = tf.as_dtype(variable.dtype).size
+        self._made_bytes += item_bytes * math.prod(shape)
+        towers = config.num_towers * config.shards.size
+        divides = choose_layout(shape, item_bytes, towers).divides
+        return divides and self._made_bytes > limit / _WHOLE_PART
+
+    @functools.cached_property
+    def _memory(self) -> int | None:
+        """The bytes of the smallest of this process's devices, if known."""
+        mesh = [*itertools.chain(*self._config.mesh)]
+        return min(filter(None, memory_of(mesh)), default=None)
 
     def defer_in_step(
         self, variable: keras.Variable, initializer: Any

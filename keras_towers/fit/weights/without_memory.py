@@ -50,12 +50,13 @@ class DeferredVariable(compat.UninitializedVariable):
     """A variable without memory until it is written or used in a graph.
 
     Until then, each read outside of graphs computes its first value again. Its
-    users see an ordinary variable on the host.
+    users see an ordinary variable.
 
     Args:
         like: a variable with its name, shape and dtype.
         initializer: returns the first value, the same one each time, given a
             shape and a dtype.
+        device: where it is.
 
     Attributes:
         first_value: returns the first value; None: it has a value, or needs
@@ -64,11 +65,16 @@ class DeferredVariable(compat.UninitializedVariable):
 
     first_value: Callable[[], tf.Tensor] | None = None
 
-    def __init__(self, like: Any, initializer: Callable[..., tf.Tensor]):
+    def __init__(
+        self,
+        like: Any,
+        initializer: Callable[..., tf.Tensor],
+        device: str = compat.HOST,
+    ):
         with (
             tf.init_scope(),
             compat.single_device_mode(),
-            tf.device(compat.HOST),
+            tf.device(device),
         ):
             super().__init__(
                 trainable=like.trainable,
@@ -134,7 +140,7 @@ class DeferredVariable(compat.UninitializedVariable):
             self.first_value = first_value
 
     def _overwrite(self, value: tf.Tensor) -> None:
-        with tf.device(compat.HOST):
+        with tf.device(self.device):
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
 
 
