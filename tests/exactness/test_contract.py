@@ -20,6 +20,7 @@ from tests.kit.compare import (
     assert_same_model,
     assert_towers_equal,
 )
+from tests.kit.memory import without_room
 from tests.kit.meshes import on_a_mesh
 from tests.kit.sampling import sample_of
 from tests.kit.training import classifier, compiled, fit
@@ -62,6 +63,11 @@ WAYS = {
     "in shares, collective": functools.partial(
         kt.TowerStrategy, updates="sharded", mode="collective", packer=PACKER
     ),
+    # Whatever saves memory.
+    "smallest": lambda towers: without_room(kt.TowerStrategy(towers)),
+    "smallest from the first step on": lambda towers: without_room(
+        kt.TowerStrategy(towers), begins_whole=True
+    ),
     # Of the weights of a case.
     "mesh": None,
     "mesh, collective": None,
@@ -83,6 +89,11 @@ NOT_OF_REPLICAS = (
     # A step begins with its first batch, or skips one.
     *("counting-python", "loss-scale-of-own-step"),
 )
+# A step is traced again once its variables are in shards.
+NOT_OF = {
+    "replicas": NOT_OF_REPLICAS,
+    "smallest from the first step on": ["counting-python"],
+}
 
 
 def _cases():
@@ -105,6 +116,11 @@ def _cases():
         *((name, "mesh", 2) for name in ("embedding-clipped", "gan")),
         *((name, "computed again", 2) for name in HARDEST),
         *(
+            (name, "smallest from the first step on", 2)
+            for name in ("wide", "gan", "uneven", "loss-scale-of-own-step")
+        ),
+        ("embedding-clipped", "smallest", 3),
+        *(
             (name, way, 2)
             for name in ("counting-python", "loss-scale-of-own-step")
             for way in ("towers", "each", "with weights in shards", "mesh")
@@ -117,7 +133,7 @@ def _cases():
             (name, way, 3 if way == "towers" else 2)
             for name in CASES
             for way in WAYS
-            if way != "replicas" or name not in NOT_OF_REPLICAS
+            if name not in NOT_OF.get(way, ())
         ),
     ]
     rest = [case for case in every if case not in (*first, *kept)]

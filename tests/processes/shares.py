@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import pathlib
 import sys
@@ -20,6 +21,7 @@ from keras_towers.fit.weights.joint_access import access_of
 from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.fit.weights.without_memory import DeferredVariable
 from tests.kit.compare import assert_all_close
+from tests.kit.memory import without_room
 from tests.kit.ranks import check, rare_check
 from tests.kit.training import OwnSlots
 from tests.processes import small as s
@@ -459,8 +461,9 @@ def what_does_not_fit_on_one_rank_is_refused_on_all():
     """Before its variables are placed, and before its step runs."""
     mine = compiled()
     before = mine.get_weights()
-    for weights, text in ((None, "600B"), ("sharded", "500B")):
-        strategy = s.Strategy(towers=1, weights=weights)
+    for weights, text in (("whole", "600B"), ("sharded", "300B")):
+        updates = "once" if weights == "whole" else None
+        strategy = s.Strategy(towers=1, weights=weights, updates=updates)
         refuses = pytest.raises(kt.TowerError)
         with memory_of_rank_1(text), refuses as caught, strategy:
             train(mine)
@@ -471,6 +474,32 @@ def what_does_not_fit_on_one_rank_is_refused_on_all():
     with s.Strategy(towers=1):
         train(mine)
     assert_same_state(mine, alone())
+
+
+@check
+def what_does_not_fit_is_divided_on_all_ranks():
+    """Where it is placed, and in its first step; made outside and inside."""
+    reference = alone()
+    ways = itertools.product((False, True), (False, True))
+    for begins_whole, is_inside in ways:
+        strategy = without_room(s.Strategy(towers=1), begins_whole)
+        mine = compiled()
+        with strategy:
+            if is_inside:
+                mine = compiled()
+            mine.evaluate(s.X, s.Y, batch_size=16, verbose=0)
+            train(mine)
+            assert spans_ranks(mine.weights[0]), strategy.describe()
+            assert any(map(spans_ranks, mine.optimizer.variables))
+        assert_same_state(mine, reference)
+        train(mine)
+        assert_same_state(mine, alone({}, {}))
+    # A limit that one rank alone has.
+    mine = compiled()
+    with memory_of_rank_1("1100B"), s.Strategy(towers=1) as strategy:
+        train(mine)
+        assert any(map(spans_ranks, mine.optimizer.variables))
+    assert_same_state(mine, reference)
 
 
 @check

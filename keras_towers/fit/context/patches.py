@@ -160,7 +160,10 @@ def shadowed(
         yield
     finally:
         for name, ours in attributes.items():
-            if own.get(name) is ours:
+            if own.get(name) is not ours:
+                continue
+            # The order of the others stays.
+            if name in before:
+                own[name] = before[name]
+            else:
                 del own[name]
-                if name in before:
-                    own[name] = before[name]
