@@ -747,7 +747,10 @@ class FirstCall:
             # A checkpoint may have given them values.
             new = [pair for pair in new if not pair[0].is_initialized()]
             if new:
-                tf.function(initialize, autograph=False)()
+                # A call of the function would count towards a warning that too
+                # many were traced.
+                function = tf.function(initialize, autograph=False)
+                function.get_concrete_function()()
 
 
 def _lifted(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:

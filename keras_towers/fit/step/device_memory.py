@@ -293,6 +293,11 @@ class DeviceMemory:
             self._divided_for[model] = kind
             settings.divide(plan.shards)
             return None
+        if plan.total > room.size:
+            held = PlacedModel(config, model).held(ranks)
+            needs = dataclasses.replace(held, step=plan.bytes)
+            # XLA keeps less than the estimate.
+            self._compare(model, kind, needs, settings.xla)
         how = self._how(found, whole[kind])
         cheaper = search.next_cheaper(found)
         if how and cheaper is not None:
@@ -306,11 +311,6 @@ class DeviceMemory:
             layout.settings.places,
             how,
         )
-        if plan.total > room.size:
-            held = PlacedModel(config, model).held(ranks)
-            needs = dataclasses.replace(held, step=plan.bytes)
-            # XLA keeps less than the estimate.
-            self._compare(model, kind, needs, settings.xla)
         return layout
 
     def _room_for(self, settings: StepSettings, batch: Structure) -> Room:
@@ -431,10 +431,12 @@ class DeviceMemory:
         if needs.step and needs.held <= limit.size * (1 - _MARGIN):
             # More room beside the variables would do.
             names = ["remat", "micro_batches", *names]
+        given = [(name, getattr(options, name)) for name in names]
         fixed = [
-            f"{name}={getattr(options, name)!r}"
-            for name in names
-            if getattr(options, name) not in (None, "auto", "sharded", True)
+            f"{name}={value!r}"
+            for name, value in given
+            # 1 is equal to True.
+            if not (value is True or value in (None, "auto", "sharded"))
         ]
         advice = ["more devices"]
         if fixed:

@@ -196,8 +196,8 @@ class PlanSearch:
 
     def _with_parts(self, number: int) -> Iterator[Tried]:
         """Try the plans with a number of micro-batches."""
-        *more, least = self._gather_bytes()
-        smallest = self._try(_Move(self._now, number, least))
+        *more, _ = self._gather_bytes()
+        smallest = self._smallest(number)
         yield smallest
         if smallest.fits:
             # Gathering more at a time costs less.
@@ -205,6 +205,10 @@ class PlanSearch:
         for shards in self._choices():
             if shards != self._now:
                 yield self._try(_Move(shards, number))
+
+    def _smallest(self, number: int) -> Tried:
+        """Try the plan that gathers least, with the present layout."""
+        return self._try(_Move(self._now, number, self._gather_bytes()[-1]))
 
     def _choices(self) -> Sequence[Shards | None]:
         """Return the options of use: each one leaves more room than before."""
@@ -262,7 +266,22 @@ class PlanSearch:
         else:
             # New weights, before the rows of others take the old ones' place.
             beside += room.elsewhere()
-        return self._tried_with(move, held, beside)
+        now = self._smallest(move.micro_batches)
+        plan = MemoryPlan(
+            move.micro_batches,
+            now.plan.bytes + beside - held,
+            held,
+            move.shards,
+        )
+        if move.micro_batches == self._fewest and plan.total <= room.size:
+            # With more room, less is computed again.
+            return self._tried_with(move, held, beside)
+        return dataclasses.replace(
+            now,
+            plan=plan,
+            cost=now.cost + self._cost_of_shards(move, now.layout),
+            fits=self._fits(plan),
+        )
 
     def _tried_with(
         self,
@@ -295,7 +314,11 @@ class PlanSearch:
         again = exceeds and planned.recomputed > 0
         cost = planned.work if again else 0.0
         cost += self._cost_of_parts(move.micro_batches)
-        cost += _FOR_SHARDS[move.shards] - _FOR_SHARDS[self._now]
+        cost += self._cost_of_shards(move, layout)
+        layout = dataclasses.replace(layout, plan=plan)
+        return Tried(layout, plan, cost, self._fits(plan), again)
+
+    def _cost_of_shards(self, move: _Move, layout: StepLayout) -> float:
         gathered = _gathered_in(layout)
         if self._gathered is None:
             self._gathered = gathered
@@ -303,9 +326,9 @@ class PlanSearch:
         if move.shards == "weights" != self._now:
             # Once more, for the backward pass.
             sent += self._room.elsewhere()
-        cost += sent * _PER_SENT_BYTE / (planned.multiplications or 1.0)
-        layout = dataclasses.replace(layout, plan=plan)
-        return Tried(layout, plan, cost, self._fits(plan), again)
+        work = layout.scheduled.plan.multiplications or 1.0
+        cost = _FOR_SHARDS[move.shards] - _FOR_SHARDS[self._now]
+        return cost + sent * _PER_SENT_BYTE / work
 
     def _laid_out(self, number: int) -> StepLayout:
         if number not in self._layouts:
@@ -326,7 +349,7 @@ class PlanSearch:
         option, failed = self._config.options.remat, self._settings.failed
         if option is None:
             most = math.inf if failed is None else failed.bytes / _SHRINKS
-            return RematLimits(min(room, most))
+            return RematLimits(max(min(room, most), 1))
         if option is False:
             return KEEP_ALL
         return RematLimits(0) if option is True else RematLimits(0, option)

@@ -1,14 +1,18 @@
 """``step/device_memory.py``: what does not fit is refused before it runs."""
 
+import itertools
 import logging
+import re
 
 import keras
 import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers._bytes import parse_bytes
 from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.settings import ENV_DEVICE_MEMORY
+from tests.kit.compare import assert_all_close
 
 RANDOM = np.random.default_rng(0)
 
@@ -22,14 +26,14 @@ def made(layers, optimizer="adam", **options):
     return model
 
 
-def wide(**options):
+def wide(*optimizer, **options):
     """Large weights: 1.71 MB."""
-    return made((256, 512, 512, 64), **options)
+    return made((256, 512, 512, 64), *optimizer, **options)
 
 
-def deep(**options):
+def deep(*optimizer, **options):
     """Large activations: 524 KB of each of 4 layers, for 2048 examples."""
-    return made((64, 64, 64, 64, 64), **options)
+    return made((64, 64, 64, 64, 64), *optimizer, **options)
 
 
 def data_of(model, examples=64):
@@ -132,6 +136,36 @@ def test_the_cheapest_plan_that_fits_is_chosen(
     limit("40KB")
     with strategy, pytest.raises(DoesNotFit):
         fit(deep(), 4096)
+
+
+@pytest.mark.parametrize(
+    ("make", "examples", "sizes"),
+    [
+        (wide, 64, ("1GB", "6.5MB", "5.6MB", "4.8MB", "4MB", "3.5MB")),
+        (deep, 2048, ("1GB", "2MB", "1.6MB", "1.2MB", "1MB", "800KB")),
+    ],
+)
+def test_a_smaller_limit_never_needs_more_memory(limit, make, examples, sizes):
+    """And all plans that fit give the same weights."""
+    needed, wanted, data = [], None, data_of(make(), examples)
+    for size in sizes:
+        limit(size)
+        adam = keras.optimizers.Adam(epsilon=1.0)
+        model, strategy = make(adam), kt.TowerStrategy(2)
+        try:
+            with strategy:
+                model.fit(*data, batch_size=examples, epochs=2, verbose=0)
+        except DoesNotFit:
+            break
+        wanted = wanted or model.get_weights()
+        assert_all_close(model.get_weights(), wanted)
+        said = re.search(r"it needs (\S+ \S+) instead", strategy.describe())
+        if said:
+            needed.append(parse_bytes("needed", said[1].replace(" ", "")))
+            assert needed[-1] <= 1.1 * parse_bytes("limit", size)
+    assert len(needed) > 2
+    for more, less in itertools.pairwise(needed):
+        assert less <= 1.05 * more, needed
 
 
 def test_within_a_tenth_it_is_a_warning(limit, caplog):
