@@ -100,6 +100,7 @@ def test_a_step_is_refused_before_it_runs(limit):
     with pytest.raises(DoesNotFit), kt.TowerStrategy(2, micro_batches=4):
         fit(model, 4096)
     # Without options, more parts do.
+    limit("1.6MB")
     with kt.TowerStrategy(2):
         fit(model, 4096)
 
