@@ -125,18 +125,21 @@ class StrategyOptions:
             ``"each"``: every tower updates its own copy. ``"sharded"``: every
             tower of all processes updates its shard of each large weight, and
             holds the optimizer's state for this shard only, as in ZeRO stage 1.
-            None: ``"once"`` if the towers share memory, else ``"each"``.
+            None: ``"sharded"`` if a model would not fit otherwise; else
+            ``"once"`` if the towers share memory, and ``"each"`` if not.
         weights: ``"sharded"``: every tower holds only its shard of each large
             weight and of the optimizer's state, as in ZeRO stage 3 or FSDP. Use
             it if your model does not fit on one device. If an operation needs a
-            whole weight, towers gather it. Results do not change. None: whole
-            weights.
+            whole weight, towers gather it. Results do not change. ``"whole"``:
+            every tower, or one, has all of it. None: ``"sharded"`` if a model
+            would not fit otherwise, else ``"whole"``.
         gather_bytes: with ``weights="sharded"``: the bytes of gathered weights
             that a tower holds at a time, as a number or a text such as
             "256MiB". With a smaller number, towers exchange more often. If a
             weight is larger than a quarter of it, towers gather this weight
             alone, and it may exceed the number. None: a quarter of the model's
-            weights, but at least 16 MiB and at most 512 MiB.
+            weights, but at least 16 MiB and at most 512 MiB, or less if a step
+            would not fit otherwise.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
             devices, as for ``ModelParallelStrategy``. Every process has such a
             mesh, whose first axis counts towers. None: each tower is a device.

@@ -90,7 +90,8 @@ class ParameterServerTowerStrategy(BaseStrategy):
         batch_norm: ``"global"``: BatchNormalization uses the statistics of the
             global batch. ``"tower"``: those of each tower's examples.
         micro_batches: the number of parts into which each tower divides its
-            examples, to save memory; ``"auto"``: as few as memory allows.
+            examples, to save memory; None: one; ``"auto"``: more, if memory
+            runs out.
         remat: True: towers compute activations again in the backward pass
             instead of keeping them, to save memory; a number: at most this part
             of the step's work; None: as little as a device needs to fit.

@@ -36,7 +36,8 @@ class TowerStrategy(BaseStrategy):
         batch_norm: ``"global"``: BatchNormalization uses the statistics of the
             global batch. ``"tower"``: those of each tower's examples.
         micro_batches: the number of parts into which each tower divides its
-            examples, to save memory; ``"auto"``: as few as memory allows.
+            examples, to save memory; None: as few as memory allows;
+            ``"auto"``: the same where the memory of devices is unknown.
         remat: True: towers compute activations again in the backward pass
             instead of keeping them, to save memory; a number: at most this part
             of the step's work; None: as little as a device needs to fit.
@@ -44,10 +45,10 @@ class TowerStrategy(BaseStrategy):
             ``"hierarchical"``, ``"towers"``, ``"host"``, or None to choose.
         updates: ``"once"``: one tower updates the weights; ``"each"``: every
             tower updates its copy; ``"sharded"``: every tower updates its
-            share; None to choose.
+            share; None to choose, by memory if it is short.
         weights: ``"sharded"``: every tower holds a part (a shard) of each large
-            weight, for models that do not fit on one device; None: whole
-            weights.
+            weight, for models that do not fit on one device; ``"whole"``: all
+            of it; None: in shards if memory requires it.
         gather_bytes: with ``weights="sharded"``: how many bytes of gathered
             weights a tower holds at a time, such as ``"256MiB"``.
         packer: packs tensors for an exchange into a few buffers: a
