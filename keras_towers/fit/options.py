@@ -246,33 +246,6 @@ class StrategyOptions:
             if getattr(self, name) not in (None, "once", "each", "whole")
         ]
 
-    @property
-    def free_shards(self) -> list[Shards]:
-        """The options that may divide variables, if memory requires it.
-
-        They are left out, and contradict nothing. The last one saves most.
-        """
-        names: list[Shards] = []
-        for name in ("updates", "weights"):
-            # What a user's own function gets is not divided.
-            if getattr(self, name) is None and not callable(self.mode):
-                with contextlib.suppress(TowerError):
-                    self.divided_by(name)
-                    names.append(name)
-        return names
-
-    def divided_by(self, name: Shards) -> StrategyOptions:
-        """Return the options with variables in shards.
-
-        Args:
-            name: the option that divides them.
-
-        Raises:
-            TowerError: other options contradict that.
-        """
-        changed: dict[str, Any] = {name: "sharded"}
-        return dataclasses.replace(self, **changed)
-
     def _check_shards(self) -> None:
         """Refuse options that shards contradict."""
         in_shards = self.in_shards
@@ -341,6 +314,35 @@ class StrategyOptions:
                 "sync_every, ranks never sum their gradients. Leave one of "
                 "them out."
             )
+
+
+def free_shards(options: StrategyOptions) -> list[Shards]:
+    """Return the options that may divide variables, if memory requires it.
+
+    They are left out, and contradict nothing. The last one saves most.
+    """
+    names: list[Shards] = []
+    for name in ("updates", "weights"):
+        # What a user's own function gets is not divided.
+        if getattr(options, name) is None and not callable(options.mode):
+            with contextlib.suppress(TowerError):
+                divided_by(options, name)
+                names.append(name)
+    return names
+
+
+def divided_by(options: StrategyOptions, name: Shards) -> StrategyOptions:
+    """Return options with variables in shards.
+
+    Args:
+        options: the options.
+        name: the one that divides them.
+
+    Raises:
+        TowerError: other options contradict that.
+    """
+    changed: dict[str, Any] = {name: "sharded"}
+    return dataclasses.replace(options, **changed)
 
 
 class StepKeywords(TypedDict, total=False):

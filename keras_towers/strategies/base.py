@@ -34,6 +34,7 @@ from keras_towers.fit.options import (
     Shards,
     StrategyOptions,
     check_names,
+    divided_by,
 )
 from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
@@ -189,7 +190,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
 
     def _divide(self, shards: Shards) -> None:
         config = self._config
-        options = config.options.divided_by(shards)
+        options = divided_by(config.options, shards)
         devices = [*itertools.chain(*config.mesh)]
         mode = modes.choose(devices, options)
         self._mode = modes.fall_back_unless_tried(mode, config, options)

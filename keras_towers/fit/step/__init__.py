@@ -8,7 +8,7 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 3. ``trace.py``: the step is traced as one device runs it, with the updates of
    its optimizers (``fit/update``).
 4. ``step_layout.py``: ``partition`` makes a program of the trace, and a
-   schedule that fits into memory (``device_memory.py``).
+   timeline that fits into memory (``plan_search.py``).
 5. ``fit/ranks/step_agreement.py``: the ranks compare their steps.
 6. ``tower_program.py``: level by level, towers call functions
    (``tower_functions.py``) and exchange what these return, gradients too
@@ -36,6 +36,8 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
   Repeats steps that run out of memory, with plans that need less.
 ``placed_tensors``
   The tensors of a step, with one value at each place where they differ.
+``plan_search``
+  The search for the cheapest plan of a step that fits into memory.
 ``program_text``
   The canonical text of a traced step, by which ranks compare it.
 ``stacked_lists``

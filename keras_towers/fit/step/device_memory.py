@@ -26,7 +26,7 @@ from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
-from keras_towers.fit.options import Shards
+from keras_towers.fit.options import Shards, free_shards
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.dry_run import (
@@ -176,7 +176,7 @@ class DeviceMemory:
         """Return how variables may be divided, as they are now first."""
         choices: list[Shards | None] = [None]
         if self._config.num_towers * self._config.shards.size > 1:
-            choices += self._config.options.free_shards
+            choices += free_shards(self._config.options)
         now = self._now
         return choices[choices.index(now) :] if now in choices else [now]
 
@@ -192,7 +192,7 @@ class DeviceMemory:
         key = trains, shards
         if key not in known:
             with _dry_run(config, model, ranks) as strategy:
-                if shards in config.options.free_shards:
+                if shards in free_shards(config.options):
                     strategy._divide(shards)
                 strategy._runner.plan_variables(model, kind)
                 known[key] = PlacedModel(strategy._config, model).held(ranks)
@@ -337,7 +337,7 @@ class DeviceMemory:
 
     def _saved_by_shards(self, room: Room) -> int:
         """Return the bytes that shards save which the user did not choose."""
-        if self._now not in self._config.options.free_shards:
+        if self._now not in free_shards(self._config.options):
             return 0
         saved = room.held(None) - room.held(self._now)
         return saved - (room.elsewhere() if self._now == "updates" else 0)

@@ -27,6 +27,7 @@ from keras_towers.fit.components import (
     strategy_of,
     words_for_another,
 )
+from keras_towers.fit.options import free_shards
 from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.model_binding import (
@@ -197,7 +198,7 @@ class Adoption:
         whole in any case.
         """
         config, shape = self._config, variable._shape
-        free = "weights" in config.options.free_shards
+        free = "weights" in free_shards(config.options)
         limit = self._memory if free and variable.trainable else None
         if limit is None or shape is None or self.update.sharding.divide_any:
             return False
