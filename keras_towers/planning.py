@@ -20,10 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers._notices import silence
 from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
+from keras_towers.fit.step.device_memory import limited
 from keras_towers.fit.step.dry_run import (
     AbsentRanks,
     LaidOutStep,
@@ -37,6 +39,7 @@ from keras_towers.fit.step.step_costs import (
     costs_of,
     exchanged_in,
 )
+from keras_towers.fit.step.step_reports import how_it_fits
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.model_state import (
     collect,
@@ -67,6 +70,7 @@ class PlanSetting:
         layouts: a function that gets the names of the devices, and returns a
             ``LayoutMap`` or a ``ModelParallel`` of Keras on a mesh of these
             devices; None: plan no mesh.
+        memory: the bytes of a device; None: unknown.
         hosts: numbers of hosts, in ascending order. Each host has these
             devices, and adds ``batch_size`` examples to a batch. The traced
             step then does not know the number of examples, as in ``fit``. None:
@@ -80,6 +84,7 @@ class PlanSetting:
         None
     )
     hosts: Sequence[int] | None = None
+    memory: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +146,9 @@ CHOICES: Sequence[Choice] = (
 )
 """The choices to compare; the first one is all that one device can do."""
 
+BY_ITSELF = Choice("TowerStrategy()", _on_towers)
+"""What a strategy without options chooses, if the memory is known."""
+
 _AGAIN = Choice("remat=True", lambda setting: _on_towers(setting, remat=True))
 # With one host, where it saves anything.
 
@@ -175,6 +183,7 @@ class Plan(Needs):
         columns: the number of devices of a tower.
         exchanged: all that the step exchanges.
         work: of each level, how much of the step's computing is in it.
+        how: how it is made to fit into memory; empty: as it is.
     """
 
     choice: str
@@ -188,6 +197,7 @@ class Plan(Needs):
     columns: int
     exchanged: Sequence[Exchanged]
     work: Mapping[int, float]
+    how: str = ""
 
     def fits(self, memory: int | None) -> bool | None:
         """Whether it fits into the memory of a device; None if unknown."""
@@ -235,6 +245,8 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
     if setting.hosts is None:
         again = _plan_all(_AGAIN, build, setting)
         plans += [p for p in again if p.costs.remat_summary]
+        if setting.memory is not None:
+            plans += _plan_all(BY_ITSELF, build, setting)
     return plans
 
 
@@ -268,7 +280,12 @@ def _plan(
                 build(), None if open_size else size
             )
         make = functools.partial(choice.strategy, setting)
+        is_limited = choice is BY_ITSELF
         strategy = stack.enter_context(dry_run(model, make))
+        if is_limited and setting.memory is not None:
+            has = limited(strategy, setting.memory, "each device")
+            stack.enter_context(has)
+            stack.enter_context(silence())
         step = lay_out_dry(strategy, model, batch, size)
         numbers = _like_first(step, setting)
         return [_plan_on(step, choice, setting, n) for n in numbers]
@@ -298,7 +315,12 @@ def _plan_on(
     config, model = step.config, step.model
     columns = len(config.mesh[0])
     size, towers = hosts * setting.batch_size, hosts * config.num_towers
-    needs = step.needs(size, hosts)
+    needs, how = step.needs(size, hosts), ""
+    if choice is BY_ITSELF:
+        # The timeline is that of its micro-batches.
+        planned = step.timeline.plan.bytes
+        needs = dataclasses.replace(needs, step=planned)
+        how = how_it_fits(config)
     costs = costs_of(step.timeline, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
@@ -321,6 +343,7 @@ def _plan_on(
         columns=columns,
         exchanged=[*exchanged_in(step.timeline, towers)],
         work=work_of(step.timeline, step.sizes(size, hosts)),
+        how=how,
     )
 
 

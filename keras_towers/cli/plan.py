@@ -118,6 +118,7 @@ def plan(
         gathered,
         find_named(layouts, _DEVICES) if layouts else None,
         several.numbers if several else None,
+        memory,
     )
     if layouts:
         # Before what may take minutes.
@@ -178,6 +179,8 @@ def _print(
         notes = [_ESTIMATE, *_whole(first)]
     for line in notes:
         console.print(line, style="dim", soft_wrap=True)
+    if memory is not None and not rows:
+        console.print(_by_itself(plans, memory), soft_wrap=True)
     if rows:
         console.print(plan_hosts.verdict(rows), soft_wrap=True)
 
@@ -239,6 +242,19 @@ def _table(
         lambda p: f"{p.costs.exchanges} ({p.costs.rounds})",
     )
     return table
+
+
+def _by_itself(plans: Sequence[Plan], memory: int) -> str:
+    """Say what a strategy without options does."""
+    *_, last = plans
+    if not last.fits(memory):
+        missing = format_bytes((last.total or 0) - memory)
+        return (
+            f"Nothing fits: the smallest plan misses by {missing}. Use more "
+            "devices or a smaller batch"
+        )
+    how = last.how or "copies the model to every device, as it fits"
+    return f"Write `with kt.TowerStrategy():`, which {how}"
 
 
 def _again(plan: Plan) -> str:

@@ -26,6 +26,7 @@ from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
+from keras_towers.fit.context import patches
 from keras_towers.fit.options import Shards, free_shards
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step import step_reports
@@ -90,6 +91,24 @@ class Limit:
             return None
         (size, device), rank = min(known)
         return cls(size, device, rank if peers.size > 1 else None)
+
+
+@contextlib.contextmanager
+def limited(strategy: KerasStrategy, size: int, device: str) -> Iterator[None]:
+    """Let the devices of a strategy in a dry run have some memory.
+
+    If no plan fits, the smallest one is taken.
+
+    Args:
+        strategy: the strategy.
+        size: the bytes of a device.
+        device: what messages call it.
+    """
+    memory = strategy._runner.step.memory
+    limit = Limit(size, device, None)
+    shadows = {"_limit": limit, "_compare": lambda *_: None}
+    with patches.shadowed(memory, shadows):
+        yield
 
 
 class DeviceMemory:

@@ -263,9 +263,6 @@ class PlanSearch:
             # Of the gathered weights at least two: one is used.
             most = gather_bytes_for(self._config, self._settings)
             beside += min(most, min(_LARGEST_GATHERED) * room.largest)
-        else:
-            # New weights, before the rows of others take the old ones' place.
-            beside += room.elsewhere()
         now = self._smallest(move.micro_batches)
         plan = MemoryPlan(
             move.micro_batches,

@@ -208,6 +208,12 @@ def describe_planned(strategy: KerasStrategy) -> list[str]:
     return [f"planned memory of {where}: {total} ({', '.join(parts)})"]
 
 
+def how_it_fits(config: TowerConfig) -> str:
+    """Return how the last step is made to fit into memory; empty: as it is."""
+    *_, last = _costs[config.strategy].values()
+    return last.how_it_fits
+
+
 def describe_steps(config: TowerConfig) -> list[str]:
     """Describe the steps that ran under a strategy."""
     lines = []
