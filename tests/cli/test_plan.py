@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
 
+from keras_towers._bytes import parse_bytes
 from keras_towers.cli import plan_hosts
 from keras_towers.cli.main import app
 from keras_towers.errors import TowerError
@@ -120,11 +121,19 @@ def test_a_table_has_each_choice_and_says_what_fits():
         "copies",
         'updates="sharded"',
         'weights="sharded"',
+        "TowerStrategy()",
     ]
     # The small ones are 257 numbers.
-    assert rows["weights"] == ["263", "KB", "263", "KB", "66.6", "KB"]
-    assert rows["fits 1MB"] == ["no", "yes", "yes"]
+    held = ["263", "KB", "263", "KB", "66.6", "KB"]
+    assert rows["weights"] == [*held, "66.6", "KB"]
+    assert rows["fits 1MB"] == ["no", "yes", "yes", "yes"]
     assert "smaller than 64 KiB: 2 (" in ended.stdout
+    assert lines[-1].startswith(
+        "Write `with kt.TowerStrategy():`, which has its variables in shards: "
+        "each device has 1 MB, and it needs "
+    )
+    ended = run("model", "--towers", "4", "--device-memory", "100KB")
+    assert "Nothing fits: the smallest plan misses by " in ended.stdout
 
 
 def test_json_has_numbers_of_bytes():
@@ -132,7 +141,9 @@ def test_json_has_numbers_of_bytes():
     found = json.loads(ended.stdout)
     assert found["parameters"] == 256 * 256 + 257
     assert found["device_memory"] == 10**6
-    copies, _, shards = found["choices"]
+    copies, _, shards, by_itself = found["choices"]
+    assert by_itself["choice"] == "TowerStrategy()"
+    assert by_itself["fits"]
     small = 4 * 257
     assert copies["weights"] == [4 * 256 * 256 + small for _ in range(4)]
     assert shards["weights"] == [256 * 256 + small for _ in range(4)]
@@ -178,8 +189,11 @@ def test_what_is_computed_again_is_a_choice_and_a_picture(tmp_path):
     lines = ended.stdout.splitlines()
     rows = {line[:20].strip(): line[20:].split() for line in lines}
     assert rows["on each device"] == ["copies", "remat=True"]
-    before, _, after, _ = rows["step, at its peak"]
-    assert float(after) < 0.6 * float(before)
+    numbers = rows["step, at its peak"]
+    before, after = (
+        parse_bytes("step", "".join(numbers[k : k + 2])) for k in (0, 2)
+    )
+    assert after < 0.6 * before
     assert rows["computed again"][0] == "-"
     assert picture.read_text().startswith("<?xml")
 
