@@ -33,6 +33,7 @@ from keras_towers.partition.gradient_buckets import (
     divide_levels,
 )
 from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
+from keras_towers.partition.layouts import Sharded, Unit
 from keras_towers.partition.memory_estimate import (
     ALIKE,
     MemoryEstimate,
@@ -53,10 +54,11 @@ from keras_towers.partition.segments import Segments
 from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.partition.timeline import Timeline
 
-# The part of what a tower has at most, with its variables, that may be in
-# flight besides, and the part of what a step needs of the smallest tensors that
-# wait.
-_IN_FLIGHT = 16
+# The parts of what a tower has at most, with its variables, that may be in
+# flight besides: where memory is short, and where it is not. And the part of
+# what a step needs of the smallest tensors that wait.
+_LEAST_IN_FLIGHT = 16
+_MOST_IN_FLIGHT = 2
 _SMALL = 512
 # The most operations that run at a time after they waited for memory. One alone
 # would leave cores idle, as in an update, which has no others.
@@ -117,7 +119,7 @@ def schedule(
         timeline, sizes, parts, remat, segments
     )
     if not xla:
-        timeline = keep_order(timeline, sizes, parts)
+        timeline = keep_order(timeline, sizes, parts, remat.limit)
     elif segment_begins and parts == 1:
         # XLA merges equal operations of a function.
         timeline = divide_levels(timeline, segment_begins)
@@ -217,17 +219,28 @@ class _Place(NamedTuple):
         return cls(level, len(Phase), math.inf, math.inf)
 
 
-def keep_order(timeline: Timeline, sizes: TensorSizes, parts: int) -> Timeline:
+def keep_order(
+    timeline: Timeline, sizes: TensorSizes, parts: int, limit: float = 0.0
+) -> Timeline:
     """Let operations wait for those that free memory before them.
+
+    A wait takes cores from the other operations of a tower. So operations wait
+    only if memory is short: below the limit there is room for more in flight.
 
     Args:
         timeline: the timeline.
         sizes: the sizes of its tensors.
         parts: the number of micro-batches of a tower.
+        limit: the bytes that a tower should have at most; infinite: unknown.
+            It is then short only if something is computed again, or in shards.
     """
     estimate = MemoryEstimate(timeline, sizes, parts)
     most, waits = estimate.peak_bytes(), {**timeline.waits}
-    in_flight = (most + _bytes_of_variables(timeline, sizes)) // _IN_FLIGHT
+    whole = most + _bytes_of_variables(timeline, sizes)
+    saves = timeline.plan.recomputed > 0 or _has_shards(timeline.program)
+    is_short = math.isinf(limit) and saves
+    spare = 0 if is_short else min(limit - most, whole // _MOST_IN_FLIGHT)
+    in_flight = int(max(spare, whole // _LEAST_IN_FLIGHT))
     queues: dict[Hashable, _Queue] = collections.defaultdict(
         lambda: _Queue(in_flight, max(most // _SMALL, _SMALL_BYTES), waits)
     )
@@ -248,6 +261,13 @@ def keep_order(timeline: Timeline, sizes: TensorSizes, parts: int) -> Timeline:
                 users = _users(estimate, tensor)
                 queue.free(estimate.bytes_of(tensor), users)
     return dataclasses.replace(timeline, waits=waits)
+
+
+def _has_shards(program: Program) -> bool:
+    """Whether towers have variables in shards."""
+    layouts = [value.layout for value in program.values.values()]
+    units = [layout.unit for layout in layouts if isinstance(layout, Sharded)]
+    return any(isinstance(u, Unit) and u.of_variables for u in units)
 
 
 def _bytes_of_variables(timeline: Timeline, sizes: TensorSizes) -> int:

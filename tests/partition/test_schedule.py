@@ -1,10 +1,14 @@
 """``schedule``: when a program computes what, without running it."""
 
+import math
+
+import pytest
 import tensorflow as tf
 
 from keras_towers.partition import schedule as partition_schedule
 from keras_towers.partition.axes import BATCH
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.kept_results import RematLimits
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.schedule import keep_order, schedule
 from keras_towers.partition.tensor_sizes import TensorSizes
@@ -20,7 +24,12 @@ from tests.partition.kit import by_hand, earliest, laid_out, replicated, sharded
 
 
 def test_gradients_of_weights_are_computed_before_the_next_layer():
-    timeline = deep()
+    """Where a tower has no more memory than that takes."""
+    enough = RematLimits(10 * peak_bytes(deep()))
+    assert _number_of_waits(deep(remat=enough)) == _number_of_waits(deep())
+    timeline = deep(remat=RematLimits(peak_bytes(deep())))
+    assert timeline.plan.recomputed == 0
+    assert _number_of_waits(timeline) > _number_of_waits(deep())
     check_order(timeline)
     waits = timeline.waits.values()
     waited_for = {other.name for others in waits for other in others}
@@ -87,7 +96,11 @@ def test_what_is_received_is_not_kept_for_later():
     assert levels_of(step, "MatMul", "Exp", "Max") == [0, 1, 1]
 
 
-def waits(add):
+def _number_of_waits(timeline):
+    return sum(map(len, timeline.waits.values()))
+
+
+def waits(add, limit=0.0):
     """Return what operations wait for, by their names, in a program by hand."""
     builder, x = Builder(), Tensor(tf.float32, tf.TensorShape([64, 64]), BATCH)
 
@@ -98,9 +111,10 @@ def waits(add):
     add(builder, product, x)
     program = by_hand(builder, x)
     sizes, timeline = TensorSizes(program, 1, 1), earliest(program, 1, 1)
+    found = keep_order(timeline, sizes, 1, limit).waits
     return {
         operation.name: [other.name for other in others]
-        for operation, others in keep_order(timeline, sizes, 1).waits.items()
+        for operation, others in found.items()
     }
 
 
@@ -122,14 +136,14 @@ def test_what_takes_memory_waits_for_all_that_has_freed_it(monkeypatch):
     assert (found["second"], found["third"]) == (both[:1], ["second", both[1]])
 
 
-def test_what_may_be_in_flight_is_not_waited_for(monkeypatch):
+@pytest.mark.parametrize("limit", [2**20, math.inf])
+def test_what_may_be_in_flight_is_not_waited_for(limit):
     def add(builder, product, x):
         product("frees", product("first", x))
         product("second", x)
 
     assert waits(add) == {"second": ["frees"]}
-    monkeypatch.setattr(partition_schedule, "_IN_FLIGHT", 1)
-    assert waits(add) == {}
+    assert waits(add, limit) == {}
 
 
 def test_memory_is_taken_over_once_nobody_else_uses_it():
