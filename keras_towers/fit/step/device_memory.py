@@ -338,7 +338,7 @@ class DeviceMemory:
         ranks = settings.places.ranks.batch.size
         examples = _known_examples(batch, settings.examples)
         is_known = limit is not None and examples is not None
-        if not is_known and settings.failed is None:
+        if not (is_known or settings.repeats):
             return Room(choices=[self._now])
         placed = PlacedModel(config, model)
 

@@ -138,9 +138,9 @@ def test_the_result_is_that_of_one_device(act, towers, steps, logged):
     assert act in (evaluated, predicted) or "parts" not in said[0], said
 
 
-@pytest.mark.parametrize("remat", [None, False])
-def test_computing_again_comes_before_more_parts(remat, logged):
-    """Memory is enough once a plan needs less of it."""
+@pytest.fixture
+def short_once(logged):
+    """Trains where memory is enough once a plan needs less of it."""
 
     class Scarce(Memory):
         def zeros(self, x):
@@ -153,6 +153,27 @@ def test_computing_again_comes_before_more_parts(remat, logged):
         return fitted(model)
 
     memory = Scarce(COUNT)
+    return memory, short
+
+
+@pytest.mark.parametrize("updates", [None, "once"])
+def test_slots_go_into_shards_after_a_step_ran_out(
+    updates, short_once, small_shards, logged
+):
+    memory, short = short_once
+    strategy = kt.TowerStrategy(
+        2, micro_batches="auto", remat=False, updates=updates, weights=None
+    )
+    assert_exact(make_in(memory), short, strategy)
+    [(_, said)] = logged(": memory has run out")
+    assert memory.failures
+    in_shards = "has its optimizer's variables in shards" in said
+    assert in_shards == (updates is None), said
+
+
+@pytest.mark.parametrize("remat", [None, False])
+def test_computing_again_comes_before_more_parts(remat, short_once, logged):
+    memory, short = short_once
     strategy = kt.TowerStrategy(2, micro_batches="auto", remat=remat)
     assert_exact(make_in(memory), short, strategy)
     [(level, said)] = logged(": memory has run out")
