@@ -37,6 +37,11 @@ _PER_BUILT = 25 * 2**10
 
 _costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
 _costs = weakref.WeakKeyDictionary()
+# The models of these steps.
+_models: weakref.WeakKeyDictionary[
+    Strategy, dict[str, weakref.ref[keras.Model]]
+]
+_models = weakref.WeakKeyDictionary()
 # What is said of the functions that the steps of a model call once.
 _called_once: weakref.WeakKeyDictionary[keras.Model, dict[str, None]]
 _called_once = weakref.WeakKeyDictionary()
@@ -67,6 +72,7 @@ def record_costs(
         costs = dataclasses.replace(costs, held={})
     costs = dataclasses.replace(costs, how_it_fits=how)
     _costs.setdefault(config.strategy, {})[name] = costs
+    _models.setdefault(config.strategy, {})[name] = weakref.ref(model)
     said = costs.announcement
     if said and ranks.job.rank == 0 and first_time(model, "computed once"):
         announce(f"{name}: {said}")
@@ -136,15 +142,21 @@ def _name_of(kind: str, model: keras.Model) -> str:
 def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
     """Return the planned bytes, by purpose.
 
-    They are those of this process if its devices share the host's memory, else
-    those of the device that has the most. TensorFlow needs some more memory for
+    They are for the models that are still there, and those of this process if
+    its devices share the host's memory, else of the device that has the most. TensorFlow needs some more memory for
     any model.
 
     Args:
         strategy: the strategy, whose steps have been traced.
     """
     config = strategy._config
-    costs = _costs.get(config.strategy, {}).values()
+    models = _models.get(config.strategy, {})
+    costs = [
+        step
+        for name, step in _costs.get(config.strategy, {}).items()
+        # The graphs of others have been freed.
+        if models[name]() is not None
+    ]
     plans = [c.plan for c in costs]
     held = collections.Counter[str]()
     for by_device in strategy._adoption.held_bytes().values():
@@ -202,6 +214,8 @@ def describe_planned(strategy: KerasStrategy) -> list[str]:
     parts = [
         f"{format_bytes(n)} for {what}" for what, n in planned.items() if n
     ]
+    if not parts:
+        return []
     on_host = all_on_host(strategy._config.devices)
     where = "this process" if on_host else "each device"
     total = format_bytes(sum(planned.values()))
