@@ -322,6 +322,9 @@ def free_shards(options: StrategyOptions) -> list[Shards]:
     They are left out, and contradict nothing. The last one saves most.
     """
     names: list[Shards] = []
+    if options.updates is not None:
+        # With sharded weights, the update would be, too.
+        return names
     for name in ("updates", "weights"):
         # What a user's own function gets is not divided.
         if getattr(options, name) is None and not callable(options.mode):

@@ -276,14 +276,16 @@ class TowerCall:
         """The settings of the call's steps, before functions adapt them."""
         examples = self.examples.get(self.kind)
         number = self.config.options.micro_batches
-        may_run_out = number is None and self._step.memory.has_limit
+        # A loop over batches would ask the other ranks at each of them.
+        in_loop = self.kind.endswith("_on_batch")
+        may_run_out = self._step.memory.has_limit and not in_loop
         return StepSettings(
             self.model,
             self.kind,
             self.places,
             self._undivided,
             examples,
-            repeats=number == "auto" or may_run_out,
+            repeats=number == "auto" or (number is None and may_run_out),
             place=self._place_made,
             divide=self._divide if self._may_divide else None,
             make=self._make_unbuilt,

@@ -7,7 +7,6 @@ runner of its strategy. The runner makes a ``TowerCall`` (``tower_call.py``).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -264,14 +263,7 @@ class TowerRunner(Runner):
             with compat.FuncGraph("plan").as_default():
                 inputs = model_building.placeholders(batch)
                 step = compat.convert_call(model_building.step_of(model, kind))
-                settings = call.settings
-                if examples and not isinstance(
-                    self._config.options.micro_batches, int
-                ):
-                    ranks = call.places.ranks.batch.size
-                    rows = -(-examples // (call.places.towers * ranks))
-                    settings = dataclasses.replace(settings, rows=rows)
-                return self.step.plan(step, inputs, settings)
+                return self.step.plan(step, inputs, call.settings)
 
     def plan_variables(self, model: keras.Model, kind: str) -> None:
         """Place the variables of a built model, for steps that never run."""

@@ -14,7 +14,8 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -39,6 +40,7 @@ from keras_towers.fit.step.dry_run import (
 )
 from keras_towers.fit.step.plan_search import PlanSearch, Room, Tried
 from keras_towers.fit.step.step_layout import StepLayout, StepSettings
+from keras_towers.fit.weights.copies import bytes_on
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.model_state import collect
 from keras_towers.rendezvous import rank_checks
@@ -63,34 +65,54 @@ class Limit:
         size: its bytes.
         device: the name of the device.
         rank: its rank, of several; None: there is one.
+        others: the bytes that it holds of other models.
     """
 
     size: int
     device: str
     rank: int | None
+    others: int = 0
+
+    @property
+    def room(self) -> float:
+        """The bytes that a model and its steps may take."""
+        return self.size * (1 - _MARGIN) - self.others
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f" of rank {self.rank}"
         return f"{self.device}{rank} has {format_bytes(self.size)}"
 
     @classmethod
-    def of(cls, config: TowerConfig, peers: Peers) -> Limit | None:
+    def of(
+        cls,
+        config: TowerConfig,
+        peers: Peers,
+        others: Mapping[str, int] = MappingProxyType({}),
+    ) -> Limit | None:
         """Return the limit for all ranks' devices; None: unknown. Collective.
 
         Args:
             config: the towers of this rank.
             peers: the ranks.
+            others: the bytes that devices hold of other models, by short name.
         """
         mesh = [*itertools.chain(*config.mesh)]
         sizes = zip(memory_of(mesh), map(short_name, mesh), strict=True)
-        own = min(((n, name) for n, name in sizes if n), default=None)
+        known = [(n, name, others.get(name, 0)) for n, name in sizes if n]
+        own = min(known, key=_left, default=None)
         where = "compares the memory of its devices"
         of_ranks = rank_checks.gather(peers, own, where)
-        known = [(n, rank) for rank, n in enumerate(of_ranks) if n]
-        if not known:
+        found = [(n, rank) for rank, n in enumerate(of_ranks) if n]
+        if not found:
             return None
-        (size, device), rank = min(known)
-        return cls(size, device, rank if peers.size > 1 else None)
+        (size, device, held), rank = min(found, key=lambda pair: _left(pair[0]))
+        return cls(size, device, rank if peers.size > 1 else None, held)
+
+
+def _left(memory: tuple[int, str, int]) -> int:
+    """Return what a device has left, given its size and what it holds."""
+    size, _, held = memory
+    return size - held
 
 
 @contextlib.contextmanager
@@ -156,7 +178,7 @@ class DeviceMemory:
         Raises:
             DoesNotFit: they do not fit, on all ranks.
         """
-        self._limit = limit = self._find_limit(peers)
+        self._limit = limit = self._find_limit(peers, model)
         if limit is None or is_placed:
             return
         if _ROOM * sum(map(byte_size, model.variables)) <= limit.size:
@@ -168,7 +190,7 @@ class DeviceMemory:
             needs = self._held_by(shards, model, kind, ranks)
             if best is None or needs.held < best[1].held:
                 best = shards, needs
-            if needs.held <= limit.size * (1 - _MARGIN):
+            if needs.held <= limit.room:
                 break
         assert best is not None, "no choice"
         chosen, needs = best
@@ -217,10 +239,27 @@ class DeviceMemory:
                 known[key] = PlacedModel(strategy._config, model).held(ranks)
         return known[key]
 
-    def _find_limit(self, peers: Peers) -> Limit | None:
+    def _find_limit(
+        self, peers: Peers, model: keras.Model | None = None
+    ) -> Limit | None:
         # Where weights are elsewhere, or towers train alone, plans do not hold.
-        follows = self._own._follows_options
-        return Limit.of(self._config, peers) if follows else None
+        if not self._own._follows_options:
+            return None
+        return Limit.of(self._config, peers, self._held_of_others(model))
+
+    def _held_of_others(self, model: keras.Model | None) -> Mapping[str, int]:
+        """Return the bytes that devices hold of other models than one."""
+        if model is None:
+            return {}
+        own = {*map(id, collect(model).everything())}
+        bound = self._own._adoption.stages.bound
+        variables = [
+            variable
+            for other in bound
+            for variable in collect(other).everything()
+            if id(variable) not in own
+        ]
+        return bytes_on(self._config.mesh, variables)
 
     @property
     def has_limit(self) -> bool:
@@ -272,8 +311,7 @@ class DeviceMemory:
                 # Keras has the error of a step that cannot be traced.
                 logger.debug("no plan of a step: %s", shorten(error))
             else:
-                room = limit.size * (1 - _MARGIN)
-                known[key] = (needs.total or 0) > room
+                known[key] = (needs.total or 0) > limit.room
         return known[key]
 
     def plan(
@@ -299,14 +337,20 @@ class DeviceMemory:
             DoesNotFit: it does not fit beside the variables, however.
         """
         config, model, kind = self._config, settings.model, settings.kind
-        ranks = settings.places.ranks.batch.size
-        room = self._room_for(settings, batch)
+        places = settings.places
+        ranks = places.ranks.batch.size
+        examples = _known_examples(batch, settings.examples)
+        is_free = config.options.micro_batches is None
+        if self._limit and is_free and examples and settings.rows is None:
+            rows = -(-examples // (places.towers * ranks))
+            settings = dataclasses.replace(settings, rows=rows)
+        room = self._room_for(settings, examples)
         search = PlanSearch(config, settings, room, lay_out)
         found = search.best()
         layout, plan = found.layout, found.plan
         whole = self._whole.setdefault(model, {})
-        if kind not in whole:
-            whole[kind] = search.needed + self._saved_by_shards(room)
+        if room.is_known and self._now not in free_shards(config.options):
+            whole.setdefault(kind, search.needed)
         if plan.shards != self._now:
             assert settings.divide is not None and plan.shards is not None
             self._divided_for[model] = kind
@@ -317,9 +361,9 @@ class DeviceMemory:
             needs = dataclasses.replace(held, step=plan.bytes)
             # XLA keeps less than the estimate.
             self._compare(model, kind, needs, settings.xla)
-        how = self._how(found, whole[kind])
+        how = self._how(found, whole.get(kind))
         cheaper = search.next_cheaper(found)
-        if how and cheaper is not None:
+        if how and found.is_compared and cheaper is not None:
             needed = format_bytes(cheaper.plan.total)
             how += f"; the next cheaper plan needs {needed}"
         step_reports.record_costs(
@@ -332,13 +376,13 @@ class DeviceMemory:
         )
         return layout
 
-    def _room_for(self, settings: StepSettings, batch: Structure) -> Room:
+    def _room_for(self, settings: StepSettings, examples: int | None) -> Room:
         """Return what devices have for a step, and what they hold besides."""
         config, model, limit = self._config, settings.model, self._limit
         ranks = settings.places.ranks.batch.size
-        examples = _known_examples(batch, settings.examples)
         is_known = limit is not None and examples is not None
-        if not (is_known or settings.repeats):
+        may_fail = settings.repeats or settings.failed is not None
+        if not (is_known or may_fail):
             return Room(choices=[self._now])
         placed = PlacedModel(config, model)
 
@@ -348,25 +392,18 @@ class DeviceMemory:
             return self._held_by(shards, model, settings.kind, ranks)
 
         return Room(
-            limit.size * (1 - _MARGIN) if limit and is_known else math.inf,
+            limit.room if limit and is_known else math.inf,
             self._choices() if settings.divide else [self._now],
             held_by,
             max(map(byte_size, model.weights), default=0),
         )
 
-    def _saved_by_shards(self, room: Room) -> int:
-        """Return the bytes that shards save which the user did not choose."""
-        if self._now not in free_shards(self._config.options):
-            return 0
-        saved = room.held(None) - room.held(self._now)
-        return saved - (room.elsewhere() if self._now == "updates" else 0)
-
-    def _how(self, found: Tried, whole: int) -> str:
+    def _how(self, found: Tried, whole: int | None) -> str:
         """Return, and announce once, how a step is made to fit into memory.
 
         Args:
             found: its plan.
-            whole: the bytes that it needs otherwise.
+            whole: the bytes that it needs otherwise; None: unknown.
 
         Returns:
             Empty: it is as the user says.
@@ -391,10 +428,12 @@ class DeviceMemory:
             return ""
         why = "memory has run out" if settings.failed else str(self._limit)
         does = " and ".join([", ".join(how[:-1]), how[-1]] if how[1:] else how)
-        line = (
-            f"{does}: {why}, and it needs {format_bytes(plan.total)} instead "
-            f"of {format_bytes(whole)} on each device"
-        )
+        line = f"{does}: {why}"
+        if found.is_compared:
+            line += f", and it needs {format_bytes(plan.total)}"
+            if whole is not None:
+                line += f" instead of {format_bytes(whole)}"
+            line += " on each device"
         is_first = settings.places.ranks.job.rank == 0
         if is_first and first_time(model, (settings.kind, plan)):
             announce(f"{settings.kind} of model {model.name!r} {line}")
@@ -416,9 +455,10 @@ class DeviceMemory:
         """
         limit = self._limit
         assert limit is not None, "nothing to compare with"
-        total = needs.held + (needs.step or 0)
-        if total <= limit.size * (1 - _MARGIN):
+        own = needs.held + (needs.step or 0)
+        if own <= limit.room:
             return
+        total = own + limit.others
         may_fit = may_fit or total <= limit.size * (1 + _MARGIN)
         weights, slots = max(
             zip(needs.weights, needs.optimizer, strict=True), key=sum
@@ -428,7 +468,11 @@ class DeviceMemory:
             parts.append(f"{format_bytes(slots)} of optimizer state")
         if needs.step is not None:
             parts.append(f"{format_bytes(needs.step)} while a step runs")
+        if limit.others:
+            parts.append(f"{format_bytes(limit.others)} of other models")
         does, about = ("may", "about ") if may_fit else ("does", "")
+        if needs.step is None:
+            about = "at least "
         text = (
             f"{kind} of model {model.name!r} {does} not fit into memory: "
             f"{limit}, and it needs {about}{format_bytes(total)} "
@@ -447,7 +491,7 @@ class DeviceMemory:
         options, limit = self._config.options, self._limit
         assert limit is not None
         names = ["weights", "updates"]
-        if needs.step and needs.held <= limit.size * (1 - _MARGIN):
+        if needs.step and needs.held <= limit.room:
             # More room beside the variables would do.
             names = ["remat", "micro_batches", *names]
         given = [(name, getattr(options, name)) for name in names]

@@ -105,6 +105,7 @@ class Tried:
         cost: the time that it takes besides, as a part of the step's.
         fits: whether it fits, as far as is known.
         computes_again: whether memory requires that it computes again.
+        is_compared: whether its bytes are known to be those of a device.
     """
 
     layout: StepLayout
@@ -112,6 +113,7 @@ class Tried:
     cost: float
     fits: bool
     computes_again: bool
+    is_compared: bool
 
 
 class PlanSearch:
@@ -160,8 +162,6 @@ class PlanSearch:
             if best is not None:
                 found.append(best)
             best = min(found, key=_cost, default=None)
-            if self._more_parts_save_nothing():
-                break
         if best is None:
             # What the present layout does not have is only estimated.
             most = self._choices()[-1]
@@ -227,20 +227,6 @@ class PlanSearch:
         most = gather_bytes_for(self._config, self._settings)
         fewer = [number * self._room.largest for number in _LARGEST_GATHERED]
         return [None, *(size for size in fewer if size < most)]
-
-    def _more_parts_save_nothing(self) -> bool:
-        """Whether the plans that were tried show this.
-
-        With two micro-batches a tower adds gradients up, which may take more
-        memory than it saves. With more, it only saves.
-        """
-        totals: dict[int, int] = {}
-        for move, found in self._tried.items():
-            if move.micro_batches > 1:
-                known = totals.get(move.micro_batches, found.plan.total)
-                totals[move.micro_batches] = min(known, found.plan.total)
-        in_order = [totals[number] for number in sorted(totals)]
-        return len(in_order) > 1 and in_order[-1] * ALIKE > in_order[-2]
 
     def _try(self, move: _Move) -> Tried:
         """Plan a step with a move, and with as little remat as possible."""
@@ -313,7 +299,15 @@ class PlanSearch:
         cost += self._cost_of_parts(move.micro_batches)
         cost += self._cost_of_shards(move, layout)
         layout = dataclasses.replace(layout, plan=plan)
-        return Tried(layout, plan, cost, self._fits(plan), again)
+        return Tried(
+            layout,
+            plan,
+            cost,
+            fits=self._fits(plan),
+            computes_again=again,
+            is_compared=self._room.is_known
+            or self._settings.failed is not None,
+        )
 
     def _cost_of_shards(self, move: _Move, layout: StepLayout) -> float:
         gathered = _gathered_in(layout)
@@ -355,9 +349,7 @@ class PlanSearch:
         failed = self._settings.failed
         if failed is not None and not plan.needs_less_than(failed):
             return False
-        # XLA keeps less than the estimate.
-        step = 0 if self._settings.xla else plan.bytes
-        return plan.held + step <= self._room.size
+        return plan.total <= self._room.size
 
 
 def _cost(tried: Tried) -> float:

@@ -142,9 +142,9 @@ def _name_of(kind: str, model: keras.Model) -> str:
 def planned_memory(strategy: KerasStrategy) -> dict[str, int]:
     """Return the planned bytes, by purpose.
 
-    They are for the models that are still there, and those of this process if
-    its devices share the host's memory, else of the device that has the most. TensorFlow needs some more memory for
-    any model.
+    They are for the models that are still there: those of this process if its
+    devices share the host's memory, else of the device that has the most.
+    TensorFlow needs some more memory for any model.
 
     Args:
         strategy: the strategy, whose steps have been traced.

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import re
+from collections import Counter
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers._bytes import parse_bytes
+from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.device_memory import DoesNotFit
 from keras_towers.settings import ENV_DEVICE_MEMORY
 from tests.kit.compare import assert_all_close
@@ -41,6 +43,14 @@ def data_of(model, examples=64):
     return [
         RANDOM.random((examples, *shape), dtype="float32") for shape in shapes
     ]
+
+
+def strategy_costs(strategy):
+    """The bytes that steps are planned to need, with variables."""
+    held = strategy._adoption.held_bytes().values()
+    variables = max(sum(map(Counter, held), Counter()).values())
+    steps = step_reports._costs[strategy].values()
+    return [variables + costs.plan.bytes for costs in steps]
 
 
 def fit(model, examples=64):
@@ -167,6 +177,96 @@ def test_a_smaller_limit_never_needs_more_memory(limit, make, examples, sizes):
     assert len(needed) > 2
     for more, less in itertools.pairwise(needed):
         assert less <= 1.05 * more, needed
+
+
+def test_batches_that_are_given_one_by_one_take_parts(limit, caplog):
+    caplog.set_level(logging.INFO)
+    limit("2MB")
+    model, other = deep("sgd"), deep("sgd")
+    x, y = data_of(model, 4096)
+    with kt.TowerStrategy(2):
+        model.train_on_batch(x, y)
+        predicted = model.predict_on_batch(x)
+    assert "train_on_batch of model 'mine' processes a tower's" in caplog.text
+    other.train_on_batch(x, y)
+    assert_all_close(model.get_weights(), other.get_weights())
+    assert_all_close([predicted], [other.predict_on_batch(x)])
+
+
+def test_other_models_of_the_block_count(limit):
+    limit("7.5MB")
+    first, second = wide(), wide()
+    with kt.TowerStrategy(2) as strategy:
+        fit(first)
+        assert strategy.updates == "once"
+        fit(second)
+        assert strategy.updates == "sharded"
+        assert "_in_shards" not in strategy.describe()
+    whole = {"weights": "whole", "updates": "once"}
+    with kt.TowerStrategy(2, **whole), pytest.raises(DoesNotFit) as caught:
+        fit(first)
+        fit(second)
+    assert " of other models), which is " in str(caught.value)
+
+
+def test_more_parts_may_save_where_two_do_not(limit):
+    """Sums of gradients, and what statistics need of all examples."""
+
+    def made_with_statistics():
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((64,))]
+        for _ in range(3):
+            layers += [
+                keras.layers.Dense(64),
+                keras.layers.BatchNormalization(),
+            ]
+            layers += [keras.layers.ReLU(), keras.layers.Dropout(0.1)]
+        model = keras.Sequential([*layers, keras.layers.Dense(64)])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    def least(**options):
+        strategy = kt.TowerStrategy(2, **options)
+        with strategy:
+            fit(made_with_statistics(), 512)
+        (planned,) = strategy_costs(strategy)
+        return planned
+
+    limit("1TB")
+    by_hand = [least(micro_batches=n, remat=True) for n in (1, 2, 4, 8, 16)]
+    limit(f"{int(min(by_hand) * 1.3)}B")
+    assert least() <= 1.3 * min(by_hand)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "generator"])
+def test_numbers_are_said_only_where_sizes_are_known(kind, limit, capfd):
+    limit("4.4MB")
+    model = wide()
+    x, y = data_of(model)
+    with kt.TowerStrategy(2):
+        if kind == "arrays":
+            model.fit(x, y, batch_size=64, verbose=0)
+        else:
+            data = ((x, y) for _ in range(2))
+            model.fit(data, steps_per_epoch=1, verbose=0)
+    said = capfd.readouterr().err
+    assert "variables in shards: /device:CPU:0 has 4.4 MB" in said, said
+    assert (", and it needs " in said) == (kind == "arrays"), said
+
+
+def test_an_update_that_is_given_is_kept(limit):
+    limit("4MB")
+    said = refused(wide(), kt.TowerStrategy(2, updates="each"))
+    assert "Try leaving updates='each' out" in said
+
+
+@pytest.mark.parametrize("size", ["5.6MB", "4.8MB", "4MB"])
+def test_compiled_steps_fit_as_well(size, limit, capfd):
+    limit(size)
+    with kt.TowerStrategy(2) as strategy:
+        fit(wide(jit_compile=True))
+    said = capfd.readouterr().err
+    assert "shards" in said and "may not" not in said, strategy.describe()
 
 
 def test_within_a_tenth_it_is_a_warning(limit, caplog):
