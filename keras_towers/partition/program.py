@@ -117,6 +117,25 @@ def phase_of(
     return Phase.READ if type_ == "ReadVariableOp" else Phase.UPDATE
 
 
+def unrepeated(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return tensors, or what repeated operations compute them from.
+
+    A repeated operation is a part of those that use it.
+    """
+    found: dict[Tensor, None] = {}
+    seen: set[Tensor] = set()
+    waiting = [*tensors][::-1]
+    while waiting:
+        tensor = waiting.pop()
+        source = tensor.operation
+        if source is None or not source.is_repeated:
+            found[tensor] = None
+        elif tensor not in seen:
+            seen.add(tensor)
+            waiting += source.inputs[::-1]
+    return [*found]
+
+
 def computed_after(tensor: Tensor, phase: Phase) -> bool:
     """Whether a tensor of the same level is computed after a phase of it."""
     return tensor.operation is not None and tensor.operation.phase > phase
@@ -464,38 +483,27 @@ def changed_program(
     tensors: dict[Tensor, Tensor] = {}
     events: dict[Event, Event] = {}
 
-    def changed(event: Event) -> Event:
-        if event not in events:
-            changes: dict[str, Any] = {}
-            if isinstance(event, Operation):
-                changes |= change(event)
-            used = changes.pop("inputs", event.used)
-            inputs = [current(tensor) for tensor in used]
-            events[event] = event
-            if changes or inputs != [*event.used]:
-                events[event] = with_inputs(event, inputs, **changes)
-                pairs = zip(event.made, events[event].made, strict=True)
-                tensors.update(pairs)
-        return events[event]
-
-    def current(tensor: Tensor) -> Tensor:
-        source = tensor.operation
-        if source is not None and is_repeated(source):
-            changed(source)
-        return tensors.get(tensor, tensor)
+    for event in program.events:
+        changes: dict[str, Any] = {}
+        if isinstance(event, Operation):
+            changes |= change(event)
+        used: Sequence[Tensor] = changes.pop("inputs", event.used)
+        inputs = [tensors.get(tensor, tensor) for tensor in used]
+        events[event] = event
+        if changes or inputs != [*event.used]:
+            events[event] = with_inputs(event, inputs, **changes)
+            pairs = zip(event.made, events[event].made, strict=True)
+            tensors.update(pairs)
 
     def of_value(value: Any) -> Any:
         ends = {"local": value.local, "whole": value.whole}
         new = {k: tensors[t] for k, t in ends.items() if t in tensors}
         return dataclasses.replace(value, **new) if new else value
 
-    # Repeated operations may stand before those whose results they use.
-    for event in sorted(program.events, key=is_repeated):
-        changed(event)
     return dataclasses.replace(
         program,
-        events=[events[event] for event in program.events],
+        events=[*events.values()],
         before=mapped_edges(program.before, lambda e: [events[e]]),
-        results=[current(tensor) for tensor in program.results],
+        results=[tensors.get(tensor, tensor) for tensor in program.results],
         values={k: of_value(value) for k, value in program.values.items()},
     )

@@ -48,6 +48,7 @@ from keras_towers.partition.program import (
     computed_after,
     is_pure,
     is_repeated,
+    unrepeated,
 )
 from keras_towers.partition.rematerialization import rematerialize
 from keras_towers.partition.segments import Segments
@@ -157,19 +158,15 @@ def compute_late(timeline: Timeline, sizes: TensorSizes) -> Timeline:
             first[tensor] = min(first.get(tensor, place), place)
             last[tensor] = max(last.get(tensor, place), place)
 
-    for exchange in program.exchanges:
-        use(exchange.used, _Place.at_end_of(timeline.level_of(exchange.given)))
-    for tensor in program.results:
-        use([tensor], _Place.at_end_of(timeline.level_of(tensor)))
+    ends = [exchange.used for exchange in program.exchanges]
+    for used in [*ends, *([tensor] for tensor in program.results)]:
+        level = max(map(timeline.level_of, used))
+        use(unrepeated(used), _Place.at_end_of(level))
     places: list[tuple[_Place, Operation]] = []
     for index, operation in reversed([*enumerate(program.operations)]):
-        users = [first[t] for t in operation.outputs if t in first]
         if operation.is_repeated:
-            for used in (first, last):
-                for tensor in operation.outputs:
-                    if tensor in used:
-                        use(operation.inputs, used[tensor])
             continue
+        users = [first[t] for t in operation.outputs if t in first]
         phase = operation.phase
         place = _Place(levels[operation], phase, index, index)
         if users and is_pure(operation):
@@ -186,7 +183,7 @@ def compute_late(timeline: Timeline, sizes: TensorSizes) -> Timeline:
             if made * ALIKE >= sum(map(sizes.bytes_of, kept)):
                 place = max(place, later)
         levels[operation] = place.level
-        for tensor in dict.fromkeys(operation.inputs):
+        for tensor in unrepeated(operation.inputs):
             is_ready = not computed_after(tensor, phase)
             at_end = _Place.at_end_of(place.level - 1)
             use([tensor], place if is_ready else at_end)

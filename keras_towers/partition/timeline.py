@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from keras_towers.partition.program import (
@@ -24,6 +25,7 @@ from keras_towers.partition.program import (
     changed_program,
     computed_after,
     is_repeated,
+    unrepeated,
 )
 from keras_towers.partition.tensor_sizes import TensorSizes
 
@@ -61,7 +63,7 @@ class Timeline:
 
     Attributes:
         program: the program, with what it computes or gathers again. Its events
-            are in order; repeated operations are anywhere.
+            are in the order of levels and phases.
         levels: the level of each of its events that is not repeated.
         waits: by operation: what it waits for, of its section, to take no
             memory before they have freed theirs.
@@ -136,11 +138,12 @@ class Timeline:
         Returns:
             The timeline, and by each event the one in its place.
         """
+        events = in_order(self.program.events, self.levels, inputs)
         program = changed_program(
-            self.program, lambda o: {"inputs": inputs[o]} if o in inputs else {}
+            dataclasses.replace(self.program, events=events),
+            lambda o: {"inputs": inputs[o]} if o in inputs else {},
         )
-        pairs = zip(self.program.events, program.events, strict=True)
-        new: dict[Any, Any] = dict(pairs)
+        new: dict[Any, Any] = dict(zip(events, program.events, strict=True))
         for event, own in new.items():
             sizes.add_like(own.made, event.made)
         waits = {
@@ -194,9 +197,9 @@ class Levels:
     def earliest(self, event: Event) -> int:
         """Return the first level on which an event is possible."""
         if isinstance(event, Exchange):
-            return self.of(event.given)
+            return max(map(self.of, event.used))
         phase, levels = event.phase, [0]
-        for tensor in event.inputs:
+        for tensor in unrepeated(event.inputs):
             level, is_later = self.of(tensor), computed_after(tensor, phase)
             levels.append(level + 1 if is_later else level)
         for other in self._before.get(event, ()):
@@ -222,16 +225,46 @@ class Levels:
 
 
 def in_order(
-    events: Iterable[Event], levels: Mapping[Event, int]
+    events: Iterable[Event],
+    levels: Mapping[Event, int],
+    inputs: Mapping[Operation, Sequence[Tensor]] = MappingProxyType({}),
 ) -> list[Event]:
     """Return events in the order of their levels.
 
     In each level come the operations that run once, those of each phase on
-    towers, and then the exchanges. Repeated operations come first.
+    towers, and then the exchanges. Repeated operations, which are on no level,
+    come right before their first user.
+
+    Args:
+        events: the events.
+        levels: the levels of those that are not repeated.
+        inputs: the inputs of operations that will have others.
     """
     found = collections.defaultdict[tuple[int, int], list[Event]](list)
+    repeated: list[Event] = []
     for event in events:
+        if is_repeated(event):
+            repeated.append(event)
+            continue
         phase = len(Phase) if isinstance(event, Exchange) else event.phase
-        time = (-1, 0) if is_repeated(event) else (levels[event], int(phase))
-        found[time].append(event)
-    return [event for time in sorted(found) for event in found[time]]
+        found[levels[event], int(phase)].append(event)
+    left, ordered = set(repeated), list[Event]()
+
+    def add(event: Event) -> None:
+        left.discard(event)
+        used = event.used
+        if isinstance(event, Operation):
+            used = inputs.get(event, used)
+        for tensor in used:
+            if tensor.operation in left:
+                add(tensor.operation)
+        ordered.append(event)
+
+    for time in sorted(found):
+        for event in found[time]:
+            add(event)
+    # No event uses them, but the program may return them.
+    for event in repeated:
+        if event in left:
+            add(event)
+    return ordered

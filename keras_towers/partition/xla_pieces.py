@@ -8,7 +8,7 @@ results of such functions, or the functions theirs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -26,7 +26,12 @@ from keras_towers.partition.effects import (
 )
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.kernels import Kernels
-from keras_towers.partition.program import Operation, Program, Tensor
+from keras_towers.partition.program import (
+    Operation,
+    Program,
+    Tensor,
+    unrepeated,
+)
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.stackable import Stackable
 
@@ -306,11 +311,12 @@ def _in_stages(
     for operation in operations:
         is_compiled = id(operation) not in single
         number = least.get(id(operation), 0)
-        for source in _sources(operation):
-            if id(source) in numbers:
+        for tensor in unrepeated(operation.inputs):
+            source = id(tensor.operation)
+            if source in numbers:
                 # A function comes before the single operations of its stage.
-                is_later = is_compiled and id(source) in single
-                number = max(number, numbers[id(source)] + int(is_later))
+                is_later = is_compiled and source in single
+                number = max(number, numbers[source] + int(is_later))
         if not is_compiled:
             reads = not operation.has_effect
             for key in _resources(operation):
@@ -330,22 +336,3 @@ def _in_stages(
 def _resources(operation: Operation) -> list[Tensor | None]:
     """Return the handles that an operation uses; None: any other resource."""
     return [t for t in operation.inputs if t.dtype == tf.resource] or [None]
-
-
-def _sources(operation: Operation) -> Iterator[Operation]:
-    """Yield the operations whose results an operation uses.
-
-    Repeated operations are parts of those that use them.
-    """
-    waiting: list[Tensor] = list(operation.inputs)
-    seen: set[Tensor] = set()
-    while waiting:
-        tensor = waiting.pop()
-        source = tensor.operation
-        if source is None or tensor in seen:
-            continue
-        seen.add(tensor)
-        if source.is_repeated:
-            waiting += source.inputs
-        else:
-            yield source

@@ -7,7 +7,6 @@ import tensorflow as tf
 from keras_towers.partition.kept_results import KEEP_ALL
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.memory_estimate import MemoryEstimate
-from keras_towers.partition.program import Operation
 from keras_towers.partition.schedule import BatchSplit, schedule
 from keras_towers.partition.tensor_sizes import TensorSizes
 from tests.partition.kit import laid_out, replicated, sharded
@@ -40,21 +39,3 @@ def peak_bytes(timeline):
     """Return the most bytes that a tower has at a time."""
     sizes = TensorSizes(timeline.program, TOWERS, ROWS)
     return MemoryEstimate(timeline, sizes).peak_bytes()
-
-
-def check_order(timeline):
-    """Every tensor is computed before it is used, and nothing waits for it."""
-    done = set()
-    for event in timeline.events:
-        if not isinstance(event, Operation):
-            done.add(event.result)
-            continue
-        for tensor in event.inputs:
-            source = tensor.operation
-            is_there = source is None or source.is_repeated or tensor in done
-            is_before = timeline.level_of(tensor) <= timeline.levels[event]
-            assert is_there and is_before, event.name
-        waits = timeline.waits.get(event, ())
-        missing = [o.name for o in waits if o.outputs[0] not in done]
-        assert not missing, event.name
-        done.update(event.outputs)

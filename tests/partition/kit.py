@@ -30,10 +30,12 @@ from keras_towers.partition.layouts import (
     Sharded,
 )
 from keras_towers.partition.program import Program
+from keras_towers.partition.schedule import BatchSplit, schedule
 from keras_towers.partition.sizes import UNKNOWN, Size
 from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.partition.values import BelowLimit
 from keras_towers.transport import SingleProcess
+from tests.partition.order import check_order
 from tests.reduction.ranks import on_ranks
 
 # Numbers of examples of the towers: uneven, one without, one that is alone.
@@ -270,6 +272,7 @@ def on_towers(
         tower[given.start] = tf.constant(sum(counts[:k]), tf.int64)
         tower[given.is_first] = tf.constant(k == 0)
     graph, timeline = tf.compat.v1.get_default_graph(), scheduled(program)
+    check_order(timeline)
 
     def run(transport):
         shares = np.array_split(np.arange(len(towers)), ranks)
@@ -350,6 +353,7 @@ def check_on_towers(
         **options: the attributes of ``LayoutOptions``.
     """
     program = laid_out(function, *given, **options)
+    check_order(schedule(program, BatchSplit(2, 8)))
     graph = program.graphs[0]
     fetched = _fetched(graph)
     generator = np.random.default_rng(seed)

@@ -16,8 +16,8 @@ from keras_towers.partition.gathers import (
 from keras_towers.partition.layouts import InShards
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.tensor_sizes import TensorSizes
-from tests.partition.deep_network import check_order
 from tests.partition.kit import by_hand, earliest, laid_out, sharded
+from tests.partition.order import check_order
 
 SHAPE = tf.TensorShape([8, 8])
 BYTES = 8 * 8 * 4

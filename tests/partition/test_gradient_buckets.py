@@ -16,8 +16,9 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.schedule import compute_late
 from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.partition.timeline import Timeline
-from tests.partition.deep_network import LAYERS, WIDTH, check_order, deep
+from tests.partition.deep_network import LAYERS, WIDTH, deep
 from tests.partition.kit import by_hand, earliest
+from tests.partition.order import check_order
 
 SHAPE = tf.TensorShape([4, 4])
 BYTES = 4 * 4 * 4

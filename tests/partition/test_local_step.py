@@ -7,7 +7,6 @@ import tensorflow as tf
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import MIRRORED, REPLICATED, Sharded
 from keras_towers.partition.local_step import to_local_step
-from tests.partition.deep_network import check_order
 from tests.partition.kit import (
     earliest,
     on_towers,
@@ -15,6 +14,7 @@ from tests.partition.kit import (
     sharded,
     trace,
 )
+from tests.partition.order import check_order
 
 COUNTS = 3, 2, 0
 X = np.random.default_rng(0).normal(size=(sum(COUNTS), 3)).astype("float32")

@@ -16,12 +16,12 @@ from tests.partition.deep_network import (
     SPLIT,
     TOWERS,
     WIDTH,
-    check_order,
     deep,
     gradients,
     peak_bytes,
 )
 from tests.partition.kit import by_hand, earliest, laid_out, replicated, sharded
+from tests.partition.order import check_order
 
 SIDE = 1024
 TENSOR = SIDE * SIDE * 4

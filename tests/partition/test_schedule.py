@@ -10,17 +10,17 @@ from keras_towers.partition.axes import BATCH
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.kept_results import RematLimits
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.schedule import keep_order, schedule
+from keras_towers.partition.schedule import compute_late, keep_order, schedule
 from keras_towers.partition.tensor_sizes import TensorSizes
 from tests.partition.deep_network import (
     LAYERS,
     SPLIT,
     WIDTH,
-    check_order,
     deep,
     peak_bytes,
 )
 from tests.partition.kit import by_hand, earliest, laid_out, replicated, sharded
+from tests.partition.order import check_order
 
 
 def test_gradients_of_weights_are_computed_before_the_next_layer():
@@ -98,6 +98,24 @@ def test_what_is_received_is_not_kept_for_later():
 
 def _number_of_waits(timeline):
     return sum(map(len, timeline.waits.values()))
+
+
+def test_what_is_repeated_for_an_operation_is_computed_before_it():
+    """A size of rows, for example, which are otherwise used later."""
+    builder, x = Builder(), Tensor(tf.float32, tf.TensorShape([64, 64]), BATCH)
+    late = builder.op("Exp", [x], [None, None])
+    zeros = builder.op("Fill", [builder.shape_vector(late), 0.0], (64, 64))
+    total = builder.exchange("sum", zeros)
+    builder.op("Sub", [late, total], (64, 64))
+    program = by_hand(builder, x)
+    timeline = compute_late(earliest(program), TensorSizes(program, 2, 8))
+    check_order(timeline)
+    found = [
+        timeline.levels[o]
+        for o in timeline.program.operations
+        if not o.is_repeated
+    ]
+    assert found == [0, 0, 1]
 
 
 def waits(add, limit=0.0):

@@ -11,6 +11,7 @@ from keras_towers.partition.tensor_sizes import TensorSizes
 from keras_towers.partition.timeline import Levels, Timeline, in_order
 from keras_towers.partition.values import Value
 from tests.partition.kit import by_hand
+from tests.partition.order import check_order
 
 SHAPE = tf.TensorShape([4, 4])
 
@@ -99,12 +100,27 @@ def test_events_are_in_the_order_of_levels_and_phases():
     assert by_level == [*wanted]
     names = [_name(event) for event in timeline.events]
     assert names == [name for both in wanted for e in both for name in e]
-    events, number = timeline.program.events, len(timeline.events)
-    assert all(e.is_repeated for e in events[:-number])
-    assert timeline.events == events[-number:]
+    check_order(timeline)
+    assert {*timeline.program.events} == {*builder.events}
     assert timeline.number_of_levels == 2
     assert timeline.level_of(total) == timeline.level_of(later) == 1
     assert timeline.level_of(x) == 0
+
+
+def test_what_is_repeated_is_used_once_all_that_it_needs_is_computed():
+    builder, handle = Builder(), Tensor(tf.resource, SHAPE, TOWERS, handle=1)
+    outputs = [(tf.float32, tf.TensorShape([None, None]))]
+    (written,) = builder.add("ResourceGather", [handle], {}, outputs)
+    size = builder.axis_size(written)
+    builder.op("Fill", [builder.size_vector([size], tf.int64), 0.0], SHAPE)
+    assert levels_of(builder) == {"ResourceGather": 0, "Fill": 1}
+
+
+def test_an_exchange_needs_its_rows_too():
+    builder, x = Builder(), rows()
+    start = builder.exchange("sum", Tensor(tf.int64, tf.TensorShape([]), BATCH))
+    builder.exchange("scatter", x, rows=(start, start))
+    assert levels_of(builder) == {"sum": 0, "scatter": 1}
 
 
 @pytest.fixture
@@ -119,8 +135,6 @@ def chain():
     end = builder.op("Square", [total], SHAPE)
     builder.add("Assert", [aside, end], {}, [], has_effect=True)
     exp, cos, shape, reshape, exchange, square, check = builder.events
-    # As in a timeline, it stands before what it uses.
-    builder.events[:] = [shape, exp, cos, reshape, exchange, square, check]
     results, before = [end, aside], {check: [exp, cos], square: [exchange]}
     program = by_hand(builder, x, results=results, before=before)
     program.values.update(
@@ -134,7 +148,7 @@ def chain():
 
 def test_what_follows_other_inputs_is_new(chain):
     program, x = chain.program, chain.program.inputs.of_graph[0]
-    shape, exp, cos, reshape, exchange, square, check = program.events
+    exp, cos, shape, reshape, exchange, square, check = program.events
     other, sizes = rows(), TensorSizes(program, 1, 4)
     found, new = chain.with_inputs({exp: [other]}, sizes)
     events = found.program.events
@@ -164,6 +178,19 @@ def test_what_follows_other_inputs_is_new(chain):
     # Their sizes are known, too.
     found = [sizes.bytes_of(new[e].made[0]) for e in (exp, exchange, square)]
     assert found == [4 * 5 * 7, 4 * 5 * 7, 4 * 4 * 4]
+
+
+def test_what_is_repeated_for_other_inputs_stands_before_them(chain):
+    program, builder = chain.program, Builder()
+    exp, cos, shape, reshape, *_ = program.events
+    builder.shape_vector(cos.outputs[0])
+    events = [*program.events, *builder.events]
+    timeline = chain.reordered(events, chain.levels)
+    assert timeline.program.events[-1] is builder.last
+    inputs = {reshape: [exp.outputs[0], builder.last.outputs[0]]}
+    found, _ = timeline.with_inputs(inputs, TensorSizes(program, 1, 4))
+    check_order(found)
+    assert {shape, builder.last} <= {*found.program.events}
 
 
 def test_other_attributes_of_an_operation_leave_the_rest_as_it_is(chain):
