@@ -83,9 +83,9 @@ def test_variables_are_refused_before_they_are_placed(limit):
     said = refused(model, whole)
     assert said.startswith(
         "fit of model 'mine' does not fit into memory: /device:CPU:0 has 4 MB, "
-        "and it needs 5.12 MB (1.71 MB of weights, 3.42 MB of optimizer "
-        "state), which is 1.12 MB too much. Try leaving weights='whole' and "
-        "updates='once' out, more devices or a smaller"
+        "and it needs at least 5.12 MB (1.71 MB of weights, 3.42 MB of "
+        "optimizer state), which is 1.12 MB too much. Try leaving "
+        "weights='whole' and updates='once' out, more devices or a smaller"
     )
     assert not model.optimizer.built
     # So it does, on the same devices, and with the same model.
@@ -170,7 +170,7 @@ def test_a_smaller_limit_never_needs_more_memory(limit, make, examples, sizes):
             break
         wanted = wanted or model.get_weights()
         assert_all_close(model.get_weights(), wanted)
-        said = re.search(r"it needs (\S+ \S+) instead", strategy.describe())
+        said = re.search(r"it needs (\S+ \S+)", strategy.describe())
         if said:
             needed.append(parse_bytes("needed", said[1].replace(" ", "")))
             assert needed[-1] <= 1.1 * parse_bytes("limit", size)
@@ -194,7 +194,7 @@ def test_batches_that_are_given_one_by_one_take_parts(limit, caplog):
 
 
 def test_other_models_of_the_block_count(limit):
-    limit("7.5MB")
+    limit("9MB")
     first, second = wide(), wide()
     with kt.TowerStrategy(2) as strategy:
         fit(first)
