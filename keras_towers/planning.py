@@ -25,7 +25,6 @@ from keras_towers._types import Structure
 from keras_towers.errors import TowerError
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
-from keras_towers.fit.step.device_memory import limited
 from keras_towers.fit.step.dry_run import (
     AbsentRanks,
     LaidOutStep,
@@ -283,8 +282,8 @@ def _plan(
         is_limited = choice is BY_ITSELF
         strategy = stack.enter_context(dry_run(model, make))
         if is_limited and setting.memory is not None:
-            has = limited(strategy, setting.memory, "each device")
-            stack.enter_context(has)
+            memory = strategy._runner.step.memory
+            memory.assume(setting.memory, "each device")
             stack.enter_context(silence())
         step = lay_out_dry(strategy, model, batch, size)
         numbers = _like_first(step, setting)

@@ -14,9 +14,8 @@ def without_room(strategy, begins_whole=False):
             than when they are placed.
     """
     memory = strategy._runner.step.memory
-    memory._find_limit = lambda peers: _LIMIT
-    memory._compare = lambda *_: None
+    memory.assume(_LIMIT.size, _LIMIT.device)
+    memory._find_limit = lambda *_: _LIMIT
     if begins_whole:
-        memory._limit = _LIMIT
         memory.check_variables = lambda *_: None
     return strategy

@@ -27,7 +27,6 @@ from keras_towers._types import Structure
 from keras_towers.devices import memory_of, short_name
 from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
-from keras_towers.fit.context import patches
 from keras_towers.fit.options import Shards, free_shards
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step import step_reports
@@ -115,24 +114,6 @@ def _left(memory: tuple[int, str, int]) -> int:
     return size - held
 
 
-@contextlib.contextmanager
-def limited(strategy: KerasStrategy, size: int, device: str) -> Iterator[None]:
-    """Let the devices of a strategy in a dry run have some memory.
-
-    If no plan fits, the smallest one is taken.
-
-    Args:
-        strategy: the strategy.
-        size: the bytes of a device.
-        device: what messages call it.
-    """
-    memory = strategy._runner.step.memory
-    limit = Limit(size, device, None)
-    shadows = {"_limit": limit, "_compare": lambda *_: None}
-    with patches.shadowed(memory, shadows):
-        yield
-
-
 class DeviceMemory:
     """The memory of devices, and how models are made to fit into it.
 
@@ -155,6 +136,7 @@ class DeviceMemory:
         # The method of Keras for which variables of a model were divided.
         self._divided_for: weakref.WeakKeyDictionary[keras.Model, str]
         self._divided_for = weakref.WeakKeyDictionary()
+        self._refuses = True
         # Whether steps of one device do not fit, by their batches.
         self._exceeding: weakref.WeakKeyDictionary[keras.Model, dict[str, bool]]
         self._exceeding = weakref.WeakKeyDictionary()
@@ -260,6 +242,15 @@ class DeviceMemory:
             if id(variable) not in own
         ]
         return bytes_on(self._config.mesh, variables)
+
+    def assume(self, size: int, device: str) -> None:
+        """Plan for some memory, and take the smallest plan if none fits.
+
+        Args:
+            size: the bytes of a device.
+            device: what messages call it.
+        """
+        self._limit, self._refuses = Limit(size, device, None), False
 
     @property
     def has_limit(self) -> bool:
@@ -456,7 +447,7 @@ class DeviceMemory:
         limit = self._limit
         assert limit is not None, "nothing to compare with"
         own = needs.held + (needs.step or 0)
-        if own <= limit.room:
+        if own <= limit.room or not self._refuses:
             return
         total = own + limit.others
         may_fit = may_fit or total <= limit.size * (1 + _MARGIN)
