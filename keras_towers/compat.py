@@ -747,10 +747,10 @@ class FirstCall:
             # A checkpoint may have given them values.
             new = [pair for pair in new if not pair[0].is_initialized()]
             if new:
-                # A call of the function would count towards a warning that too
-                # many were traced.
                 function = tf.function(initialize, autograph=False)
-                function.get_concrete_function()()
+                # It is another one each time, and no warning for users.
+                function._omit_frequent_tracing_warning = True
+                function()
 
 
 def _lifted(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
@@ -767,7 +767,8 @@ def _lifted(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
         lifted = _lift_to_graph(
             [value],
             graph,
-            sources=value.graph.internal_captures,
+            # All that are given are captured.
+            sources=_captures_of(value),
             handle_captures=True,
         )[value]
     except _UnliftableError as error:
@@ -775,6 +776,19 @@ def _lifted(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
     if not all(map(_only_reads, graph.get_operations()[before:])):
         raise _no_first_value(variable, "what the step has written before")
     return lifted
+
+
+def _captures_of(value: tf.Tensor) -> list[tf.Tensor]:
+    """Return the captures of its graph on which a value depends."""
+    found: set[tf.Operation] = set()
+    waiting = [value.op]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in found:
+            found.add(operation)
+            waiting += [tensor.op for tensor in operation.inputs]
+            waiting += operation.control_inputs
+    return [t for t in value.graph.internal_captures if t.op in found]
 
 
 def _only_reads(operation: tf.Operation) -> bool:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_towers import _notices
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.partition.timeline import Timeline
+from keras_towers.settings import ENV_DEVICE_MEMORY
 
 
 @pytest.fixture
@@ -55,3 +56,13 @@ def timelines(monkeypatch) -> list[Timeline]:
 
     monkeypatch.setattr(TowerProgram, "add_to_graph", add)
     return found
+
+
+@pytest.fixture
+def limit(monkeypatch) -> Callable[[str], None]:
+    """Gives devices some memory."""
+
+    def give(text):
+        monkeypatch.setenv(ENV_DEVICE_MEMORY, text)
+
+    return give
