@@ -522,6 +522,16 @@ def forget_graphs(caller: tf.Graph, kind: type[tf.Graph]) -> None:
             function._cached_graph = function._cached_definition = None
 
 
+def graphs_called_by(caller: tf.Graph) -> list[tf.Graph]:
+    """Return the graphs of the functions that a graph calls, where kept.
+
+    Of others, TensorFlow would make graphs anew, and it cannot of all.
+    """
+    functions = caller._functions.values()
+    graphs = [getattr(f, "_cached_graph", None) for f in functions]
+    return [graph for graph in graphs if graph is not None]
+
+
 def never_fold(function: Any) -> None:
     """Call a function as one with effects, which TensorFlow does not fold."""
     options = function._call_options

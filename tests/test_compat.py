@@ -331,3 +331,14 @@ def test_a_compact_graph_has_each_small_constant_once():
     assert late.op.control_inputs
     different = [first, real, elsewhere, ones, *captured]
     assert len({id(tensor) for tensor in different}) == 6
+
+
+def test_graphs_of_called_functions_are_not_made_anew():
+    """TensorFlow cannot make all of them from their definitions."""
+    inner = tf.function(lambda x: x + 1.0)
+    outer = tf.function(lambda x: inner(x) * 2.0)
+    graph = outer.get_concrete_function(tf.constant(1.0)).graph
+    (function,) = graph._functions.values()
+    assert compat.graphs_called_by(graph) == [function.graph]
+    function._cached_graph = None
+    assert compat.graphs_called_by(graph) == []

@@ -52,14 +52,9 @@ def has_traces_from_outside(traces: Callable[[], Iterable[Any]]) -> bool:
     """
     if not _called_twice or not apply_here():
         return False
-    graphs = [graph for trace in traces() for graph in _graphs_of(trace)]
-    return not _called_twice.isdisjoint(graphs)
-
-
-def _graphs_of(trace: Any) -> list[tf.Graph]:
-    """Return the graphs of a trace and of the functions that it calls."""
-    called = (function.graph for function in trace.graph._functions.values())
-    return [trace.graph, *(graph for graph in called if graph is not None)]
+    graphs = [trace.graph for trace in traces()]
+    called = [g for graph in graphs for g in compat.graphs_called_by(graph)]
+    return not _called_twice.isdisjoint([*graphs, *called])
 
 
 def apply_here() -> bool:
