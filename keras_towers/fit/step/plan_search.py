@@ -202,9 +202,18 @@ class PlanSearch:
         if smallest.fits:
             # Gathering more at a time costs less.
             yield from (self._try(_Move(self._now, number, n)) for n in more)
+        costs = [smallest.cost] if smallest.fits else []
         for shards in self._choices():
-            if shards != self._now:
-                yield self._try(_Move(shards, number))
+            move = _Move(shards, number)
+            least = self._cost_of_parts(number)
+            least += self._cost_of_shards(move, smallest.layout)
+            is_dear = bool(costs) and least + _ALIKE_COSTS >= min(costs)
+            if shards == self._now or is_dear:
+                continue
+            found = self._try(move)
+            if found.fits:
+                costs.append(found.cost)
+            yield found
 
     def _smallest(self, number: int) -> Tried:
         """Try the plan that gathers least, with the present layout."""
