@@ -198,8 +198,10 @@ class Adoption:
         whole in any case.
         """
         config, shape = self._config, variable._shape
-        free = "weights" in free_shards(config.options)
-        limit = self._memory if free and variable.trainable else None
+        strategy: Any = config.strategy
+        free = strategy._follows_options and variable.trainable
+        free = free and "weights" in free_shards(config.options)
+        limit = self._memory if free else None
         if limit is None or shape is None or self.update.sharding.divide_any:
             return False
         item_bytes = tf.as_dtype(variable.dtype).size
