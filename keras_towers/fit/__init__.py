@@ -15,4 +15,6 @@ which it is given.
   Places: where the steps of a call compute, and with whom.
 ``given_values``
   Checks the values of arguments against their annotations.
+``current_tower``
+  Querying the current tower, and running code on each tower.
 """

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from keras_towers import settings
+from keras_towers.foundation import settings
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.core
@@ -28,7 +28,7 @@ _MEASURES = ("bench", "timeline")
 
 def section():
     """The section, from the module's names and the comments above them."""
-    text = (ROOT / "keras_towers/settings.py").read_text()
+    text = (ROOT / "keras_towers/foundation/settings.py").read_text()
     found = _SETTING.findall(text)
     assert len(found) == len(_NAME.findall(text)), "a setting has no comment"
     lines = []
