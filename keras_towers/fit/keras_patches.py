@@ -60,7 +60,7 @@ Patched attributes of a single object:
 * ``strategies/keras_distribution.py``: a distribution, during a call
 * ``fit/data/read_ahead_limit.py``, ``fit/data/epoch_iterator.py``: Keras's
   reader of data
-* ``explanation.py``: a strategy, while it explains a step
+* ``inspection/explanation.py``: a strategy, while it explains a step
 """
 
 from __future__ import annotations

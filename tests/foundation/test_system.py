@@ -14,7 +14,7 @@ from tests.kit.training import linear
 # What waits for the lost one, where Python runs no other thread any more.
 HANGS = """
 import atexit, ctypes, sys
-from keras_towers import settings, system
+from keras_towers.foundation import settings, system
 settings.TEARDOWN_S = float(sys.argv[3])
 class Waits:
     def __del__(self, sleep=ctypes.PyDLL(None).sleep, s=int(sys.argv[1])):

@@ -220,7 +220,7 @@ def test_only_ranks_that_end_or_hang_are_gone(helpers):
 # It meets no other rank, and serves their store or sends its heartbeat.
 FROZEN = """
 import sys, time
-from keras_towers import settings
+from keras_towers.foundation import settings
 from keras_towers.jobs.rendezvous import rank_helper
 from keras_towers.jobs.rendezvous.store import Endpoint
 settings.BEAT_S = settings.HEARTBEAT_S = 0.2
