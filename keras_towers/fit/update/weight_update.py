@@ -228,10 +228,15 @@ class WeightUpdate:
         """Sum the gradients over all replicas, then update once."""
         if self.sharding.divides_over_ranks:
             option = self.sharding.option
+            name = option.partition("=")[0]
+            advice = f'add shard_over="process" or leave {name} out'
+            if option not in (*self.config.options.in_shards, "layouts"):
+                # Memory required it, and would require shards of slots next.
+                weights = 'weights="whole" and ' if name == "weights" else ""
+                advice = f'give {weights}updates="once"'
             raise TowerError(
                 f"{option} over all processes works only with fit() and "
-                'train_on_batch(): add shard_over="process" in a custom '
-                f"training loop, or leave {option.partition('=')[0]} out."
+                f"train_on_batch(): {advice} in a custom training loop."
             )
         if self.local_sgd is not None:
             raise TowerError(

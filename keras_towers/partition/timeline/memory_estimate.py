@@ -24,6 +24,7 @@ from keras_towers.partition.ir.program import (
     Phase,
     Program,
     Tensor,
+    unrepeated,
 )
 from keras_towers.partition.ir.registry import facts_of
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
@@ -108,7 +109,13 @@ class MemoryEstimate:
         # Repeated tensors and sizes take no memory.
         made.update(program.inputs.of_graph)
         self._used: list[list[Tensor]] = []
+        # By the first event of a level: what the operations use that the level
+        # repeats.
+        self._taken = collections.defaultdict[int, list[Tensor]](list)
+        begins, level = 0, -1
         for index, event in enumerate(self.events):
+            if timeline.levels[event] != level:
+                begins, level = index, timeline.levels[event]
             uses = event.used
             if isinstance(event, Operation):
                 uses = inputs.get(event, uses)
@@ -116,6 +123,12 @@ class MemoryEstimate:
             self._used.append([tensor for tensor in used if tensor in made])
             for tensor in self._used[-1]:
                 self.users.setdefault(tensor, []).append(index)
+            for tensor in map(self.rooted, unrepeated(uses)):
+                last = self.users.get(tensor, [-1])[-1]
+                is_earlier = timeline.level_of(tensor) < level
+                if is_earlier and tensor in made and last < begins:
+                    self._taken[begins].append(tensor)
+                    self.users.setdefault(tensor, []).append(begins)
         self._results = set(map(self.rooted, program.results))
         self._walk()
 
@@ -137,7 +150,8 @@ class MemoryEstimate:
             ending = self.ending(index)
             own = [t for t in event.made if t not in self._root]
             size = sum(map(self.bytes_of, own))
-            reused = self._reused(event, ending)
+            given = [t for t in ending if t not in self._taken[index]]
+            reused = self._reused(event, given)
             ended = [] if reused is None else [reused]
             if isinstance(event, Operation):
                 # A loop frees elements while it makes others.
@@ -159,7 +173,7 @@ class MemoryEstimate:
         """Return the tensors whose memory becomes free after an event."""
         return [
             tensor
-            for tensor in self._used[index]
+            for tensor in (*self._used[index], *self._taken[index])
             if self.users[tensor][-1] == index and tensor not in self._results
         ]
 
@@ -252,11 +266,10 @@ def held_tensors(timeline: Timeline) -> set[Tensor]:
     later = {
         tensor
         for operation in timeline.program.operations
-        for tensor in operation.inputs
+        if not operation.is_repeated
+        for tensor in unrepeated(operation.inputs)
         if "micro_batches" in tensor.axes
         and tensor.operation is not None
-        and not tensor.operation.is_repeated
-        and not operation.is_repeated
         and timeline.level_of(tensor) < timeline.levels[operation]
     }
     exchanges = timeline.program.exchanges

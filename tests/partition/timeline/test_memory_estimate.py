@@ -129,6 +129,23 @@ def test_ranks_exchange_beside_the_next_level():
     ]
 
 
+def test_what_a_later_level_repeats_keeps_what_it_uses():
+    """A level computes sizes again, from the tensors that have them."""
+    builder, shape = Builder(), tf.TensorShape([100])
+    x = Tensor(tf.float32, tf.TensorShape([1]), BATCH)
+    wide = builder.op("Tile", [x, [100]], shape)
+    total = builder.exchange("sum", builder.op("Sum", [wide, 0], ()))
+    size = builder.cast(builder.axis_size(wide), tf.float32)
+    row = builder.op("Reshape", [total, [1]], [1])
+    results = [builder.op("Mul", [row, size], [1])]
+    timeline = earliest(by_hand(builder, x, results=results), 1, 1)
+    found = MemoryEstimate(timeline, TensorSizes(timeline.program, 1, 1))
+    *_, exchanged, first, last = found.live
+    assert exchanged >= 400 > last
+    assert first >= 400
+    assert held_tensors(timeline) == {wide}
+
+
 def test_what_later_levels_use_is_held_of_all_micro_batches():
     builder, shape = Builder(), tf.TensorShape([4])
     x, whole = Tensor(tf.float32, shape, BATCH), Tensor(tf.float32, shape)
