@@ -60,8 +60,9 @@ class Action(NamedTuple):
 # Takes an action together with the other ranks, given what this one writes;
 # returns what it reads.
 TakeAction = Callable[[Action, Any], tf.Tensor | None]
-# What a rank is about to do, in words, and its action on a variable, if any.
-Intent = tuple[str, Sequence[str] | None]
+# What a rank is about to do, as for `JointAccess.meet`, and its action on a
+# variable, if any.
+Intent = tuple[Any, Sequence[str] | None]
 ExchangeIntents = Callable[[Intent], list[Intent]]
 
 
@@ -192,23 +193,25 @@ class JointAccess:
             pass
 
     def meet(
-        self, does: str, exchange: ExchangeIntents | None = None
-    ) -> list[str]:
+        self, does: object, exchange: ExchangeIntents | None = None
+    ) -> list[Any]:
         """Meet ranks that may be about to do something else. Collective.
 
         Until no rank is about to do something with a variable, this one takes
         part in that.
 
         Args:
-            does: what this rank is about to do, the same text on all ranks that
-                do the same; empty: nothing, it serves others.
+            does: what this rank is about to do, the same on all ranks that do
+                the same: words, or a tuple whose ``str`` they are; empty:
+                nothing, it serves others.
             exchange: exchanges intents with the other ranks; None: as between
                 two calls.
 
         Returns:
             What each rank is about to do.
         """
-        exchange = exchange or functools.partial(self._exchange, doing=does)
+        doing = str(does)
+        exchange = exchange or functools.partial(self._exchange, doing=doing)
         while True:
             ranks = exchange((does, None))
             actions = _actions(ranks)
@@ -234,7 +237,7 @@ class JointAccess:
         """
         does = str(action)
         exchange = exchange or functools.partial(self._exchange, doing=does)
-        return self.take_part(_actions(exchange((does, tuple(action)))), value)
+        return self.take_part(_actions(exchange((does, action))), value)
 
     def _exchange(self, mine: Intent, doing: str) -> list[Intent]:
         """Exchange intents with the other ranks, between two calls.
