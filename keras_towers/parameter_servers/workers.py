@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_towers import settings, system
 from keras_towers._notices import announce
-from keras_towers.errors import FAILED_ON, TowerError, shorten
+from keras_towers.errors import TowerError, failed_elsewhere, shorten
 from keras_towers.fit.data.same_data import different_data
 from keras_towers.message_lists import describe_each
 from keras_towers.parameter_servers.key_value_store import task_name
@@ -320,9 +320,9 @@ class Workers:
                 f"{here} must end: {states}. Start all tasks of the job "
                 "again, from a backup."
             )
-        raise TowerError(
-            f"fit has ended on {here}, {FAILED_ON} {self._name(failed[0])}: "
-            f"{statuses[failed[0]].failed}"
+        raise failed_elsewhere(
+            f"fit has ended on {here}",
+            f"{self._name(failed[0])}: {statuses[failed[0]].failed}",
         )
 
     def loss_poller(self, on_lost: Callable[[int], None]) -> Callable[[], None]:
