@@ -22,13 +22,8 @@ import tensorflow as tf
 
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.tensorflow_task import Task
-from keras_towers.errors import (
-    EXCHANGE_WITH,
-    FAILED_ON,
-    OtherRankError,
-    TowerError,
-)
-from keras_towers.rendezvous import failed_calls, watch
+from keras_towers.foundation.errors import EXCHANGE_WITH, FAILED_ON, TowerError
+from keras_towers.jobs.rendezvous import failed_calls, watch
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 
@@ -160,7 +155,7 @@ class CollectiveTransport(EngineTransport):
         _, *causes = str(error.message).split(_ABORTED)
         line = next((c.splitlines()[0] for c in causes if c.strip()), "")
         if FAILED_ON in line:
-            return OtherRankError(line)
+            return TowerError(line)
         of_tasks = {self.task.name_of(rank): rank for rank in range(self.size)}
         for name in _OTHER_TASK.findall(str(error.message))[:1]:
             rank = of_tasks[name]

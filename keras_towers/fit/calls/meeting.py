@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from keras_towers.fit.components import KerasCall
-from keras_towers.rendezvous import rank_checks
-from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 
 
 class Meeting:
@@ -20,7 +19,7 @@ class Meeting:
     def __init__(self, ranks: Peers):
         self._ranks = ranks
 
-    def meet(self, what: object, call: KerasCall | None = None) -> list[Any]:
+    def meet(self, what: object, call: KerasCall | None = None) -> list[object]:
         """Meet before an action, with the same effects until then. Collective.
 
         Args:
@@ -50,6 +49,6 @@ class Meeting:
 class NoMeeting(Meeting):
     """A rank is alone, so it goes on at once."""
 
-    def meet(self, what: object, call: KerasCall | None = None) -> list[Any]:
+    def meet(self, what: object, call: KerasCall | None = None) -> list[object]:
         own = self._ranks.rank
         return [what if rank == own else "" for rank in range(self._ranks.size)]

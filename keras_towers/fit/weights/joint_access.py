@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights import model_state
@@ -31,8 +30,9 @@ from keras_towers.fit.weights.shards import (
     ShardedVariable,
     spans_ranks,
 )
-from keras_towers.message_lists import describe_each
-from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.message_lists import describe_each
+from keras_towers.jobs.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.transport import Transport, next_key
 from keras_towers.transport.engine_transport import refusing_ended
 
@@ -194,7 +194,7 @@ class JointAccess:
 
     def meet(
         self, does: object, exchange: ExchangeIntents | None = None
-    ) -> list[Any]:
+    ) -> list[object]:
         """Meet ranks that may be about to do something else. Collective.
 
         Until no rank is about to do something with a variable, this one takes
@@ -210,8 +210,7 @@ class JointAccess:
         Returns:
             What each rank is about to do.
         """
-        doing = str(does)
-        exchange = exchange or functools.partial(self._exchange, doing=doing)
+        exchange = exchange or self._exchange
         while True:
             ranks = exchange((does, None))
             actions = _actions(ranks)
@@ -235,16 +234,20 @@ class JointAccess:
         Returns:
             What this rank has read.
         """
-        does = str(action)
-        exchange = exchange or functools.partial(self._exchange, doing=does)
-        return self.take_part(_actions(exchange((does, action))), value)
+        exchange = exchange or self._exchange
+        return self.take_part(_actions(exchange((str(action), action))), value)
 
-    def _exchange(self, mine: Intent, doing: str) -> list[Intent]:
+    def _exchange(self, mine: Intent, doing: str = "") -> list[Intent]:
         """Exchange intents with the other ranks, between two calls.
+
+        Args:
+            mine: what this rank is about to do.
+            doing: the words for it, to follow "rank 0"; empty: ``str`` of it.
 
         Raises:
             NoValueError: they are not there.
         """
+        doing = doing or str(mine[0])
         if self._is_at_exit:
             # The others may be waiting for the end of this rank.
             return self.compare(mine, doing)
