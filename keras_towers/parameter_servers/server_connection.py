@@ -208,6 +208,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         _connection = Connection(cluster)
         separate_training.take_place(cluster)
         atexit.register(_connection.disconnect)
+        atexit.register(watch.tell_error, cluster.rank)
     elif _connection.cluster != cluster:
         raise TowerError(
             f"this process is already {_connection.cluster} of another job: "

@@ -39,9 +39,9 @@ from keras_towers.fit.step.graph.trace import Trace
 from keras_towers.fit.weights import agreement, model_state, writes
 from keras_towers.foundation import compat
 from keras_towers.foundation.errors import (
-    FAILED_ON,
     EndOfJob,
     TowerError,
+    failed_elsewhere,
     shorten,
 )
 from keras_towers.foundation.object_types import Structure
@@ -414,12 +414,13 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     """
     transport, calls = config.transport, failed_calls.calls
     joint, first = transport.size > 1, None
+    here = f"{kind} has ended on rank {transport.rank}"
     if joint:
         with call_agreement.naming_ended_ranks(config, kind):
             saving.go_on(in_loop=kind.endswith("_on_batch"))
             first = calls.begin(transport)
         if first is not None:
-            raise _failed_elsewhere(config, kind, _described(first))
+            raise failed_elsewhere(here, _described(first))
     try:
         yield
         # Steps of a loop over batches, and ranks with data of their own, do not
@@ -445,22 +446,17 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
             raise
         if first is not None:
             # The error is that of a collective which other ranks have left.
-            raise _failed_elsewhere(config, kind, _described(first)) from None
+            raise failed_elsewhere(here, _described(first)) from None
         gone = watch.gone_ranks() if isinstance(cause, MAYBE_LOST) else {}
         if gone:
             ranks = "; ".join(f"{n}, which {how}" for n, how in gone.items())
-            raise _failed_elsewhere(config, kind, ranks) from None
+            raise failed_elsewhere(here, ranks) from None
         if cause is not error:
             raise cause from None
         raise
     finally:
         if joint:
             calls.end()
-
-
-def _failed_elsewhere(config: TowerConfig, kind: str, cause: str) -> TowerError:
-    rank = config.transport.rank
-    return TowerError(f"{kind} has ended on rank {rank}, {FAILED_ON} {cause}")
 
 
 def _described(failure: Failure) -> str:

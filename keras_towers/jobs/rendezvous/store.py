@@ -48,7 +48,8 @@ CONTRIBUTIONS = "contributions-"
 ADDED = "added-"
 """Followed by a key, the key under which ranks add items to it."""
 ERROR = "error-"
-"""Followed by a rank, the key of the error by which the rank's script ends."""
+"""Followed by a rank, the key of the error by which the rank's script ends, and
+of whether the failure of another rank is why."""
 OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
 

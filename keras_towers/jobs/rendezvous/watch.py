@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
-from keras_towers.foundation import settings, system
+from keras_towers.foundation import errors, settings, system
 from keras_towers.foundation.errors import EXIT_AGAIN, TowerError, shorten
 from keras_towers.foundation.message_lists import describe_each
 from keras_towers.foundation.notices import logger
@@ -360,16 +360,24 @@ def _stop_at_exit() -> None:
     ranks at the end of the script, registered since, are still watched.
     """
     atexit.register(stop_watch)
-    atexit.register(_tell_error)
+    atexit.register(lambda: tell_error(_watch and _watch.rank))
 
 
-def _tell_error() -> None:
-    """Tell the other ranks the error by which the script of this one ends."""
+def tell_error(rank: int | None) -> None:
+    """Tell the job the error by which the script of a rank ends, if any.
+
+    Its launcher, and the other ranks, get the text, and whether the failure of
+    another rank is why.
+    """
     # Python sets it.
-    error = getattr(sys, "last_value", None)
-    if error is not None and _watch is not None:
+    error = cause = getattr(sys, "last_value", None)
+    while cause is not None and not isinstance(cause, errors.OtherRankError):
+        cause = cause.__cause__ or cause.__context__
+    store = store_lib.store_of_job()
+    if error is not None and store is not None:
+        told = shorten(error), cause is not None
         with contextlib.suppress(OSError):
-            _watch.store.put(f"{store_lib.ERROR}{_watch.rank}", shorten(error))
+            store.put(f"{store_lib.ERROR}{rank}", told)
 
 
 def stop_watch() -> None:

@@ -392,7 +392,7 @@ def test_a_rank_that_is_gone_is_named_with_its_error(server):
     server.here.gone[1] = "rank 1 on h", "has ended"
     report = functools.partial(server.client.report, 0, Progress(2, 5))
     assert report()["gone"] == {"rank 1 on h": "has ended"}
-    server.client.put(f"{store.ERROR}1", "Boom: my bug")
+    server.client.put(f"{store.ERROR}1", ("Boom: my bug", False))
     assert report()["gone"] == {"rank 1 on h (Boom: my bug)": "has ended"}
     server.here.begin_round(place_ranks(["h"] * 2))
     assert report()["gone"] == {}

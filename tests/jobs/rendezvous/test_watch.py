@@ -4,15 +4,23 @@ import dataclasses
 import logging
 import math
 import queue
+import sys
 import threading
 
 import pytest
 
 from keras_towers import TowerError
 from keras_towers.foundation import settings
+from keras_towers.foundation.errors import failed_elsewhere, shorten
 from keras_towers.jobs.rendezvous import activity, watch as watch_lib
 from keras_towers.jobs.rendezvous.liveness import TaskState
-from keras_towers.jobs.rendezvous.store import OUTSIDE, Endpoint, StoreClient
+from keras_towers.jobs.rendezvous.store import (
+    ERROR,
+    OUTSIDE,
+    Endpoint,
+    StoreClient,
+)
+from keras_towers.jobs.rendezvous.store_server import StoreServer
 from tests.kit.leaving import Boom
 from tests.kit.processes import wait_until
 from tests.kit.scripts import run_python
@@ -331,6 +339,27 @@ def test_what_ranks_do_at_the_end_of_the_script_is_watched():
     end = run_python("-c", _AT_EXIT)
     said = ["1 starts", "1 stops", "0 starts", "ranks meet", "0 stops"]
     assert end.stdout.splitlines() == said, end.stderr
+
+
+def test_the_launcher_learns_whether_another_rank_is_why_a_script_ends(
+    monkeypatch,
+):
+    server, of_other = StoreServer("127.0.0.1"), failed_elsewhere("fit", "1")
+    monkeypatch.setattr(watch_lib.store_lib, "store_of_job", lambda: server)
+    handled, own = KeyError("a"), ValueError("mine")
+    handled.__context__ = of_other
+    try:
+        for error, follows in (
+            (of_other, True),
+            (handled, True),
+            (own, False),
+        ):
+            monkeypatch.setattr(sys, "last_value", error, raising=False)
+            watch_lib.tell_error(3)
+            told = [shorten(error), follows]
+            assert server.get(f"{ERROR}3") == told
+    finally:
+        server.stop()
 
 
 def test_thirty_silent_processes_are_found_as_fast_as_one():
