@@ -103,7 +103,7 @@ class MemoryEstimate:
                     self._root[copy] = root
                     most = self._bytes.get(root, sizes.bytes_of(root))
                     self._bytes[root] = max(most, sizes.bytes_of(copy))
-                elif facts_of(event.type).memory in ("input", "variable"):
+                elif facts_of(event.type).memory == "input":
                     self._root[copy] = root
         # Repeated tensors and sizes take no memory.
         made.update(program.inputs.of_graph)
