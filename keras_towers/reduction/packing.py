@@ -152,7 +152,7 @@ class Packed(Collectives):
         groups = self._groups_of_rows(tensors[0], shapes, rows)
 
         def unpack(
-            whole: tf.Tensor, group: Sequence[int], _: int
+            whole: tf.Tensor, group: Sequence[int], **_: int
         ) -> list[tf.Tensor]:
             of_group, own_rows = _all_of(group, shapes, rows)
             return messages.wholes_of(whole, of_group, own_rows)
@@ -172,7 +172,7 @@ class Packed(Collectives):
         devices: Sequence[str],
         groups: Sequence[Sequence[int]],
         pack: Callable[[Sequence[Any], Sequence[int]], tf.Tensor],
-        unpack: Callable[[Any, Sequence[int], int], list[tf.Tensor]],
+        unpack: Callable[..., list[tf.Tensor]],
     ) -> list[list[Any]]:
         """Exchange the buffers of groups; a single tensor is not copied.
 
@@ -182,7 +182,8 @@ class Packed(Collectives):
             devices: the devices.
             groups: the indices of the tensors of each buffer.
             pack: makes a buffer of what a device has for a group.
-            unpack: undoes that, given a buffer, its group, and which device.
+            unpack: undoes that, given a buffer, its group, and as ``k`` which
+                device.
         """
         if len(devices) == 1:
             return list(map(list, tensors))
@@ -191,9 +192,8 @@ class Packed(Collectives):
             return messages.pack(own, groups, pack)
 
         def unpacked(own: Sequence[Any], k: int) -> list[Any]:
-            return messages.unpack(
-                own, groups, tensors[0], lambda *given: unpack(*given, k)
-            )
+            divide = functools.partial(unpack, k=k)
+            return messages.unpack(own, groups, tensors[0], divide)
 
         buffers = on_each(devices[: len(tensors)], packed, tensors)
         exchanged = exchange(buffers, devices)

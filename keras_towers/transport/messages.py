@@ -263,7 +263,7 @@ def divided_as(like: Any) -> Callable[..., list[tf.Tensor]]:
 
     What it gets besides a vector and a group does not matter.
     """
-    return lambda whole, group, *_: divided(
+    return lambda whole, group, **_: divided(
         whole, [like[i].shape for i in group]
     )
 

@@ -18,10 +18,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.foundation import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data import same_data
+from keras_towers.foundation import compat
 
 ending = threading.RLock()
 """Held by a call of a model in a thread that reads data, and by its end.

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.foundation import compat
 from keras_towers.fit.data import model_use
+from keras_towers.foundation import compat
 from tests.kit.compare import assert_all_close
 from tests.kit.training import linear
 
