@@ -137,6 +137,22 @@ def data_that_ask_the_model_are_read_in_the_step_that_they_are_for():
         assert_trained_in_turn(fits, options)
 
 
+@check
+def data_may_ask_another_model_wherever_they_are_read():
+    """Steps do not write its variables: ranks get the same of it."""
+    teacher = s.model(seed=3)
+
+    def teaches(_, x):
+        return predicts(teacher, x)
+
+    def fit(it):
+        s.fit(it, dataset(it, teaches).prefetch(2), None)
+
+    ahead = fit, lambda it: one_by_one(it, batches(it, teaches, 2 * BATCHES))
+    for fits in (of_generator(teaches), ahead):
+        assert_trained_in_turn(fits)
+
+
 @rare_check
 def data_ask_the_model_wherever_they_are_read():
     validated = of_generator(

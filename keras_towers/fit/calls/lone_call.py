@@ -73,10 +73,11 @@ def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
             "each rank has a part of its weights. Call it in a callback, or in "
             "on_epoch_end of a PyDataset, where ranks meet"
         )
-    if not why and model_use.reads_data() and outer.why_not_use():
+    advice = outer.why_not_use(call.model) if model_use.reads_data() else ""
+    if not why and advice:
         why = (
             "the data are read ahead, so ranks would get different batches. "
-            f"{outer.why_not_use()}, or call it in a callback"
+            f"{advice}, or call it in a callback"
         )
     if why:
         raise outer.refuse(

@@ -377,9 +377,12 @@ class TowerCall:
             self.refused = error
         return error
 
-    def why_not_use(self) -> str:
-        """Return why threads that read the data must not use the model."""
-        if any(iterator.is_read_by_steps for iterator in self._iterators):
+    def why_not_use(self, model: keras.Model) -> str:
+        """Return why threads that read the data must not use a model."""
+        written = model_state.collect(self.model).everything()
+        if not model_use.are_any(model.variables, written) or any(
+            iterator.is_read_by_steps for iterator in self._iterators
+        ):
             return ""
         reasons = [iterator.why_not_use for iterator in self._iterators]
         return next(filter(None, reasons), "")

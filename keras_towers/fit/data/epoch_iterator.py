@@ -74,7 +74,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 model_use.is_read_by_steps(adapter)
                 # Asynchronous towers take batches whenever they need them.
                 and self._owner is not Owner.TOWER
-                and not {*map(id, used)}.isdisjoint(map(id, use.state()))
+                and model_use.are_any(used, use.state())
             )
             if self.is_read_by_steps:
                 self.source = model_use.without_read_ahead(self.source)

@@ -47,23 +47,27 @@ def noting() -> Iterator[list[keras.Variable]]:
 def _use(
     original: Callable[..., Any], variable: keras.Variable, *args: object
 ) -> Any:
-    note([variable])
-    return original(variable, *args)
-
-
-def note(variables: Collection[keras.Variable]) -> None:
-    """Note that this thread uses variables."""
     used = _used.get()
     if used is not None:
-        used.extend(variables)
+        used.append(variable)
+    return original(variable, *args)
 
 
 def calling(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[object]:
     """Return a block in which this thread calls a method of a model."""
-    note(model.variables)
+    used = _used.get()
+    if used is not None:
+        used.extend(model.variables)
     return ending if reads_data() else contextlib.nullcontext()
+
+
+def are_any(
+    used: Collection[keras.Variable], written: Collection[keras.Variable]
+) -> bool:
+    """Whether any of the used variables is one that steps write."""
+    return not {*map(id, used)}.isdisjoint(map(id, written))
 
 
 def reads_data() -> bool:
