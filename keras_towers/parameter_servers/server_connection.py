@@ -294,7 +294,7 @@ class ServerPeers:
         missing_tasks = ""
         for waited_s in liveness.wait_loop(self.stall_timeout_s, 0):
             try:
-                return wait_for(read, look_s)
+                return wait_for(lambda _: read(), look_s)
             except TimeoutError:
                 self._poll()
             arrived = self.connection.store.by_rank(key, range(self.size))

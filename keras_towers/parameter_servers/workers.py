@@ -248,7 +248,7 @@ class Workers:
         """Whether a worker's status becomes as wanted within a short time."""
         with contextlib.suppress(TimeoutError):
             wait_for(
-                lambda: is_there(self.status(rank)) or None,
+                lambda _: is_there(self.status(rank)) or None,
                 settings.LIVENESS_CHECK_S,
             )
             return True

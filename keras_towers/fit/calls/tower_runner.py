@@ -31,7 +31,7 @@ from keras_towers.fit.components import (
     TowerConfig,
 )
 from keras_towers.fit.context import step_errors, thread_state
-from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.data import model_use
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.ranks import call_agreement
@@ -94,7 +94,7 @@ class TowerRunner(Runner):
             separate_training.refuse_child()
         if (
             joint
-            and read_ahead_limit.reads_data()
+            and model_use.reads_data()
             and failed_calls.calls.are_elsewhere
         ):
             raise TowerError(

@@ -76,10 +76,6 @@ class StepOrder:
         finally:
             self._is_first.assign(was_first)
 
-    def steps_done(self) -> int:
-        """Return how many steps of several ranks are done; eager only."""
-        return int(self._turn)
-
     @property
     def at_first_step(self) -> bool:
         """Whether the next step is the first one of an epoch; eager only."""

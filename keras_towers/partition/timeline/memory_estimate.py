@@ -127,7 +127,7 @@ class MemoryEstimate:
             made: what is made until then.
         """
         if event.type not in LOOPS:
-            if facts_of(event.type).memory in ("input", "variable"):
+            if facts_of(event.type).memory == "input":
                 # Some operations have further inputs, such as a shape.
                 for source, copy in zip(given, event.outputs, strict=False):
                     self._root[copy] = self.rooted(source)
