@@ -31,7 +31,6 @@ from keras_towers.fit.options import Shards, free_shards
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step import step_reports
 from keras_towers.fit.step.dry_run import (
-    AbsentRanks,
     Needs,
     PlacedModel,
     dry_run,
@@ -45,6 +44,7 @@ from keras_towers.fit.weights.model_state import collect
 from keras_towers.rendezvous import rank_checks
 from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.settings import ENV_DEVICE_MEMORY
+from keras_towers.transport.absent_ranks import AbsentRanks
 
 # Estimates that are wrong by less stop nothing.
 _MARGIN = 0.1
