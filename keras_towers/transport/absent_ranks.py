@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from keras_towers._types import Plain
+from keras_towers.foundation.object_types import Plain
 from keras_towers.transport.engine_transport import EngineTransport
 
 

@@ -19,9 +19,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices
-from keras_towers._strategy import Strategy
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import (
     ApplyCall,
     TowerConfig,
@@ -51,10 +48,14 @@ from keras_towers.fit.weights.without_memory import (
     deferring_constants,
     is_deferred,
 )
-from keras_towers.partition.layouts import MIRRORED, MeshLayout
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.tf_strategy import Strategy
+from keras_towers.partition.ir.layouts import MIRRORED, MeshLayout
 from keras_towers.reduction.collectives import Collectives, OnDevice, OnTowers
 from keras_towers.reduction.gradients import Gradients, scaled
 from keras_towers.reduction.rank_sum import RankSum
+from keras_towers.transport import devices
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.local_sgd import LocalSGD
