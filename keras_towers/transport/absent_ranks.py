@@ -68,5 +68,10 @@ class AbsentRanks(EngineTransport):
     ) -> tf.Tensor:
         return tensor[: counts[self.rank]]
 
+    def engine_broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
+    ) -> list[tf.Tensor]:
+        return [*self.engine_sum(tensors, key)]
+
     def gather_objects(self, value: Plain) -> list[Plain]:
         return [value]
