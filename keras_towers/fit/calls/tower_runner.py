@@ -253,6 +253,7 @@ class TowerRunner(Runner):
         batch: Structure,
         examples: int | None,
         kind: str = "fit",
+        emits: bool = False,
     ) -> tuple[Trace, Timeline]:
         """Trace and plan a step without running it.
 
@@ -261,6 +262,7 @@ class TowerRunner(Runner):
             batch: the specs of a global batch, as Keras passes it to the step.
             examples: the number of examples of a batch; None: unknown.
             kind: the method of Keras that the step belongs to.
+            emits: whether it is added to a graph, too.
         """
         with self._planned_call(model, kind) as call:
             call.examples[kind] = examples
@@ -268,7 +270,7 @@ class TowerRunner(Runner):
             with compat.FuncGraph("plan").as_default():
                 inputs = model_building.placeholders(batch)
                 step = compat.convert_call(model_building.step_of(model, kind))
-                return self.step.plan(step, inputs, call.settings)
+                return self.step.plan(step, inputs, call.settings, emits)
 
     def plan_variables(self, model: keras.Model, kind: str) -> None:
         """Place the variables of a built model, for steps that never run."""

@@ -341,17 +341,24 @@ class GlobalStep:
             self.update.push(dataclasses.replace(call, grads=grads))
 
     def plan(
-        self, step: Step, batch: Structure, settings: StepSettings
+        self,
+        step: Step,
+        batch: Structure,
+        settings: StepSettings,
+        emits: bool = False,
     ) -> tuple[Trace, Timeline]:
-        """Trace and plan a step, without adding it to a graph.
+        """Trace and plan a step that never runs.
 
         Args:
             step: a function of a batch, which one device would call.
             batch: a global batch, of placeholders.
             settings: what it is traced for.
+            emits: whether it is added to the current graph, too.
         """
         divided = self._divide(batch, settings)
         layout = self._planned(step, divided, settings)
+        if emits:
+            self._compute(layout)
         return layout.traced, layout.scheduled
 
     def make_variables(

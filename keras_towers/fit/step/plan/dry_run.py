@@ -40,18 +40,10 @@ from keras_towers.partition.ir.program import Tensor
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
 from keras_towers.partition.timeline.memory_estimate import MemoryEstimate
 from keras_towers.partition.timeline.timeline import Timeline
-from keras_towers.transport import SingleProcess
 from keras_towers.transport.devices import short_name
 
 _S = TypeVar("_S", bound=KerasStrategy)
 _SEEDS = "global_seed_generator"
-
-
-class AbsentRanks(SingleProcess):
-    """The last of several ranks, whose towers have the most rows."""
-
-    def __init__(self, size: int):
-        self.rank, self.size = size - 1, size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +239,7 @@ def lay_out_dry(
     batch: Structure,
     examples: int,
     kind: str = "fit",
+    emits: bool = False,
 ) -> LaidOutStep:
     """Trace and lay out a step, within ``dry_run``.
 
@@ -256,8 +249,12 @@ def lay_out_dry(
         batch: the specs of a global batch.
         examples: the number of its examples.
         kind: the method of Keras that the step belongs to.
+        emits: whether it is also added to a graph, whose memory then counts in
+            ``planned_memory``.
     """
-    traced, timeline = strategy._runner.plan(model, batch, examples, kind)
+    traced, timeline = strategy._runner.plan(
+        model, batch, examples, kind, emits
+    )
     return LaidOutStep(strategy._config, model, traced, timeline)
 
 
