@@ -347,12 +347,8 @@ def _plan_on(
     config, model = step.config, step.model
     columns, ranks = len(config.mesh[0]), hosts * setting.processes
     size, towers = hosts * setting.batch_size, ranks * config.num_towers
-    needs, how = step.needs(size, ranks), ""
-    if choice is BY_ITSELF:
-        # The timeline is that of its micro-batches.
-        planned = step.timeline.plan.bytes
-        needs = dataclasses.replace(needs, step=planned)
-        how = how_it_fits(config)
+    needs = step.needs(size, ranks)
+    how = how_it_fits(config) if choice is BY_ITSELF else ""
     costs = costs_of(step.timeline, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
