@@ -424,7 +424,7 @@ class _RanksOfStore:
             with (
                 activity.within(f"a save of {path}", waits=True),
                 activity.doing(f"{waits} ({_REMEDY})"),
-                activity.exchanges.running(activity.SAVE, is_counted=False),
+                activity.this_rank.exchanges.running(activity.SAVE),
                 activity.refusing_by(TowerError),
             ):
                 told = watch.wait_for_ranks(

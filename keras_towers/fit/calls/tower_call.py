@@ -497,7 +497,7 @@ class TowerCall:
         """Replacement for ``_get_metrics_result_or_logs``."""
         if not self.is_alone:
             # The step in which the data has ended was cancelled.
-            activity.exchanges.settle()
+            activity.this_rank.exchanges.settle()
             self.config.transport.note_wait(f"end of {self.kind}")
             self._step.order.begin_epoch()
         logs = self.finish_steps(logs)

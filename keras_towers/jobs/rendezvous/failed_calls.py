@@ -158,7 +158,7 @@ class JointCalls:
             for event in events:
                 self.state = NEXT[event].get(self.state, self.state)
                 if event == "fails":
-                    activity.leave_order()
+                    activity.this_rank.in_order = False
 
     def begin(self, ranks: Abortable) -> Failure | None:
         """Begin a call; return the failure of another rank in it, if any.
@@ -326,7 +326,7 @@ class JointCalls:
         if not repeats:
             self.failed += 1
         ranks.reconnect()
-        activity.begin_round(self.round)
+        activity.this_rank.begin_round(self.round)
         self.number = max(ranks.gather_objects(self.number))
         self._move("connects")
         return True
@@ -409,7 +409,7 @@ class JointCalls:
                 return False
             self._move("fails")
             ranks = self._ranks
-            _, in_python, in_graphs = activity.exchanges.read()
+            _, in_python, in_graphs = activity.this_rank.exchanges.read()
             between = self.state is State.BROKEN and in_python
             if ranks is None or not (self._is_in_call or between):
                 return True

@@ -204,7 +204,7 @@ def test_an_exchange_that_is_lost_when_ranks_leave_ends(
         calls.begin(own)
 
     def waits():
-        with activity.exchanges.running("a lost one"):
+        with activity.this_rank.exchanges.running("a lost one"):
             assert own.aborted.wait(20) and own.found.wait(20)
         if in_call:
             return calls.fail(own, "Horovod has been shut down")

@@ -123,7 +123,8 @@ def test_a_rank_that_waits_for_a_lost_one_ends(
     monkeypatch.setattr(watch_lib.settings, "LOST_S", 0.3)
     codes, _ = exits
     # The store is at the first of them.
-    watch(store, marks, rank0_name="rank 1 on b")
+    monkeypatch.setattr(activity.this_rank, "rank0_name", "rank 1 on b")
+    watch(store, marks)
     assert wait_until(lambda: codes if said else len(store.reports) > 12)
     assert codes == ([75] if said else [])
     assert (said or "") in capfd.readouterr().err
@@ -221,7 +222,7 @@ def test_a_step_waits_in_its_exchanges_only(watch, caplog):
         activity.mark("step 1", exchanges=True)
         wait_until(lambda: len(store.reports) > 24)
         assert not (store.reports[-1].waits or caplog.records)
-        with activity.exchanges.running("sum"):
+        with activity.this_rank.exchanges.running("sum"):
             assert wait_until(lambda: caplog.records)
             last = store.reports[-1]
             assert (last.exchanges, last.in_python) == (["sum"], True)
@@ -231,7 +232,10 @@ def test_a_step_waits_in_its_exchanges_only(watch, caplog):
 def test_a_rank_that_python_lets_wait_outside_of_a_call_warns(watch, caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         watch(Store(LATE), [""])
-        with activity.exchanges.running("sum"), activity.doing("compares"):
+        with (
+            activity.this_rank.exchanges.running("sum"),
+            activity.doing("compares"),
+        ):
             assert wait_until(lambda: caplog.records)
     assert " s in an exchange: rank 1" in caplog.records[0].getMessage()
 
@@ -263,11 +267,11 @@ def test_a_wait_in_vain_that_nothing_interrupts_ends_the_process(
 def test_ranks_do_other_things_until_a_failed_call_has_ended(exits, watch):
     store = Store(apart=APART)
     watch(store, ["step 3"])
-    activity.leave_order()
-    with activity.exchanges.running("sum"):
+    activity.this_rank.in_order = False
+    with activity.this_rank.exchanges.running("sum"):
         wait_until(lambda: len(store.reports) > 24)
     assert not (exits[0] or store.reports[-1].exchanges)
-    activity.begin_round(1)
+    activity.this_rank.begin_round(1)
     seen = len(store.reports)
     wait_until(lambda: len(store.reports) > seen + 1)
     assert store.reports[-1].position == [1, 0, 0]
@@ -276,7 +280,7 @@ def test_ranks_do_other_things_until_a_failed_call_has_ended(exits, watch):
 def test_no_watch_without_other_ranks_or_a_store(monkeypatch):
     watched = []
     monkeypatch.setattr(watch_lib.StallWatch, "start", watched.append)
-    monkeypatch.setattr(watch_lib, "_watch", None)
+    monkeypatch.setattr(activity.this_rank, "watch", None)
     for at, size in ((None, 2), (Endpoint("127.0.0.1", 1, "s"), 1)):
         client = at and StoreClient(at)
         monkeypatch.setattr(
@@ -306,12 +310,12 @@ def test_when_a_watch_warns_and_ends_the_job(monkeypatch, variables, limits):
         monkeypatch.setenv(name, value)
     made, store = [], Store()
     monkeypatch.setattr(watch_lib, "StallWatch", lambda *of: made.append(of))
-    monkeypatch.setattr(watch_lib, "_watch", None)
+    monkeypatch.setattr(activity.this_rank, "watch", None)
     monkeypatch.setattr(watch_lib.store_lib, "store_of_job", lambda: store)
     # What is made here is no watch that could start.
     with pytest.raises(AttributeError):
         watch_lib.start_watch(1, 2)
-    assert made == [(1, 2, store, *limits, "")]
+    assert made == [(1, 2, store, *limits)]
 
 
 _AT_EXIT = """
