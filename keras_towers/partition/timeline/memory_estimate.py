@@ -10,6 +10,8 @@ XLA chooses its own order, and fuses operations.
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -24,6 +26,7 @@ from keras_towers.partition.ir.program import (
     Phase,
     Program,
     Tensor,
+    is_repeated,
     unrepeated,
 )
 from keras_towers.partition.ir.registry import facts_of
@@ -111,7 +114,14 @@ class MemoryEstimate:
         self._used: list[list[Tensor]] = []
         # By the first event of a level: what the operations use that the level
         # repeats.
-        self._taken = collections.defaultdict[int, list[Tensor]](list)
+        self._taken: dict[int, list[Tensor]] = {}
+        again = {*filter(is_repeated, program.operations)}
+
+        @functools.cache
+        def behind(tensor: Tensor) -> list[Tensor]:
+            rooted = map(self.rooted, unrepeated([tensor]))
+            return [tensor for tensor in rooted if tensor in made]
+
         begins, level = 0, -1
         for index, event in enumerate(self.events):
             if timeline.levels[event] != level:
@@ -123,11 +133,11 @@ class MemoryEstimate:
             self._used.append([tensor for tensor in used if tensor in made])
             for tensor in self._used[-1]:
                 self.users.setdefault(tensor, []).append(index)
-            for tensor in map(self.rooted, unrepeated(uses)):
+            repeated = [t for t in uses if t.operation in again]
+            for tensor in itertools.chain.from_iterable(map(behind, repeated)):
                 last = self.users.get(tensor, [-1])[-1]
-                is_earlier = timeline.level_of(tensor) < level
-                if is_earlier and tensor in made and last < begins:
-                    self._taken[begins].append(tensor)
+                if last < begins and timeline.level_of(tensor) < level:
+                    self._taken.setdefault(begins, []).append(tensor)
                     self.users.setdefault(tensor, []).append(begins)
         self._results = set(map(self.rooted, program.results))
         self._walk()
@@ -150,7 +160,8 @@ class MemoryEstimate:
             ending = self.ending(index)
             own = [t for t in event.made if t not in self._root]
             size = sum(map(self.bytes_of, own))
-            given = [t for t in ending if t not in self._taken[index]]
+            taken = self._taken.get(index, ())
+            given = [t for t in ending if t not in taken] if taken else ending
             reused = self._reused(event, given)
             ended = [] if reused is None else [reused]
             if isinstance(event, Operation):
@@ -173,7 +184,7 @@ class MemoryEstimate:
         """Return the tensors whose memory becomes free after an event."""
         return [
             tensor
-            for tensor in (*self._used[index], *self._taken[index])
+            for tensor in (*self._used[index], *self._taken.get(index, ()))
             if self.users[tensor][-1] == index and tensor not in self._results
         ]
 
