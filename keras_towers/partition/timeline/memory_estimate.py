@@ -10,6 +10,8 @@ XLA chooses its own order, and fuses operations.
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -93,7 +95,13 @@ class MemoryEstimate:
         self._used: list[list[Tensor]] = []
         # By the first event of a level: what the operations use that the level
         # repeats.
-        self._taken = collections.defaultdict[int, list[Tensor]](list)
+        self._taken: dict[int, list[Tensor]] = {}
+
+        @functools.cache
+        def behind(tensor: Tensor) -> list[Tensor]:
+            rooted = map(self.rooted, unrepeated([tensor]))
+            return [tensor for tensor in rooted if tensor in made]
+
         begins, level, root = 0, -1, self._root
         for index, event in enumerate(self.events):
             if timeline.levels[event] != level:
@@ -105,13 +113,13 @@ class MemoryEstimate:
             self._used.append([tensor for tensor in used if tensor in made])
             for tensor in self._used[-1]:
                 self.users.setdefault(tensor, []).append(index)
-            if not any(t.operation and t.operation.is_repeated for t in uses):
-                continue
-            for tensor in map(self.rooted, unrepeated(uses)):
+            repeated = [
+                t for t in uses if t.operation and t.operation.is_repeated
+            ]
+            for tensor in itertools.chain.from_iterable(map(behind, repeated)):
                 last = self.users.get(tensor, [-1])[-1]
-                is_earlier = timeline.level_of(tensor) < level
-                if is_earlier and tensor in made and last < begins:
-                    self._taken[begins].append(tensor)
+                if last < begins and timeline.level_of(tensor) < level:
+                    self._taken.setdefault(begins, []).append(tensor)
                     self.users.setdefault(tensor, []).append(begins)
         self._results = set(map(self.rooted, program.results))
         self._walk()
@@ -163,7 +171,7 @@ class MemoryEstimate:
             own = [t for t in event.made if t not in self._root]
             size = sum([self.bytes_of(t) for t in own])
             taken = self._taken.get(index, ())
-            given = [t for t in ending if t not in taken]
+            given = [t for t in ending if t not in taken] if taken else ending
             reused = self._reused(event, given)
             ended = [] if reused is None else [reused]
             is_exchange = isinstance(event, Exchange)
