@@ -324,6 +324,8 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
             for tower, column, _ in _line(of_mesh, place, along)
         ]
         values = [given[k] for k in _line(given.shape, place, along)]
+        if exchange.part is not None:
+            values = _parts_of(values, exchange.axis, *exchange.part, devices)
         takers = [
             tensors.at(lengths, taker) for taker in _line(lengths, place, along)
         ]
@@ -335,6 +337,23 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
             count: Any = result.shape[exchange.axis]
             rows = [(taker.column * count, count) for taker in takers]
         yield Members(exchange, devices, values, rows, takers)
+
+
+def _parts_of(
+    values: Sequence[Any],
+    axis: int,
+    first: int,
+    number: int,
+    devices: Sequence[str],
+) -> list[Any]:
+    """Return rows of N tensors, on their devices, once they are exchanged."""
+    parts: list[Any] = []
+    for value, device in zip(values, devices, strict=True):
+        begin, size = [0] * value.shape.rank, [-1] * value.shape.rank
+        begin[axis], size[axis] = first, number
+        with tf.device(device):
+            parts.append(tf.slice(value, begin, size))
+    return parts
 
 
 def _given(exchange: Exchange, tensors: PlacedTensors) -> np.ndarray:
