@@ -78,7 +78,7 @@ test-next: $(STAMP)
 
 # Changes of single operators, some of which no test may notice: the diffs of
 # those are printed, for you to read.
-MUTANTS_ARGS ?= partition rendezvous --count 100
+MUTANTS_ARGS ?= partition jobs/rendezvous --count 100
 mutants: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),mutants]'
 	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)

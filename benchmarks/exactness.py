@@ -26,7 +26,7 @@ from keras.layers import BatchNormalization, Dropout
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers import commands
+from keras_towers.foundation import commands
 
 TOWERS = 2
 TIMEOUT_S = 120

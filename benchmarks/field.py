@@ -22,9 +22,12 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_towers.bench.cell_process import wait_for_all
-from keras_towers.bench.models import Workload, classifier
-from keras_towers.bench.rows import (
+from keras_towers.cli.bench import COLUMNS, Column, OfRow, compare, ratio, split
+from keras_towers.cli.main import Command
+from keras_towers.foundation.system import usable_cores
+from keras_towers.inspection.bench.cell_process import wait_for_all
+from keras_towers.inspection.bench.models import Workload, classifier
+from keras_towers.inspection.bench.rows import (
     ROWS,
     Row,
     Runs,
@@ -35,11 +38,8 @@ from keras_towers.bench.rows import (
     keras_alone,
     state_bytes,
 )
-from keras_towers.bench.runner import Sample, Setting
-from keras_towers.cli.bench import COLUMNS, Column, OfRow, compare, ratio, split
-from keras_towers.cli.main import Command
-from keras_towers.rendezvous import tf_config
-from keras_towers.system import usable_cores
+from keras_towers.inspection.bench.runner import Sample, Setting
+from keras_towers.jobs.rendezvous import tf_config
 
 # How many more steps at once, while other processes are still measured.
 _MORE_STEPS = 4

@@ -25,10 +25,10 @@ import psutil
 import typer
 
 from benchmarks.simulated_ranks import RANKS_PER_HOST, SimulatedRank
-from keras_towers import system
-from keras_towers.rendezvous import rank_helper
-from keras_towers.rendezvous.network import LOOPBACK
-from keras_towers.rendezvous.signatures import Endpoint
+from keras_towers.foundation import system
+from keras_towers.jobs.rendezvous import rank_helper
+from keras_towers.jobs.rendezvous.network import LOOPBACK
+from keras_towers.jobs.rendezvous.signatures import Endpoint
 
 PROCESSES = 2
 LIMIT_S = 150.0

@@ -23,13 +23,16 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from keras_towers import commands
-from keras_towers._types import JsonObject
-from keras_towers.bench.cell_process import peak_memory, reset_peak_memory
-from keras_towers.bench.rows import ROWS
-from keras_towers.bench.runner import environment
 from keras_towers.cli.bench import split
-from keras_towers.rendezvous.file_store import FileStore
+from keras_towers.foundation import commands
+from keras_towers.foundation.object_types import JsonObject
+from keras_towers.inspection.bench.cell_process import (
+    peak_memory,
+    reset_peak_memory,
+)
+from keras_towers.inspection.bench.rows import ROWS
+from keras_towers.inspection.bench.runner import environment
+from keras_towers.jobs.rendezvous.file_store import FileStore
 
 _STEPS = 4
 OPTIONS: dict[str, JsonObject] = {
@@ -156,7 +159,7 @@ def measure(task: JsonObject) -> None:
     import tensorflow as tf
 
     import keras_towers as kt
-    from keras_towers.fit.step.step_reports import planned_memory
+    from keras_towers.fit.step.reports.step_reports import planned_memory
 
     case = CASES[task["model"]]
     options: JsonObject = {"remat": task["remat"], **task["options"]}

@@ -15,13 +15,17 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from keras_towers import settings
-from keras_towers.rendezvous import rank_helper, store
-from keras_towers.rendezvous.liveness import TaskState
-from keras_towers.rendezvous.network import LOOPBACK
-from keras_towers.rendezvous.signatures import SIGNATURE, Endpoint, sign_answer
-from keras_towers.rendezvous.store import Progress
-from keras_towers.rendezvous.store_link import (
+from keras_towers.foundation import settings
+from keras_towers.jobs.rendezvous import rank_helper, store
+from keras_towers.jobs.rendezvous.liveness import TaskState
+from keras_towers.jobs.rendezvous.network import LOOPBACK
+from keras_towers.jobs.rendezvous.signatures import (
+    SIGNATURE,
+    Endpoint,
+    sign_answer,
+)
+from keras_towers.jobs.rendezvous.store import Progress
+from keras_towers.jobs.rendezvous.store_link import (
     ANY,
     AWAITED,
     SCOPE,

@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 import keras_towers as kt
-from keras_towers.installed import describe_machine, machine_facts
+from keras_towers.cli.installed import describe_machine, machine_facts
 
 TOWERS = 4
 DEVICE_S = 0.01

@@ -12,13 +12,18 @@ import logging
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from keras_towers import _imports, known_engines
-from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
+from keras_towers.foundation import import_hooks as _import_hooks
+from keras_towers.foundation.errors import (
+    CompatibilityError,
+    TowerError,
+    did_you_mean,
+)
+from keras_towers.jobs import known_engines as _known_engines
 
 if TYPE_CHECKING:
-    from keras_towers import elastic, extending
-    from keras_towers.backup import Backup, load_backup
-    from keras_towers.devices import virtual_towers
+    from keras_towers import extending
+    from keras_towers.backups import elastic
+    from keras_towers.backups.backup import Backup, load_backup
     from keras_towers.engines.byteps import bps as byteps  # noqa: F401
     from keras_towers.engines.byteps.byteps_strategy import BytePSStrategy
     from keras_towers.engines.horovod import hvd as horovod  # noqa: F401
@@ -26,10 +31,17 @@ if TYPE_CHECKING:
     from keras_towers.engines.runtime.multi_worker import (
         MultiWorkerTowerStrategy,
     )
-    from keras_towers.explanation import explain
     from keras_towers.fit.calls.callback_roles import ChiefOnly, EveryRank
     from keras_towers.fit.calls.saving import save_on_every_rank
-    from keras_towers.launching.function_job import launch
+    from keras_towers.fit.current_tower import (
+        CurrentTower,
+        current_tower,
+        run_on_each_tower,
+    )
+    from keras_towers.inspection.explanation import explain
+    from keras_towers.inspection.recording.callback import Timeline
+    from keras_towers.inspection.verification import verify
+    from keras_towers.jobs.launching.function_job import launch
     from keras_towers.reduction.packing import GradientPacker
     from keras_towers.strategies import strategy
     from keras_towers.strategies.model_parallel import ModelParallelStrategy
@@ -44,13 +56,7 @@ if TYPE_CHECKING:
         SyncReplicasStrategy,
     )
     from keras_towers.strategies.tower import TowerStrategy
-    from keras_towers.timeline.callback import Timeline
-    from keras_towers.towers import (
-        CurrentTower,
-        current_tower,
-        run_on_each_tower,
-    )
-    from keras_towers.verification import verify
+    from keras_towers.transport.devices import virtual_towers
 
 __version__ = "0.1.0"
 
@@ -89,15 +95,15 @@ __all__ = [
 
 # Lazy: importing TensorFlow takes seconds, which `keras-towers --help` saves.
 _NAMES_IN = {
-    "devices": "virtual_towers",
+    "transport.devices": "virtual_towers",
     "engines.byteps.byteps_strategy": "BytePSStrategy",
     "engines.horovod.horovod_strategy": "HorovodStrategy",
     "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
-    "explanation": "explain",
+    "inspection.explanation": "explain",
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.calls.saving": "save_on_every_rank",
-    "backup": "Backup load_backup",
-    "launching.function_job": "launch",
+    "backups.backup": "Backup load_backup",
+    "jobs.launching.function_job": "launch",
     "reduction.packing": "GradientPacker",
     "strategies": "strategy",
     "strategies.model_parallel": "ModelParallelStrategy",
@@ -108,19 +114,20 @@ _NAMES_IN = {
     ),
     "strategies.replica_strategies": "AsyncTowerStrategy SyncReplicasStrategy",
     "strategies.tower": "TowerStrategy",
-    "timeline.callback": "Timeline",
-    "towers": "CurrentTower current_tower run_on_each_tower",
-    "verification": "verify",
+    "inspection.recording.callback": "Timeline",
+    "fit.current_tower": "CurrentTower current_tower run_on_each_tower",
+    "inspection.verification": "verify",
 }
 # Modules, which ``import keras_towers.horovod as hvd`` finds, too.
 _MODULES = {
+    "elastic": "backups.elastic",
     "byteps": "engines.byteps.bps",
     "byteps.callbacks": "engines.byteps.bps.callbacks",
     "horovod": "engines.horovod.hvd",
     "horovod.callbacks": "engines.dropin.horovod_callbacks",
     "horovod.elastic": "engines.horovod.hvd.elastic_states",
 }
-_ROOMS = ("elastic", "extending")
+_ROOMS = ("extending",)
 
 
 if not TYPE_CHECKING:  # Checkers know the names from the imports above.
@@ -160,7 +167,7 @@ def _connect() -> None:
     try:
         from keras_towers.strategies import keras_distribution
 
-        for engine in known_engines.ENGINES.values():
+        for engine in _known_engines.ENGINES.values():
             if engine.after_keras:
                 engine.load(engine.after_keras)()
         keras_distribution.connect()
@@ -172,7 +179,7 @@ def _connect() -> None:
         )
 
 
-_imports.find_modules(
+_import_hooks.find_modules(
     {
         f"{__name__}.{name}": f"{__name__}.{home}"
         for name, home in _MODULES.items()
@@ -180,9 +187,9 @@ _imports.find_modules(
     # Scripts written for an engine run as they are.
     | {
         own: f"{__name__}.{engine.name}"
-        for engine in known_engines.ENGINES.values()
+        for engine in _known_engines.ENGINES.values()
         for own in engine.keras_modules
     },
-    known_engines.announce_drop_in,
+    _known_engines.announce_drop_in,
 )
-_imports.after_keras(_connect)
+_import_hooks.after_keras(_connect)

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from keras_towers.cli.main import COMMANDS, app
-from keras_towers.errors import CompatibilityError, TowerError
-from keras_towers.launching.script import run_as_is
+from keras_towers.foundation.errors import CompatibilityError, TowerError
+from keras_towers.jobs.launching.script import run_as_is
 
 
 def main() -> None:

@@ -25,15 +25,22 @@ reference lists them.
 
 from __future__ import annotations
 
-from keras_towers.conformance import cases
-from keras_towers.conformance.strategy_check import (
-    check_strategy as check_strategy,
-)
 from keras_towers.fit.weights.least_loaded import (
     LeastLoadedPlacement as LeastLoadedPlacement,
     Placement as Placement,
 )
-from keras_towers.partition.registry import (
+from keras_towers.inspection.conformance import cases
+from keras_towers.inspection.conformance.strategy_check import (
+    check_strategy as check_strategy,
+)
+from keras_towers.jobs.rendezvous.joined_job import (
+    JoinedJob as JoinedJob,
+    join_job as join_job,
+)
+from keras_towers.jobs.rendezvous.launchers import (
+    ClusterEnvironment as ClusterEnvironment,
+)
+from keras_towers.partition.ir.registry import (
     Factors as Factors,
     add_operation as add_operation,
     elementwise as elementwise,
@@ -54,13 +61,6 @@ from keras_towers.reduction.stateful_hooks import (
     HookState as HookState,
     PowerSGD as PowerSGD,
     StatefulHook as StatefulHook,
-)
-from keras_towers.rendezvous.joined_job import (
-    JoinedJob as JoinedJob,
-    join_job as join_job,
-)
-from keras_towers.rendezvous.launchers import (
-    ClusterEnvironment as ClusterEnvironment,
 )
 from keras_towers.strategies.composed import (
     ComposedStrategy as ComposedStrategy,

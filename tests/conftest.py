@@ -18,7 +18,8 @@ if "KERAS_TOWERS_TEST_OPTIMIZED" not in os.environ:
 import pytest
 import tensorflow as tf
 
-from keras_towers import settings, virtual_towers
+from keras_towers import virtual_towers
+from keras_towers.foundation import settings
 from tests.kit import gpus, sampling, scripts, untuned
 from tests.kit.again import starts_again as starts_again
 from tests.kit.processes import Tasks

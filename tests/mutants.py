@@ -1,6 +1,6 @@
 """Mutants of the package's rooms, each run against the tests of its module.
 
-    python -m tests.mutants partition rendezvous --count 100
+    python -m tests.mutants partition jobs/rendezvous --count 100
 
 A mutant is a module with one change: another comparison, a number that is one
 off, a loop that never runs. If no test fails, it survives: a test is missing,

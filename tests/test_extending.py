@@ -10,9 +10,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import strategy_check
-from keras_towers.conformance.cases import CASES as CASES_BY_NAME
-from keras_towers.conformance.outcomes import Outcome
 from keras_towers.extending import (
     CASES,
     ComposedStrategy,
@@ -23,8 +20,11 @@ from keras_towers.extending import (
     check_strategy,
     join_job,
 )
+from keras_towers.inspection.conformance import strategy_check
+from keras_towers.inspection.conformance.cases import CASES as CASES_BY_NAME
+from keras_towers.inspection.conformance.outcomes import Outcome
 from keras_towers.partition import partition_graph
-from keras_towers.partition.registry import OPERATIONS
+from keras_towers.partition.ir.registry import OPERATIONS
 from tests.kit.training import fit, linear
 from tests.partition.kit import check_on_towers, sharded, trace
 

@@ -6,9 +6,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_towers"
 # What users see of these modules is tested elsewhere.
 SHOWN_BY = {
-    "docs": "settings",
-    "checkers": "_types",
-    "cli/test_doctor.py": "installed",
+    "docs": "foundation/settings",
+    "checkers": "foundation/object_types",
+    "cli/test_doctor.py": "cli/installed",
     "cli/test_plan.py": "cli/plan_hosts",
     "engines/byteps": """
         engines/byteps/bps/callbacks engines/byteps/byteps_recipe
@@ -29,15 +29,15 @@ SHOWN_BY = {
         fit/calls/model_building fit/calls/tower_runner
         fit/context/patches fit/context/thread_state
     """,
-    "fit/step/test_auto_micro_batches.py": "fit/step/memory_retries",
+    "fit/step/test_auto_micro_batches.py": "fit/step/running/memory_retries",
     "fit/step/test_remat_scope.py": "fit/context/remat_scopes",
     "fit/data/test_inputs.py": """
         fit/data/batches fit/data/data_use fit/data/epoch_iterator
         fit/data/shuffle_order
-        fit/data/tower_datasets fit/step/step_inputs
+        fit/data/tower_datasets fit/step/graph/step_inputs
     """,
     "fit/step/test_global_step.py": """
-        fit/components fit/step/step_layout fit/step/tower_functions
+        fit/components fit/step/graph/step_layout fit/step/graph/tower_functions
     """,
     "fit/test_options.py": "fit/given_values",
     "fit/ranks/test_step_order.py": """
@@ -46,11 +46,11 @@ SHOWN_BY = {
     "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "fit/weights/test_tower_variables.py": "fit/weights/copies",
-    "bench/test_runner.py": "bench/rows",
-    "launching/test_horovod_jobs.py": "launching/rank_job",
-    "launching/test_run.py": "cli/launch_plan cli/run cli/run_options",
-    "launching/test_script.py": "rendezvous/separate_training",
-    "launching/test_supervision.py": "launching/outcome",
+    "inspection/bench/test_runner.py": "inspection/bench/rows",
+    "jobs/launching/test_horovod_jobs.py": "jobs/launching/rank_job",
+    "jobs/launching/test_run.py": "cli/launch_plan cli/run cli/run_options",
+    "jobs/launching/test_script.py": "jobs/rendezvous/separate_training",
+    "jobs/launching/test_supervision.py": "jobs/launching/outcome",
     "parameter_servers": """
         parameter_servers/remote_runtime parameter_servers/server_process
         parameter_servers/server_tasks parameter_servers/server_variables
@@ -58,15 +58,17 @@ SHOWN_BY = {
         parameter_servers/averaged_updates
         parameter_servers/worker_fit parameter_servers/worker_runner
     """,
-    "partition/rules/test_reductions.py": "partition/paired_variances",
-    "partition/rules/test_rules.py": """
-        partition/registry partition/rules/elementwise
+    "partition/layout/rules/test_reductions.py": """
+        partition/layout/paired_variances
     """,
-    "partition/test_conversions.py": "partition/list_conversions",
-    "partition/test_layouts.py": "partition/values",
-    "partition/test_ranks.py": "partition/undivided",
+    "partition/layout/rules/test_rules.py": """
+        partition/ir/registry partition/layout/rules/elementwise
+    """,
+    "partition/layout/test_conversions.py": "partition/layout/list_conversions",
+    "partition/ir/test_layouts.py": "partition/ir/values",
+    "partition/test_ranks.py": "partition/layout/undivided",
     "partition/test_partitioned.py": """
-        partition/emission partition/nodes partition/program
+        partition/emission partition/layout/nodes partition/ir/program
     """,
     "processes/test_elastic.py": """
         engines/horovod/hvd/elastic_states
@@ -76,10 +78,10 @@ SHOWN_BY = {
         reduction/hook_names reduction/gradients transport/engine_transport
     """,
     "reduction/test_collectives.py": "reduction/collective_ops",
-    "rendezvous/test_meet.py": "rendezvous/rank_helper",
-    "rendezvous/test_store.py": """
-        rendezvous/local_store rendezvous/signatures rendezvous/store_link
-        rendezvous/store_server
+    "jobs/rendezvous/test_meet.py": "jobs/rendezvous/rank_helper",
+    "jobs/rendezvous/test_store.py": """
+        jobs/rendezvous/local_store jobs/rendezvous/signatures
+        jobs/rendezvous/store_link jobs/rendezvous/store_server
     """,
     "strategies/test_async_towers.py": """
         replicas/averages replicas/hogwild replicas/named_resources
@@ -88,25 +90,26 @@ SHOWN_BY = {
         strategies/replica_strategies
     """,
     "strategies/test_base.py": """
-        _strategy strategies/description strategies/tower
+        foundation/tf_strategy strategies/description strategies/tower
         strategies/tower_extended
     """,
     "strategies/test_model_parallel.py": """
-        partition/mesh partition/column_exchanges strategies/device_mesh
+        partition/mesh partition/layout/column_exchanges strategies/device_mesh
         strategies/layout_map
     """,
     "exactness/test_contract.py": """
-        conformance/cases conformance/case_models conformance/outcomes
+        inspection/conformance/cases inspection/conformance/case_models
+        inspection/conformance/outcomes
     """,
-    "test_backup_folder.py": "backup_choice",
-    "test_saved_training.py": "saved_state",
+    "backups/test_backup_folder.py": "backups/backup_choice",
+    "backups/test_saved_training.py": "backups/saved_state",
     "test_extending.py": """
-        _incomplete conformance/strategy_check rendezvous/joined_job
-        strategies/composed
+        foundation/incomplete_classes strategies/composed
+        inspection/conformance/strategy_check jobs/rendezvous/joined_job
     """,
-    "test_planning.py": "fit/step/dry_run",
-    "test_what_is_printed.py": "_notices",
-    "timeline/test_callback.py": "timeline/trace_file",
+    "inspection/test_planning.py": "fit/step/plan/dry_run",
+    "test_what_is_printed.py": "foundation/notices",
+    "inspection/recording/test_callback.py": "inspection/recording/trace_file",
 }
 
 

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from keras_towers import _notices
+from keras_towers.foundation import notices
 from tests.kit.scripts import ROOT, run_python
 
 pytestmark = pytest.mark.alternate
@@ -133,15 +133,15 @@ def test_a_notice_is_said_once_of_each_object_and_then_forgotten():
     class Model:
         pass
 
-    kept, first = len(_notices._said), Model()
-    assert _notices.first_time(first, "idle")
-    assert not _notices.first_time(first, "idle")
-    assert _notices.first_time(first, "eager")
+    kept, first = len(notices._said), Model()
+    assert notices.first_time(first, "idle")
+    assert not notices.first_time(first, "idle")
+    assert notices.first_time(first, "eager")
     second = Model()
-    assert _notices.first_time(second, "idle")
+    assert notices.first_time(second, "idle")
     del first, second
     gc.collect()
-    assert len(_notices._said) <= kept
+    assert len(notices._said) <= kept
 
 
 NOTEBOOK = """

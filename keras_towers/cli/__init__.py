@@ -18,4 +18,6 @@
   ``keras-towers run``: start a script as the ranks of a distributed job.
 ``run_options``
   The arguments and options of ``keras-towers run``.
+``installed``
+  The installed packages, and the devices of this machine.
 """

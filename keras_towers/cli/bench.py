@@ -18,11 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keras_towers import installed
-from keras_towers._types import JsonObject
-from keras_towers.bench.models import MODELS
-from keras_towers.bench.rows import Row, Runs, find_row
-from keras_towers.bench.runner import (
+from keras_towers.cli import installed
+from keras_towers.cli.plots import check_plot, draw_plot
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import JsonObject
+from keras_towers.foundation.system import check_writable
+from keras_towers.inspection.bench.models import MODELS
+from keras_towers.inspection.bench.rows import Row, Runs, find_row
+from keras_towers.inspection.bench.runner import (
     Cell,
     Result,
     Sample,
@@ -30,10 +33,7 @@ from keras_towers.bench.runner import (
     measure_all,
     plan_cells,
 )
-from keras_towers.cli.plots import check_plot, draw_plot
-from keras_towers.errors import TowerError
-from keras_towers.system import check_writable
-from keras_towers.user_models import check_named
+from keras_towers.inspection.user_models import check_named
 
 OfRow: TypeAlias = Callable[[str, int], float | None]
 """The milliseconds of a row with a number of replicas, in the same repeat."""

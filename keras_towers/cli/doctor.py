@@ -15,16 +15,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers import __version__, _imports, settings
-from keras_towers._types import JsonObject
-from keras_towers.bench.rows import ROWS, Runs
-from keras_towers.bench.runner import Setting, measure_all, plan_cells
-from keras_towers.building.recipe import InstalledEngine, Recipe
-from keras_towers.commands import NoAnswer, ask_python
-from keras_towers.errors import TowerError
-from keras_towers.installed import tensorflow_state
-from keras_towers.known_engines import ENGINES
-from keras_towers.system import usable_cores
+from keras_towers import __version__
+from keras_towers.cli.installed import tensorflow_state
+from keras_towers.foundation import import_hooks, settings
+from keras_towers.foundation.commands import NoAnswer, ask_python
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import JsonObject
+from keras_towers.foundation.system import usable_cores
+from keras_towers.inspection.bench.rows import ROWS, Runs
+from keras_towers.inspection.bench.runner import (
+    Setting,
+    measure_all,
+    plan_cells,
+)
+from keras_towers.jobs.building.recipe import InstalledEngine, Recipe
+from keras_towers.jobs.known_engines import ENGINES
 
 _INSTALL_TENSORFLOW = (
     "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
@@ -192,7 +197,7 @@ def _library(name: str, facts: JsonObject) -> Finding:
     shown = f"{version} ({packages})" if packages else version
     tested = facts.get("tested_versions", {})
     first, last = tested.get(name, (version, version))
-    minor = _imports.minor_version
+    minor = import_hooks.minor_version
     if minor(first) <= minor(version) <= minor(last):
         return Finding(name, shown)
     advice = f"{name} {version} is untested; {first} to {last} are tested."
@@ -301,7 +306,7 @@ def try_nccl() -> Finding:
         # Something else may use them.
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
-    ask = "from keras_towers.installed import nccl_state as s; print(s())"
+    ask = "from keras_towers.cli.installed import nccl_state as s; print(s())"
     limit_s = settings.IMPORT_S + settings.NCCL_TIMEOUT_S
     try:
         state = ask_python(["-c", ask], limit_s, environment)

@@ -6,14 +6,14 @@ import dataclasses
 
 import typer
 
-from keras_towers import known_engines
 from keras_towers.cli.run_options import RunOptions
-from keras_towers.errors import TowerError
-from keras_towers.known_engines import Engine
-from keras_towers.rendezvous import launchers, tf_config
-from keras_towers.rendezvous.hosts import allocation
-from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.tf_config import Member
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs import known_engines
+from keras_towers.jobs.known_engines import Engine
+from keras_towers.jobs.rendezvous import launchers, tf_config
+from keras_towers.jobs.rendezvous.hosts import allocation
+from keras_towers.jobs.rendezvous.launchers import ClusterEnvironment
+from keras_towers.jobs.rendezvous.tf_config import Member
 from keras_towers.strategies import STRATEGIES
 
 # Each says how many processes to start.

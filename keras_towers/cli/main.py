@@ -16,23 +16,29 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from keras_towers import __version__, _imports, known_engines
-from keras_towers.building.build import build_wheel, install_wheel
-from keras_towers.building.recipe import InstallError
+from keras_towers import __version__
 from keras_towers.cli.bench import bench
 from keras_towers.cli.doctor import doctor
 from keras_towers.cli.plan import plan
 from keras_towers.cli.run import run
-from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
-from keras_towers.launching.output import without_noise
-from keras_towers.system import handle_signals
-from keras_towers.user_models import (
+from keras_towers.foundation import import_hooks
+from keras_towers.foundation.errors import (
+    CompatibilityError,
+    TowerError,
+    did_you_mean,
+)
+from keras_towers.foundation.system import handle_signals
+from keras_towers.inspection.user_models import (
     call_named,
     check_named,
     model_and_data,
     naming,
     random_examples,
 )
+from keras_towers.jobs import known_engines
+from keras_towers.jobs.building.build import build_wheel, install_wheel
+from keras_towers.jobs.building.recipe import InstallError
+from keras_towers.jobs.launching.output import without_noise
 
 
 class Command(TyperCommand):
@@ -255,7 +261,7 @@ def _print_version(wanted: bool) -> None:
         return
     typer.echo(f"keras-towers {__version__}")
     for module in ("keras", "tensorflow"):
-        for name, version in _imports.packages(module).items():
+        for name, version in import_hooks.packages(module).items():
             typer.echo(f"{name} {version}")
     raise typer.Exit
 

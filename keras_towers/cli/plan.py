@@ -13,16 +13,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers._bytes import format_bytes, parse_bytes
-from keras_towers._types import JsonObject
 from keras_towers.cli import plan_hosts
 from keras_towers.cli.plots import draw_memory
-from keras_towers.errors import TowerError
-from keras_towers.launching.output import without_noise
-from keras_towers.user_models import check_named, find_named, naming
+from keras_towers.foundation.byte_sizes import format_bytes, parse_bytes
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import JsonObject
+from keras_towers.inspection.user_models import check_named, find_named, naming
+from keras_towers.jobs.launching.output import without_noise
 
 if TYPE_CHECKING:
-    from keras_towers.planning import Plan, PlanSetting
+    from keras_towers.inspection.planning import Plan, PlanSetting
 
 # How many names of weights are printed.
 _SHOWN = 3
@@ -109,7 +109,7 @@ def plan(
     # TensorFlow reports what it lacks; a plan needs no device.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with without_noise():
-        from keras_towers import planning
+        from keras_towers.inspection import planning
 
     planning.hide_gpus()
     setting = planning.PlanSetting(

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from keras_towers._bytes import format_bytes, parse_rate
-from keras_towers._types import JsonObject
 from keras_towers.cli.plots import axes_in, check_plot
-from keras_towers.errors import TowerError
+from keras_towers.foundation.byte_sizes import format_bytes, parse_rate
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import JsonObject
 
 if TYPE_CHECKING:
-    from keras_towers.network_cost import StepTime
-    from keras_towers.partition.axes import Axis
-    from keras_towers.planning import Plan
+    from keras_towers.inspection.network_cost import StepTime
+    from keras_towers.inspection.planning import Plan
+    from keras_towers.partition.ir.axes import Axis
 
 _MOST_DEVICES = 4096
 # Between two hosts of a data center, and between two GPUs of a host.
@@ -135,7 +135,7 @@ class Hosts:
             plans: the plans.
             memory: the bytes of a device, if given.
         """
-        from keras_towers.network_cost import Link, Ring, time_step
+        from keras_towers.inspection.network_cost import Link, Ring, time_step
 
         between, within = Link(*self.between), Link(*self.within)
         rows = []

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_towers.bench.runner import Result
-from keras_towers.errors import TowerError
-from keras_towers.system import check_writable
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.system import check_writable
+from keras_towers.inspection.bench.runner import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from keras_towers.planning import Plan
+    from keras_towers.inspection.planning import Plan
 
 FORMATS = (".png", ".svg", ".pdf")
 _INCHES = 7.0

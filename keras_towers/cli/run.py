@@ -13,18 +13,18 @@ from typing import Any, NoReturn
 
 import typer
 
-from keras_towers import settings
-from keras_towers._bytes import parse_bytes
 from keras_towers.cli.launch_plan import LaunchPlan, choose_engine, make_plan
 from keras_towers.cli.run_options import RunOptions
-from keras_towers.errors import TowerError
-from keras_towers.launching.elastic_hosts import ElasticOptions
-from keras_towers.launching.job import Job
-from keras_towers.launching.rank_job import run_job
-from keras_towers.launching.script import Setup, check_script
-from keras_towers.rendezvous import launchers, tf_config
-from keras_towers.rendezvous.rank_environment import INTERFACE, seconds
-from keras_towers.rendezvous.tf_config import Member
+from keras_towers.foundation import settings
+from keras_towers.foundation.byte_sizes import parse_bytes
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.launching.elastic_hosts import ElasticOptions
+from keras_towers.jobs.launching.job import Job
+from keras_towers.jobs.launching.rank_job import run_job
+from keras_towers.jobs.launching.script import Setup, check_script
+from keras_towers.jobs.rendezvous import launchers, tf_config
+from keras_towers.jobs.rendezvous.rank_environment import INTERFACE, seconds
+from keras_towers.jobs.rendezvous.tf_config import Member
 from keras_towers.strategies import STRATEGIES, check_options, find, parse
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from keras_towers import settings
-from keras_towers.errors import TowerError
-from keras_towers.rendezvous.hosts import parse_hostfile, parse_hosts
+from keras_towers.foundation import settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.rendezvous.hosts import parse_hostfile, parse_hosts
 from keras_towers.strategies import strategy_names
 
 Count: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]

@@ -22,13 +22,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers._strategy import Strategy
-from keras_towers._types import Structure, Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.options import Shards, StrategyOptions
 from keras_towers.fit.places import ALONE, Places, Ranks
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Structure, Variable
+from keras_towers.foundation.tf_strategy import Strategy
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 from keras_towers.reduction.gradients import Gradient
-from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport
 
 # Methods of keras.Model that a strategy runs on its towers.

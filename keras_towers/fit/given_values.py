@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 
 # Number types, NumPy's included, and their names in messages.
 _NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}

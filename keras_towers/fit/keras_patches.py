@@ -38,9 +38,9 @@ Patched classes and modules:
   builds models and traces their steps, or an optimizer makes slots in shards
 * ``fit/weights/moved_variable.py``: calls of functions, while another variable
   has the value of one that they may have captured
-* ``launching/function_job.py``: how Keras names a class that it saves, while a
-  model is pickled
-* ``launching/late_entry.py``: TensorFlow's start and the current strategy,
+* ``jobs/launching/function_job.py``: how Keras names a class that it saves,
+  while a model is pickled
+* ``jobs/launching/late_entry.py``: TensorFlow's start and the current strategy,
   until a script of ``keras-towers run`` needs them
 * ``engines/dropin/distributed_models.py``: ``compile`` and ``fit`` of models,
   and ``LossScaleOptimizer``, until Horovod or BytePS shuts down
@@ -50,8 +50,9 @@ Patched attributes of a single object:
 * ``fit/calls/tower_call.py``, ``fit/calls/lone_call.py``,
   ``strategies/noop.py``, ``parameter_servers/worker_fit.py``: a model, during a
   call
-* ``fit/step/adaptive_function.py``: a model, while Keras makes its functions
-* ``fit/step/dry_run.py``: a model, while a step is planned
+* ``fit/step/running/adaptive_function.py``: a model, while Keras makes its
+  functions
+* ``fit/step/plan/dry_run.py``: a model, while a step is planned
 * ``fit/update/optimizers.py``: an optimizer, during an update
 * ``engines/dropin/gradient_reducer.py``: an optimizer, for good
 * ``fit/calls/callback_effects.py``, ``fit/calls/callback_roles.py``: callbacks
@@ -59,7 +60,7 @@ Patched attributes of a single object:
 * ``strategies/keras_distribution.py``: a distribution, during a call
 * ``fit/data/read_ahead_limit.py``, ``fit/data/epoch_iterator.py``: Keras's
   reader of data
-* ``explanation.py``: a strategy, while it explains a step
+* ``inspection/explanation.py``: a strategy, while it explains a step
 """
 
 from __future__ import annotations
@@ -75,19 +76,19 @@ import keras
 import tensorflow as tf
 
 import keras_towers
-from keras_towers import compat
-from keras_towers._notices import first_time, logger
-from keras_towers._types import Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, recomputed_calls, thread_state
 from keras_towers.fit.data import read_ahead_limit, shared_files
-from keras_towers.fit.step import step_reports
-from keras_towers.fit.step.tower_statistics import normalize
+from keras_towers.fit.step.graph.tower_statistics import normalize
+from keras_towers.fit.step.reports import step_reports
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
 from keras_towers.fit.weights import model_binding, writes
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import first_time, logger
+from keras_towers.foundation.object_types import Variable
 
 SHARED = "shared_rendezvous"
 """An attribute of TensorFlow's functions."""

@@ -16,11 +16,11 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from keras_towers import settings
-from keras_towers._bytes import parse_bytes
-from keras_towers._types import CompressionName
-from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.given_values import check_value
+from keras_towers.foundation import settings
+from keras_towers.foundation.byte_sizes import parse_bytes
+from keras_towers.foundation.errors import TowerError, did_you_mean
+from keras_towers.foundation.object_types import CompressionName
 
 if TYPE_CHECKING:
     from keras.distribution import LayoutMap

@@ -12,14 +12,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from keras_towers.partition.axes import (
+from keras_towers.jobs.rendezvous.rank_checks import Peers
+from keras_towers.partition.ir.axes import (
     AT_ROOT,
     MICRO_BATCHES,
     ONCE,
     TOWERS,
     Axes,
 )
-from keras_towers.rendezvous.rank_checks import Peers
 from keras_towers.transport import SingleProcess, Transport
 
 ALONE: Transport = SingleProcess()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from keras_towers._types import Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Structure
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import Session
 from keras_towers.replicas.averages import refuse_without_update

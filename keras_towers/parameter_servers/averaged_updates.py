@@ -9,10 +9,14 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers._types import ConcreteFunction, Structure, Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
+from keras_towers.foundation import compat, settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import (
+    ConcreteFunction,
+    Structure,
+    Variable,
+)
 from keras_towers.parameter_servers.key_value_store import value_of
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_connection import ServerPeers

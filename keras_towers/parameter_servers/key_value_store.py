@@ -14,16 +14,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import settings
-from keras_towers._types import ConcreteFunction
-from keras_towers.errors import TowerError
+from keras_towers.foundation import settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import ConcreteFunction
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous.store import wait_for
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 from keras_towers.parameter_servers.remote_runtime import (
     RunningFunction,
     device_of,
 )
-from keras_towers.rendezvous import rank_checks
-from keras_towers.rendezvous.store import wait_for
-from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.named_resources import trace
 
 _NAME = "keras_towers/store"

@@ -12,11 +12,11 @@ from concurrent.futures import wait
 
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers._types import ConcreteFunction
-from keras_towers.errors import TowerError
-from keras_towers.rendezvous.listening import reachable_only_at
-from keras_towers.system import InThread
+from keras_towers.foundation import compat, settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import ConcreteFunction
+from keras_towers.foundation.system import InThread
+from keras_towers.jobs.rendezvous.listening import reachable_only_at
 
 # Otherwise a call to a dead server waits until the server is restarted.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")

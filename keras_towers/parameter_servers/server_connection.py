@@ -12,25 +12,25 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from keras_towers import settings
-from keras_towers._notices import announce
-from keras_towers._types import Plain
-from keras_towers.errors import TowerError
-from keras_towers.message_lists import describe_each
-from keras_towers.parameter_servers import key_value_store
-from keras_towers.parameter_servers.key_value_store import KeyValueStore
-from keras_towers.parameter_servers.remote_runtime import device_of, join
-from keras_towers.parameter_servers.server_process import serve
-from keras_towers.rendezvous import (
+from keras_towers.foundation import settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.message_lists import describe_each
+from keras_towers.foundation.notices import announce
+from keras_towers.foundation.object_types import Plain
+from keras_towers.jobs.rendezvous import (
     liveness,
     rank_environment,
     separate_training,
     tf_config,
     watch,
 )
-from keras_towers.rendezvous.network import is_reachable, task_answers
-from keras_towers.rendezvous.store import report_connected, wait_for
-from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.jobs.rendezvous.network import is_reachable, task_answers
+from keras_towers.jobs.rendezvous.store import report_connected, wait_for
+from keras_towers.jobs.rendezvous.tf_config import Cluster
+from keras_towers.parameter_servers import key_value_store
+from keras_towers.parameter_servers.key_value_store import KeyValueStore
+from keras_towers.parameter_servers.remote_runtime import device_of, join
+from keras_towers.parameter_servers.server_process import serve
 from keras_towers.transport import plain_values
 
 # A restarted server does not know its clients. Data sent over a link that broke

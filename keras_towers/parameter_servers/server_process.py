@@ -13,22 +13,25 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import tensorflow as tf
 
-from keras_towers import settings
-from keras_towers._notices import announce
-from keras_towers.errors import TowerError
-from keras_towers.parameter_servers import key_value_store
-from keras_towers.parameter_servers.key_value_store import KeyValueStore
-from keras_towers.parameter_servers.remote_runtime import join
-from keras_towers.rendezvous.liveness import (
+from keras_towers.foundation import settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import announce
+from keras_towers.foundation.system import keep_freed_memory, limit_teardown
+from keras_towers.jobs.rendezvous.liveness import (
     ANSWERED,
     Liveness,
     TaskState,
     ask_each,
 )
-from keras_towers.rendezvous.network import refuses_connections, task_answers
-from keras_towers.rendezvous.rank_environment import meeting_limit_s
-from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.system import keep_freed_memory, limit_teardown
+from keras_towers.jobs.rendezvous.network import (
+    refuses_connections,
+    task_answers,
+)
+from keras_towers.jobs.rendezvous.rank_environment import meeting_limit_s
+from keras_towers.jobs.rendezvous.tf_config import Cluster
+from keras_towers.parameter_servers import key_value_store
+from keras_towers.parameter_servers.key_value_store import KeyValueStore
+from keras_towers.parameter_servers.remote_runtime import join
 
 
 class WorkerLiveness(Liveness):

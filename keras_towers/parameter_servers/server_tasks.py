@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from keras_towers.launching.job import RunningJob
-from keras_towers.launching.rank_process import RankProcess, RankStart
-from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.network import LOOPBACK, reserve_port
-from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.jobs.launching.job import RunningJob
+from keras_towers.jobs.launching.rank_process import RankProcess, RankStart
+from keras_towers.jobs.rendezvous import tf_config
+from keras_towers.jobs.rendezvous.hosts import RankPlacement
+from keras_towers.jobs.rendezvous.network import LOOPBACK, reserve_port
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 
 
 class Servers:

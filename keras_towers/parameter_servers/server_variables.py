@@ -12,9 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers._types import Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
@@ -24,6 +21,9 @@ from keras_towers.fit.weights.least_loaded import (
     byte_size,
 )
 from keras_towers.fit.weights.tower_variables import with_values
+from keras_towers.foundation import compat, settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Variable
 from keras_towers.parameter_servers.server_connection import Connection
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.replicas.named_resources import (

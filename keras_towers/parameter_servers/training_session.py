@@ -16,13 +16,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import ConcreteFunction, Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
 from keras_towers.fit.data.same_data import is_far
 from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.weights.copies import copy_on_tower
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import ConcreteFunction, Structure
+from keras_towers.jobs.rendezvous import rank_checks
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_connection import (
     Connection,
@@ -30,7 +31,6 @@ from keras_towers.parameter_servers.server_connection import (
 )
 from keras_towers.parameter_servers.server_variables import ServerVariables
 from keras_towers.parameter_servers.workers import Workers
-from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas import named_resources
 from keras_towers.replicas.named_resources import TracedFunctions
 

@@ -10,20 +10,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Logs, Structure, Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.components import TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.data_use import DataUse
-from keras_towers.fit.step.step_layout import StepSettings
+from keras_towers.fit.step.graph.step_layout import StepSettings
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Logs, Structure, Variable
+from keras_towers.jobs.rendezvous import rank_checks
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.training_session import Session
 from keras_towers.parameter_servers.workers import FitEnded
-from keras_towers.rendezvous import rank_checks
 from keras_towers.replicas.hogwild import ATOMIC_ADDITIONS, draws_of
 from keras_towers.replicas.replica_calls import (
     DroppedGradients,

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 import keras
 
-from keras_towers._types import Structure, Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.components import (
     ApplyCall,
@@ -22,6 +20,8 @@ from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.places import Places
 from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Structure, Variable
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.training_session import Session

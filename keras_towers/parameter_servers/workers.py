@@ -15,17 +15,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import settings, system
-from keras_towers._notices import announce
-from keras_towers.errors import FAILED_ON, TowerError, shorten
 from keras_towers.fit.data.same_data import different_data
-from keras_towers.message_lists import describe_each
+from keras_towers.foundation import settings, system
+from keras_towers.foundation.errors import FAILED_ON, TowerError, shorten
+from keras_towers.foundation.message_lists import describe_each
+from keras_towers.foundation.notices import announce
+from keras_towers.jobs.rendezvous.liveness import Liveness, TaskState
+from keras_towers.jobs.rendezvous.store import wait_for
 from keras_towers.parameter_servers.key_value_store import task_name
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.server_process import missing_workers
-from keras_towers.rendezvous.liveness import Liveness, TaskState
-from keras_towers.rendezvous.store import wait_for
 
 
 class FitEnded(Exception):

@@ -71,99 +71,25 @@ The objects that functions take, each with what only it keeps:
 * a ``Node``: the traced operation that is being laid out, in its scope. A rule
   takes it, and the values of its inputs, and returns those of its outputs.
 
-The modules, in the order in which to read them: each imports only those before
-it. From ``sizes`` to ``nodes`` are the objects. From ``spans`` to
-``traced_graph`` is the pass, and ``rules`` come before its last module. Then
-follows what is done with a program.
+The rooms, in the order in which to read them: each imports only those before
+it, and ``mesh`` and ``emission`` import all of them.
 
-``sizes``
-  Symbolic sizes: exact expressions in the number of examples.
-``axes``
-  Axes of variation: ranks, towers, columns and micro-batches of a value.
-``program``
-  A program: a step over towers as operations and exchanges between them.
-``reasons``
-  The reasons why an operation is not divided.
-``builder``
-  Builds a program: adds operations, exchanges and computations of sizes.
-``layouts``
-  Layouts: how towers hold a value of the one-device step.
-``values``
-  Values of the one-device step: their layouts, and what is known of them.
-``registry``
-  The registry of operations: one row of facts for each type.
-``units``
-  Units: what rows are counted in, and the sizes that follow from them.
-``paired_variances``
-  Pairs of a mean and a variance in a graph, which one exchange computes.
-``conversions``
-  Converts values to the layouts that operations need.
-``list_conversions``
-  Converts lists of tensors to the layouts that operations need.
-``resources``
-  The order of reads and writes of resources, and the values of variables.
-``nodes``
-  Nodes: the traced operations as rules see them, and their scope.
-``spans``
-  The ranges of axes that slices and splits select, as far as known.
-``folding``
-  Constant folding, of numbers, sizes and axes that are known before a step.
-``division``
-  Divides an operation along an axis, or applies it to partial sums.
-``effects``
-  The side effects of operations, such as writes, prints and draws.
-``undivided``
-  Computes an operation once, as one device does, and shares the result.
-``column_exchanges``
-  Exchanges between columns of a mesh, as operations in a column's graph.
-``layout_pass``
-  Lays out the trace of the one-device step over towers, in one pass.
-``estimated_work``
-  Estimates the work of an operation from the sizes of its tensors.
-``list_memory``
-  Which lists of a loop have the same tensors in memory.
-``tensor_sizes``
-  The sizes of a program's tensors, for an assumed batch.
-``layout_choice``
-  Choice between two layouts of a step by their estimated cost.
-``traced_graph``
-  Reads a traced graph, with the layouts of its inputs, into a program.
+``ir``
+  A step as a program: operations, tensors, exchanges, and facts about both.
+``layout``
+  The layout of a step: which tower computes which part of each value.
 ``timeline``
-  A timeline: when a program computes and exchanges what.
-``gathers``
-  When a step gathers weights in shards, within ``gather_bytes``.
-``called_functions``
-  The functions that operations call: a program's own, or traced ones by name.
-``kernels``
-  The operations that XLA compiles, by the kernels registered in TensorFlow.
-``compiled_draws``
-  Random draws that XLA compiles, in functions that it does not.
+  When a step computes and exchanges what, and the memory that this takes.
+``xla``
+  What XLA compiles of a step, and what it cannot compile.
 ``emission``
   Adds the operations of a program to a TensorFlow graph.
-``stackable``
-  Lists of tensors that pass between functions as a stack.
-``xla_pieces``
-  Divides a level into functions that XLA compiles, and single operations.
 ``mesh``
   Divides a step over a mesh of two dimensions: the layout pass runs twice.
-``memory_estimate``
-  An estimate of the memory of a tower at each time of a step.
-``local_step``
-  The step of one of several processes that exchange nothing within a step.
-``gradient_buckets``
-  Buckets of gradients, which towers exchange during the backward pass.
-``segments``
-  Divides a step into segments that are recomputed.
-``kept_results``
-  Chooses the results to keep, rather than recompute.
-``rematerialization``
-  Rematerialization: recomputes activations instead of keeping them.
-``schedule``
-  The schedule: in which order a program's operations run.
 """
 
-from keras_towers.partition import rules
-from keras_towers.partition.program import Program
-from keras_towers.partition.traced_graph import partition_graph
+from keras_towers.partition.ir.program import Program
+from keras_towers.partition.layout import rules
+from keras_towers.partition.layout.traced_graph import partition_graph
 
 __all__ = ["Program", "partition_graph", "rules"]

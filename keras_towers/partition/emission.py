@@ -1,6 +1,6 @@
 """Adds the operations of a program to a TensorFlow graph.
 
-``fit/step/tower_functions.py`` and ``tower_program.py`` call ``emit``;
+``fit/step/graph/tower_functions.py`` and ``tower_program.py`` call ``emit``;
 ``mesh.py`` does so for the graph of a column.
 """
 
@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.partition.compiled_draws import CompiledDraws
-from keras_towers.partition.kernels import Kernels, rename_calls
-from keras_towers.partition.program import Function, Operation, Tensor
+from keras_towers.foundation import compat
+from keras_towers.partition.ir.program import Function, Operation, Tensor
+from keras_towers.partition.xla.compiled_draws import CompiledDraws
+from keras_towers.partition.xla.kernels import Kernels, rename_calls
 
 Waits: TypeAlias = Mapping[Operation, Sequence[Operation]]
 # The functions that were emitted are numbered.

@@ -18,12 +18,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.partition.column_exchanges import as_operation
-from keras_towers.partition.conversions import LayoutOptions
+from keras_towers.foundation import compat
 from keras_towers.partition.emission import emit, placeholder_of, value_of
-from keras_towers.partition.gathers import place_earliest
-from keras_towers.partition.layouts import (
+from keras_towers.partition.ir.layouts import (
     REPLICATED,
     AllExamples,
     InputLayout,
@@ -31,7 +28,7 @@ from keras_towers.partition.layouts import (
     MeshLayout,
     Sharded,
 )
-from keras_towers.partition.program import (
+from keras_towers.partition.ir.program import (
     ColumnInput,
     Exchange,
     Operation,
@@ -39,8 +36,11 @@ from keras_towers.partition.program import (
     Tensor,
     changed_program,
 )
-from keras_towers.partition.tensor_sizes import TensorSizes
-from keras_towers.partition.traced_graph import partition_graph
+from keras_towers.partition.ir.tensor_sizes import TensorSizes
+from keras_towers.partition.layout.column_exchanges import as_operation
+from keras_towers.partition.layout.conversions import LayoutOptions
+from keras_towers.partition.layout.traced_graph import partition_graph
+from keras_towers.partition.timeline.gathers import place_earliest
 
 # What columns gather, towers gather again.
 _ANY = 2**62

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.devices import all_on_host
+from keras_towers.foundation import compat
 from keras_towers.reduction.collectives import (
     Collectives,
     Column,
@@ -19,6 +18,7 @@ from keras_towers.reduction.collectives import (
 )
 from keras_towers.reduction.gradients import Gradient, dense_of
 from keras_towers.transport import messages, nccl_trial
+from keras_towers.transport.devices import all_on_host
 from keras_towers.transport.messages import Rows
 
 # The dtypes that TensorFlow's collectives send, on GPUs and on the host.

@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import tensorflow as tf
 
-from keras_towers.devices import host_of
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -21,6 +20,7 @@ from keras_towers.reduction.gradients import (
     check_towers,
     sparse_of,
 )
+from keras_towers.transport.devices import host_of
 from keras_towers.transport.messages import Rows
 
 _T = TypeVar("_T")

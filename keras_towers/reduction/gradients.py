@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 """One gradient of one tower, dense or as slices of its variable's rows."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_towers._types import CompressionName as CompressionName
+from keras_towers.foundation.object_types import (
+    CompressionName as CompressionName,
+)
 from keras_towers.reduction.compression_hooks import (
     CommunicationHook,
     all_reduce,

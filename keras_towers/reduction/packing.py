@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.devices import as_whole_number
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.reduction.collectives import Collectives, Tensors, on_each
 from keras_towers.reduction.gradients import Gradient, Gradients, check_towers
 from keras_towers.transport import messages
+from keras_towers.transport.devices import as_whole_number
 from keras_towers.transport.messages import Rows, group_by_bytes
 
 

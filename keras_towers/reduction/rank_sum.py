@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._incomplete import name_of
-from keras_towers._notices import logger
-from keras_towers._types import Variable
-from keras_towers.errors import TowerError
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.incomplete_classes import name_of
+from keras_towers.foundation.notices import logger
+from keras_towers.foundation.object_types import Variable
 from keras_towers.reduction.compression_hooks import (
     CommunicationHook,
     all_reduce,

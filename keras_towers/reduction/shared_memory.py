@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._notices import logger
+from keras_towers.foundation.notices import logger
 from keras_towers.reduction.compression_hooks import sum_separately
 from keras_towers.transport import Transport
 from keras_towers.transport.memory_turns import Turns

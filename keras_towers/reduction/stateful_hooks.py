@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_towers._incomplete import Extensible
-from keras_towers._types import Structure
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.incomplete_classes import Extensible
+from keras_towers.foundation.object_types import Structure
 from keras_towers.reduction.compression_hooks import (
     CommunicationHook,
     is_rounded,

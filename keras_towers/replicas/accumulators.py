@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.replicas.named_resources import make_handle
 

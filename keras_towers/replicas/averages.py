@@ -9,11 +9,11 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import ConcreteFunction, Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall
 from keras_towers.fit.weights.copies import read_later
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import ConcreteFunction, Variable
 from keras_towers.replicas.accumulators import (
     Accumulator,
     GradientSpec,

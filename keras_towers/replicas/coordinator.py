@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.replicas.replica_counts import ReplicaCounts
 from keras_towers.replicas.replica_group import ReplicaEvent, ReplicaGroup
 

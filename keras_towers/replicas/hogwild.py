@@ -17,8 +17,6 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Variable
 from keras_towers.fit.components import ApplyCall, TowerConfig
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.identity_dict import IdentityDict
@@ -26,6 +24,8 @@ from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.foundation import compat
+from keras_towers.foundation.object_types import Variable
 from keras_towers.reduction.collectives import Collectives
 from keras_towers.reduction.gradients import scaled
 from keras_towers.replicas.named_resources import after_writes_of

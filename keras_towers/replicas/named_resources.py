@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import ConcreteFunction
+from keras_towers.foundation import compat
+from keras_towers.foundation.object_types import ConcreteFunction
 
 # The handles of this process: by name, with the device.
 _known: dict[str, tuple[tf.Tensor, str]] = {}

@@ -11,9 +11,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers._notices import announce
-from keras_towers._types import Logs, Structure, Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles, tower_call
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.calls.tower_runner import TowerRunner
@@ -25,9 +22,12 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.data_use import DataUse
-from keras_towers.fit.step.step_clock import recorder_of
+from keras_towers.fit.step.graph.step_clock import recorder_of
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import announce
+from keras_towers.foundation.object_types import Logs, Structure, Variable
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import SHARED_STATE, HogwildUpdate
 from keras_towers.replicas.replica_counts import Quorum, ReplicaCounts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.replicas.accumulators import MAX_GRADIENTS
 
 

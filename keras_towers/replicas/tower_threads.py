@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices as devices_lib
-from keras_towers._types import Logs, Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import ApplyCall, TowerFunction
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.step.global_step import run_for_own_batch
-from keras_towers.fit.step.step_clock import StepRecorder
+from keras_towers.fit.step.graph.step_clock import StepRecorder
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import native
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Logs, Structure
 from keras_towers.replicas.averages import Averages, refuse_new_step
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.hogwild import HogwildUpdate
@@ -33,6 +33,7 @@ from keras_towers.replicas.named_resources import free
 from keras_towers.replicas.replica_counts import Quorum
 from keras_towers.replicas.replica_group import END, ReplicaEvent, ReplicaGroup
 from keras_towers.replicas.staleness import Staleness
+from keras_towers.transport import devices as devices_lib
 
 _numbers = itertools.count()
 

@@ -44,10 +44,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras_towers
-from keras_towers._imports import broken_entry, load_entry
-from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit import options as fit_options
-from keras_towers.known_engines import ENGINES, SERVED, Engine
+from keras_towers.foundation.errors import TowerError, did_you_mean
+from keras_towers.foundation.import_hooks import broken_entry, load_entry
+from keras_towers.jobs.known_engines import ENGINES, SERVED, Engine
 
 GROUP = "keras_towers.strategies"
 

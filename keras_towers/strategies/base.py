@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import keras
 import tensorflow as tf
 
-from keras_towers import devices as devices_lib
-from keras_towers._notices import announce, logger, silence
-from keras_towers._strategy import MirroredStrategy
-from keras_towers.errors import TowerError
 from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import saving, tower_call
 from keras_towers.fit.calls.tower_runner import TowerRunner
@@ -36,17 +32,25 @@ from keras_towers.fit.options import (
     check_names,
     divided_by,
 )
-from keras_towers.fit.step.device_memory import DoesNotFit
+from keras_towers.fit.step.plan.device_memory import DoesNotFit
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.shards import NoValueError
-from keras_towers.rendezvous import separate_training, tf_config
-from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import announce, logger, silence
+from keras_towers.foundation.system import defer_interrupts
+from keras_towers.foundation.tf_strategy import MirroredStrategy
+from keras_towers.jobs.rendezvous import separate_training, tf_config
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 from keras_towers.strategies import description, modes
 from keras_towers.strategies.device_mesh import Mesh
 from keras_towers.strategies.layout_map import ShardedOverMesh
 from keras_towers.strategies.tower_extended import TowerExtended
-from keras_towers.system import defer_interrupts
-from keras_towers.transport import NoRank, SingleProcess, Transport
+from keras_towers.transport import (
+    NoRank,
+    SingleProcess,
+    Transport,
+    devices as devices_lib,
+)
 
 _KERAS_2 = "tf_keras"
 _OTHER_KERAS = (

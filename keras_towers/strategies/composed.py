@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from keras_towers import devices as devices_lib
-from keras_towers._incomplete import check_complete, name_of
-from keras_towers.errors import TowerError
 from keras_towers.fit.options import RankKeywords, StrategyOptions, options_of
 from keras_towers.fit.update.sharding_policy import OnDevices
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import Placement
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.incomplete_classes import check_complete, name_of
 from keras_towers.strategies import modes
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.device_mesh import ClaimedDevices
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport import (
+    SingleProcess,
+    Transport,
+    devices as devices_lib,
+)
 
 
 class ComposedStrategy(BaseStrategy):

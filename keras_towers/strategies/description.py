@@ -1,20 +1,19 @@
 """The lines of ``describe()`` about a strategy.
 
-``fit/step/step_reports.py`` has those about steps.
+``fit/step/reports/step_reports.py`` has those about steps.
 """
 
 from __future__ import annotations
 
-from keras_towers import devices as devices_lib
-from keras_towers._bytes import format_bytes
 from keras_towers.fit.components import KerasStrategy, TowerConfig
 from keras_towers.fit.options import StrategyOptions
-from keras_towers.fit.step import step_reports
+from keras_towers.fit.step.reports import step_reports
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.foundation.byte_sizes import format_bytes
+from keras_towers.foundation.system import resident_bytes
 from keras_towers.reduction.hook_names import describe_effect
 from keras_towers.strategies.modes import Mode
-from keras_towers.system import resident_bytes
-from keras_towers.transport import SingleProcess
+from keras_towers.transport import SingleProcess, devices as devices_lib
 from keras_towers.transport.engine_transport import EngineTransport
 
 

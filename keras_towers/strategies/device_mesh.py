@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 import keras
 import numpy as np
 
-from keras_towers import devices as devices_lib
-from keras_towers.errors import TowerError
-from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.transport import Transport
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.rendezvous.tf_config import Cluster
+from keras_towers.transport import Transport, devices as devices_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_towers import (
-    compat,
-    devices as devices_lib,
-    known_engines,
-    strategies,
-)
-from keras_towers._notices import logger
-from keras_towers.errors import TowerError
+from keras_towers import strategies
 from keras_towers.fit import keras_patches
 from keras_towers.fit.components import TRAINING
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.weights.model_binding import strategy_that_runs
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.rendezvous import launchers, separate_training
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import logger
+from keras_towers.jobs import known_engines
+from keras_towers.jobs.rendezvous import launchers, separate_training
 from keras_towers.strategies.device_mesh import rows_of
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport import (
+    SingleProcess,
+    Transport,
+    devices as devices_lib,
+)
 
 if TYPE_CHECKING:
     from keras_towers.fit.options import Batches

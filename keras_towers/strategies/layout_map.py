@@ -12,12 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers._notices import announce, first_time, logger
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.update.sharding_policy import ShardedOverTowers
 from keras_towers.fit.weights.model_state import output_paths
-from keras_towers.partition.layouts import REPLICATED, InShards, MeshLayout
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import announce, first_time, logger
+from keras_towers.partition.ir.layouts import REPLICATED, InShards, MeshLayout
 from keras_towers.strategies.device_mesh import Mesh
 
 

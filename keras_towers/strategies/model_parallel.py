@@ -6,8 +6,8 @@ from typing import Unpack
 
 import keras
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.options import MeshKeywords, options_of
+from keras_towers.foundation.errors import TowerError
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.device_mesh import Mesh
 

@@ -8,9 +8,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_towers import devices as devices_lib
-from keras_towers._incomplete import name_of
-from keras_towers._notices import logger
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import ModeName, StrategyOptions
 from keras_towers.fit.update.local_sgd import LocalSGD
@@ -20,6 +17,8 @@ from keras_towers.fit.update.sharding_policy import (
     ShardingPolicy,
 )
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.foundation.incomplete_classes import name_of
+from keras_towers.foundation.notices import logger
 from keras_towers.reduction import shared_memory
 from keras_towers.reduction.collective_ops import (
     CollectiveOps,
@@ -44,6 +43,7 @@ from keras_towers.reduction.stateful_hooks import (
     StatefulHook,
     as_stateful,
 )
+from keras_towers.transport import devices as devices_lib
 
 MODES: dict[ModeName, Callable[[], Collectives]] = {
     "nccl": NcclAllReduce,

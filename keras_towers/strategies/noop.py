@@ -11,17 +11,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat, devices as devices_lib
-from keras_towers._strategy import Strategy
-from keras_towers._types import EpochIterator, Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls import keras_loop, model_building, tower_call
 from keras_towers.fit.calls.tower_runner import TowerRunner, run_on_one_device
 from keras_towers.fit.components import KerasCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.update.weight_update import WeightUpdate
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import EpochIterator, Structure
+from keras_towers.foundation.tf_strategy import Strategy
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.transport import devices as devices_lib
 
 # Makes Keras's iterator over data that no towers divide.
 _UNDIVIDED = functools.partial(compat.TFEpochIterator, Undistributed)

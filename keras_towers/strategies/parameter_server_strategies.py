@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Self, Unpack
 
-from keras_towers import devices as devices_lib
 from keras_towers.fit.given_values import check_arguments
 from keras_towers.fit.options import (
     Batches,
@@ -24,6 +23,7 @@ from keras_towers.fit.options import (
 from keras_towers.fit.update.sharding_policy import OnDevices
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import LeastLoadedPlacement
+from keras_towers.jobs.rendezvous import tf_config
 from keras_towers.parameter_servers.async_updates import AsyncSession
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import (
@@ -35,9 +35,9 @@ from keras_towers.parameter_servers.worker_runner import (
     ServerUpdate,
     WorkerRunner,
 )
-from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.replica_counts import Quorum
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.transport import devices as devices_lib
 
 # Smaller copies of a worker are all on its first tower, to avoid many small
 # reads from all of its towers.

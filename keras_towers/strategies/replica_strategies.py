@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices as devices_lib, settings
-from keras_towers._types import Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.given_values import check_arguments
 from keras_towers.fit.options import Batches, StrategyOptions, Tokens
 from keras_towers.fit.weights.copies import native
+from keras_towers.foundation import compat, settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Variable
+from keras_towers.jobs.rendezvous import tf_config
 from keras_towers.parameter_servers.averaged_updates import AveragedSession
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.worker_runner import (
     ServerUpdate,
     WorkerRunner,
 )
-from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.hogwild import HogwildUpdate
 from keras_towers.replicas.replica_calls import (
     AsyncRunner,
@@ -34,6 +34,7 @@ from keras_towers.strategies.parameter_server_strategies import (
     connect,
     describe_workers,
 )
+from keras_towers.transport import devices as devices_lib
 
 
 class AsyncTowerStrategy(BaseStrategy):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from keras_towers import devices as devices_lib
 from keras_towers.fit.options import AllReduceKeywords, options_of
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.transport import devices as devices_lib
 
 
 class TowerStrategy(BaseStrategy):

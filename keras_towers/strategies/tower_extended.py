@@ -14,10 +14,6 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._strategy import Strategy
-from keras_towers._types import Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.data import (
     batches as data_lib,
     same_data,
@@ -25,6 +21,10 @@ from keras_towers.fit.data import (
 )
 from keras_towers.fit.weights.copies import mark_copies
 from keras_towers.fit.weights.mirrored_variable import TowerMirroredVariable
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Structure
+from keras_towers.foundation.tf_strategy import Strategy
 from keras_towers.reduction.gradients import Gradient, divide, is_sparse
 from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key

@@ -14,6 +14,8 @@ The other modules here are shared by all transports.
   Counts the exchanges of a process for the watch over its ranks.
 ``memory_turns``
   Lets the exchanges of a graph share memory, one after another.
+``devices``
+  The devices of the towers, and a rank's share of its machine.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Plain
-from keras_towers.rendezvous.failed_calls import Abortable
-from keras_towers.rendezvous.separate_training import NoRankError
+from keras_towers.foundation import compat
+from keras_towers.foundation.object_types import Plain
+from keras_towers.jobs.rendezvous.failed_calls import Abortable
+from keras_towers.jobs.rendezvous.separate_training import NoRankError
 
 
 @runtime_checkable

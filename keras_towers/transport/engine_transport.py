@@ -13,14 +13,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers._incomplete import Extensible
-from keras_towers._notices import logger
-from keras_towers._types import Plain
-from keras_towers.errors import TowerError
-from keras_towers.message_lists import describe_each
-from keras_towers.rendezvous import activity, failed_calls, rank_checks, watch
-from keras_towers.rendezvous.liveness import TaskState
-from keras_towers.rendezvous.rank_checks import Ranked
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.incomplete_classes import Extensible
+from keras_towers.foundation.message_lists import describe_each
+from keras_towers.foundation.notices import logger
+from keras_towers.foundation.object_types import Plain
+from keras_towers.jobs.rendezvous import (
+    activity,
+    failed_calls,
+    rank_checks,
+    watch,
+)
+from keras_towers.jobs.rendezvous.liveness import TaskState
+from keras_towers.jobs.rendezvous.rank_checks import Ranked
 from keras_towers.transport import (
     Transport,
     exchange_counts,

@@ -8,8 +8,8 @@ from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.rendezvous import activity
+from keras_towers.foundation import compat
+from keras_towers.jobs.rendezvous import activity
 
 Collective: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 _SentT = TypeVar("_SentT")

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers.foundation import compat
 from keras_towers.transport import next_key
 
 # The collection of a graph for the turns in it.

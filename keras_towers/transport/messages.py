@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 
 Shape: TypeAlias = "tf.TensorShape | Sequence[int | None]"
 

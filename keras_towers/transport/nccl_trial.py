@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.errors import TowerError, shorten
-from keras_towers.rendezvous import failed_calls
-from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
-from keras_towers.system import call_within
+from keras_towers.foundation.errors import TowerError, shorten
+from keras_towers.foundation.settings import ENV_NCCL_TIMEOUT, NCCL_TIMEOUT_S
+from keras_towers.foundation.system import call_within
+from keras_towers.jobs.rendezvous import failed_calls
+from keras_towers.jobs.rendezvous.rank_environment import seconds
 from keras_towers.transport import Transport
 
 

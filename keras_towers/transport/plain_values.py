@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._types import Plain
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Plain
 
 FIRST_WORDS: int = 127
 """How many words of its value each rank sends at once."""

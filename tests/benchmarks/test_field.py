@@ -7,12 +7,12 @@ from typer.testing import CliRunner
 
 from benchmarks import field
 from benchmarks.field import app
-from keras_towers import installed
-from keras_towers.bench import runner
-from keras_towers.bench.rows import Row
+from keras_towers.cli import installed
 from keras_towers.cli.bench import summarize
-from keras_towers.errors import TowerError
-from tests.bench.shared import FACTS, RANK, samples_of
+from keras_towers.foundation.errors import TowerError
+from keras_towers.inspection.bench import runner
+from keras_towers.inspection.bench.rows import Row
+from tests.inspection.bench.shared import FACTS, RANK, samples_of
 
 
 def test_figures_are_relative_to_the_same_backend(monkeypatch):

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import pytest
 
+from tests.foundation.test_compat import is_there
 from tests.kit.scripts import ROOT, run_python
 from tests.kit.wheels import build, install_alone
-from tests.test_compat import is_there
 
 HERE = Path(__file__).parent
 # A package that implements what keras_towers.extending declares.

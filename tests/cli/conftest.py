@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers import devices
+from keras_towers.transport import devices
 
 
 @pytest.fixture(autouse=True)

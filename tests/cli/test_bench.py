@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from keras_towers import installed
-from keras_towers.bench import runner
-from keras_towers.errors import TowerError
-from tests.bench.shared import FACTS, RANK, invoke
+from keras_towers.cli import installed
+from keras_towers.foundation.errors import TowerError
+from keras_towers.inspection.bench import runner
+from tests.inspection.bench.shared import FACTS, RANK, invoke
 
 pytestmark = pytest.mark.core
 

@@ -6,9 +6,9 @@ import re
 import pytest
 from rich.console import Console
 
-from keras_towers.bench.rows import ROWS, find_row
 from keras_towers.cli.bench import COLUMNS, print_tables, summarize
-from tests.bench.shared import samples_of
+from keras_towers.inspection.bench.rows import ROWS, find_row
+from tests.inspection.bench.shared import samples_of
 
 pytestmark = pytest.mark.core
 

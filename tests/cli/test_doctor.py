@@ -4,16 +4,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from keras_towers import commands, compat
-from keras_towers.bench import runner
-from keras_towers.building.recipe import InstalledEngine
 from keras_towers.cli import doctor as doctor_lib
 from keras_towers.cli.doctor import Finding, Status
 from keras_towers.cli.main import app
-from keras_towers.commands import CommandResult
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
-from tests.bench.shared import RANK
+from keras_towers.foundation import commands, compat
+from keras_towers.foundation.commands import CommandResult
+from keras_towers.inspection.bench import runner
+from keras_towers.jobs.building.recipe import InstalledEngine
+from tests.inspection.bench.shared import RANK
 
 pytestmark = pytest.mark.alternate
 
@@ -131,7 +131,7 @@ def test_where_there_are_no_two_gpus_nccl_is_not_tried():
     assert "needs at least two GPUs" in found.value
 
 
-# Rows with real workers are in `tests/bench/test_real_workers.py`, too.
+# Rows with real workers are in `test_real_workers.py`, too.
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["horovod", "sync-replicas", "multi-worker"])

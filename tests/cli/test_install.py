@@ -8,9 +8,9 @@ import importlib.util
 import pytest
 from typer.testing import CliRunner
 
-from keras_towers.building.recipe import InstalledEngine, InstallError
 from keras_towers.cli import main
 from keras_towers.cli.main import app
+from keras_towers.jobs.building.recipe import InstalledEngine, InstallError
 
 PARTS = {"Gloo": True, "MPI": True, "NCCL": 0}
 LOADS = InstalledEngine("0.28.1", "2.21.0", True, parts=PARTS)

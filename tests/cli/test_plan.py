@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
 
-from keras_towers._bytes import parse_bytes
 from keras_towers.cli import plan_hosts
 from keras_towers.cli.main import app
-from keras_towers.errors import TowerError
+from keras_towers.foundation.byte_sizes import parse_bytes
+from keras_towers.foundation.errors import TowerError
 from tests.kit.meshes import layout_map, mesh_of
 
 pytestmark = pytest.mark.alternate

@@ -6,8 +6,8 @@ import pytest
 
 from keras_towers.cli.bench import COLUMNS, summarize
 from keras_towers.cli.plots import check_plot, draw_plot
-from keras_towers.errors import TowerError
-from tests.bench.shared import samples_of
+from keras_towers.foundation.errors import TowerError
+from tests.inspection.bench.shared import samples_of
 
 pytestmark = pytest.mark.core
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 import keras_towers as kt
-from keras_towers.rendezvous import meet
+from keras_towers.jobs.rendezvous import meet
 
 SLOW_S = 55
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from keras_towers import settings
+from keras_towers.foundation import settings
 from tests.cluster.jobs import (
     NEEDS_HOSTS,
     NOTICED_S,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 from tests.kit.compare import (
     assert_close,
     assert_same_model,

@@ -17,8 +17,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.devices import short_name
 from keras_towers.fit import options
+from keras_towers.transport.devices import short_name
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_commands import COMMANDS, options_of
 from tests.kit.compare import assert_all_close

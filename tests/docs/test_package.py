@@ -5,13 +5,14 @@ import contextlib
 import importlib.util
 import inspect
 import re
+from graphlib import TopologicalSorter
 
 import keras
 import pytest
 
-from keras_towers import compat
 from keras_towers.fit import keras_patches
-from keras_towers.known_engines import ENGINES
+from keras_towers.foundation import compat
+from keras_towers.jobs.known_engines import ENGINES
 from tests.docs.pages import ROOT, callbacks_by_rank
 
 pytestmark = pytest.mark.core
@@ -91,12 +92,12 @@ def test_the_reference_explains_every_type_it_shows():
 
 # What a launched process sets up before its script begins, in functions.
 UPWARDS = {
-    "keras_towers/launching/script.py": {
+    "keras_towers/jobs/launching/script.py": {
         *("strategies/", "parameter_servers/", "fit/"),
     },
-    "keras_towers/launching/late_entry.py": {"fit/"},
+    "keras_towers/jobs/launching/late_entry.py": {"fit/"},
     # Once the function has been called.
-    "keras_towers/launching/function_job.py": {"fit/"},
+    "keras_towers/jobs/launching/function_job.py": {"fit/"},
 }
 
 
@@ -133,7 +134,7 @@ def imported(path):
 
 def test_imports_go_downwards():
     place = {part: index for index, part in enumerate(ORDER)}
-    assert "fit/" in place and "compat.py" in place
+    assert "fit/" in place and "foundation/" in place
     wrong = {
         f"{path.relative_to(ROOT)} imports {part}"
         for path in PACKAGE.rglob("*.py")
@@ -201,12 +202,19 @@ def test_no_files_import_one_another():
     assert not imports, "\n".join(sorted(imports))
 
 
+def modules_in_order(room):
+    """The modules of a room and of its rooms, in the order of its docstring."""
+    said = importlib.import_module(room).__doc__
+    for name in re.findall(r"^``(\w+)``$", said, re.M):
+        if (ROOT / room.replace(".", "/") / name).is_dir():
+            yield from modules_in_order(f"{room}.{name}")
+        else:
+            yield f"{room}.{name}"
+
+
 def test_files_of_the_partition_import_what_is_listed_before_them():
     room = "keras_towers.partition"
-    listed = re.findall(
-        r"^``(\w+)``$", importlib.import_module(room).__doc__, re.M
-    )
-    place = {f"{room}.{name}": k for k, name in enumerate(listed)}
+    place = {name: k for k, name in enumerate(modules_in_order(room))}
     wrong = {
         f"{name} imports {other}"
         for name in place
@@ -214,8 +222,30 @@ def test_files_of_the_partition_import_what_is_listed_before_them():
         for other in place.keys() & named(path)
         if place[other] >= place[name]
     }
-    assert len(place) > 20
+    files = (PACKAGE / "partition").rglob("[!_]*.py")
+    assert place.keys() == {
+        module_of(path) for path in files if path.parent.name != "rules"
+    }
     assert not wrong, "\n".join(sorted(wrong))
+
+
+@pytest.mark.parametrize("room", ["jobs", "fit.step"])
+def test_rooms_of_a_room_do_not_import_one_another(room):
+    """A file of the room itself is a room of its own."""
+    package = f"keras_towers.{room}."
+    imports = {}
+    for path in (PACKAGE / room.replace(".", "/")).rglob("[!_]*.py"):
+        own = module_of(path).removeprefix(package).split(".")[0]
+        imports.setdefault(own, set()).update(
+            name.removeprefix(package).split(".")[0]
+            for name in named(path)
+            if name.startswith(package)
+        )
+    assert len(imports) > 2
+    order = TopologicalSorter(
+        {own: names - {own} for own, names in imports.items()}
+    )
+    order.prepare()
 
 
 def test_parts_of_fit_import_what_is_named_before_them():

@@ -6,8 +6,8 @@
 import itertools
 import re
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
+from keras_towers.foundation.errors import TowerError
 from tests.docs.pages import ROOT
 from tests.kit.meshes import layout_map, mesh_of
 

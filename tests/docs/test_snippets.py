@@ -13,7 +13,7 @@ import unittest.mock
 import keras
 import pytest
 
-from keras_towers.partition.registry import OPERATIONS
+from keras_towers.partition.ir.registry import OPERATIONS
 from tests.docs.pages import PAGES, ROOT, blocks, name_of
 from tests.kit.sampling import sample_of
 

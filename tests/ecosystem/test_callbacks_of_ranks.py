@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from keras_towers import compat
+from keras_towers.foundation import compat
 from tests.kit.ranks import Job, each_check_of, names
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import functools
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance.outcomes import assert_ordinary
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from tests.kit.compare import assert_close, assert_same_model
 from tests.kit.training import X, Y, adam, classifier
 

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance.outcomes import assert_ordinary
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from tests.kit.compare import (
     assert_all_close,
     assert_same_history,

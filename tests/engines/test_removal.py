@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from keras_towers.known_engines import ENGINES
+from keras_towers.jobs.known_engines import ENGINES
 from tests.kit.sampling import sample_of
 from tests.kit.scripts import ROOT, run_python
 

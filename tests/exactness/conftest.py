@@ -2,8 +2,8 @@
 
 import pytest
 
-from keras_towers.fit.step.graph_function import CallMode, GraphFunction
-from keras_towers.fit.step.tower_program import TowerProgram
+from keras_towers.fit.step.graph.graph_function import CallMode, GraphFunction
+from keras_towers.fit.step.graph.tower_program import TowerProgram
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The exactness contract: a case on towers is the case on one device."""
 
-from keras_towers.conformance.cases import CASES
-from keras_towers.conformance.strategy_check import on_one_device
+from keras_towers.inspection.conformance.cases import CASES
+from keras_towers.inspection.conformance.strategy_check import on_one_device
 from tests.kit.compare import assert_same, use_model
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.cases import CASES, HARDEST, OVERFLOW
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
 from tests.exactness.ways import WAYS as WAYS_OF_ALL
 from tests.kit.compare import (

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.cases import CASES, HARDEST
-from keras_towers.conformance.strategy_check import on_one_device
+from keras_towers.inspection.conformance.cases import CASES, HARDEST
+from keras_towers.inspection.conformance.strategy_check import on_one_device
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import X, Y, seeded, stacked

@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance.cases import CASES, HARDEST
-from keras_towers.partition import gradient_buckets
+from keras_towers.inspection.conformance.cases import CASES, HARDEST
+from keras_towers.partition.timeline import gradient_buckets
 from tests.exactness.contract import assert_contract
 from tests.kit.sampling import sample_of
 

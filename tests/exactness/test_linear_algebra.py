@@ -1,7 +1,7 @@
 """Decompositions of examples' matrices that XLA compiles, and their gradients.
 
 An attribute such as ``compute_uv`` may empty outputs. Without XLA, they are
-among the operations of ``tests/partition/rules``.
+among the operations of ``tests/partition/layout/rules``.
 """
 
 import functools

@@ -8,10 +8,10 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_towers import _notices
-from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.partition.timeline import Timeline
-from keras_towers.settings import ENV_DEVICE_MEMORY
+from keras_towers.fit.step.graph.tower_program import TowerProgram
+from keras_towers.foundation import notices
+from keras_towers.foundation.settings import ENV_DEVICE_MEMORY
+from keras_towers.partition.timeline.timeline import Timeline
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def _all_on_towers() -> list[keras.Variable]:
 def logged(monkeypatch, caplog) -> Callable[[str], list[tuple[str, str]]]:
     """The messages of a test with some text, and their levels."""
     # Notices are shown once in a process.
-    monkeypatch.setattr(_notices, "_said", {})
+    monkeypatch.setattr(notices, "_said", {})
     caplog.set_level(logging.INFO, "keras_towers")
     return lambda text: [
         (record.levelname, record.getMessage())

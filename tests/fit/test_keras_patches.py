@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.fit import keras_patches
 from keras_towers.fit.context import patches
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from keras_towers.strategies import keras_distribution
 from tests.fit.one_device import trained
 from tests.kit import compare

@@ -8,8 +8,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-from keras_towers.conformance.cases import CASES
-from keras_towers.devices import canonical
+from keras_towers.inspection.conformance.cases import CASES
+from keras_towers.transport.devices import canonical
 from tests.gpu.towers import HARD, TOLERANCE
 from tests.kit import gpus
 from tests.kit.ranks import CHECKS, check, main

@@ -55,7 +55,7 @@ section() {
 
 # Two and four ranks, which share one GPU if there is no other.
 nccl() {
-  "$python" -c "from keras_towers.installed import nccl_state; print(nccl_state())"
+  "$python" -c "from keras_towers.cli.installed import nccl_state; print(nccl_state())"
   "$python" -m pytest "$root/tests/gpu/test_nccl.py" -n 0 -rA --tb=short
 }
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.cases import CASES, HARDEST
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.cases import CASES, HARDEST
 from tests.compatibility import test_custom_loop as loops
 from tests.exactness.test_contract import MODES
 from tests.fit.data.prefetched import (

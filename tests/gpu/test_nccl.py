@@ -7,7 +7,7 @@ import time
 import pytest
 import tensorflow as tf
 
-from keras_towers.settings import ENV_OWN_GPUS
+from keras_towers.foundation.settings import ENV_OWN_GPUS
 from tests.gpu.towers import HARD
 from tests.kit import gpus
 from tests.kit.processes import Launched

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import Originals
-from keras_towers.devices import canonical
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import Originals
+from keras_towers.transport.devices import canonical
 from tests.gpu.towers import some_on_cpus, strategy, towers
 from tests.kit import gpus
 from tests.kit.compare import assert_all_close

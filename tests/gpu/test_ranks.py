@@ -9,7 +9,7 @@ import importlib.util
 import pytest
 import tensorflow as tf
 
-from keras_towers.settings import ENV_NCCL_TIMEOUT, ENV_OWN_GPUS
+from keras_towers.foundation.settings import ENV_NCCL_TIMEOUT, ENV_OWN_GPUS
 from tests.gpu.towers import HARD
 from tests.kit import gpus
 from tests.kit.gpus import SHARED

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.cases import CASES, HARDEST
-from keras_towers.conformance.strategy_check import compare
+from keras_towers.inspection.conformance.cases import CASES, HARDEST
+from keras_towers.inspection.conformance.strategy_check import compare
 from keras_towers.reduction.collective_ops import nccl_available
 from tests.kit import gpus, sampling
 from tests.kit.training import prefetching

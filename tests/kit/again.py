@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 
-from keras_towers import elastic, saved_training, settings
+from keras_towers import elastic
+from keras_towers.backups import saved_training
+from keras_towers.foundation import settings
 
 
 def begin_again():

@@ -2,8 +2,8 @@
 
 import contextlib
 
-from keras_towers.rendezvous.network import LOOPBACK, reserve_port
-from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.jobs.rendezvous.network import LOOPBACK, reserve_port
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 
 
 @contextlib.contextmanager

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from keras_towers.conformance import outcomes
-from keras_towers.conformance.outcomes import (
+from keras_towers.inspection.conformance import outcomes
+from keras_towers.inspection.conformance.outcomes import (
     TOLERANCE,
     assert_close,
     assert_same,

@@ -3,7 +3,7 @@
 import contextlib
 import gc
 
-from keras_towers import compat
+from keras_towers.foundation import compat
 
 
 @contextlib.contextmanager

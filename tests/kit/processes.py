@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.jobs.rendezvous import tf_config
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 from tests.kit.clusters import local_cluster
 from tests.kit.scripts import inherited
 

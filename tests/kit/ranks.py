@@ -24,7 +24,7 @@ import traceback
 
 import pytest
 
-from keras_towers.rendezvous import tf_config
+from keras_towers.jobs.rendezvous import tf_config
 from tests.kit.processes import Launched
 
 CHECKS = {}

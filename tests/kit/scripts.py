@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from keras_towers.rendezvous.launchers import LAUNCHERS
+from keras_towers.jobs.rendezvous.launchers import LAUNCHERS
 
 ROOT = Path(__file__).parents[2]
 _RANKS = {launcher.rank_in for launcher in LAUNCHERS}

@@ -7,8 +7,8 @@ from unittest import mock
 import keras
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.case_models import compiled
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.case_models import compiled
 from keras_towers.strategies import base
 
 EXAMPLES = 53

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from keras_towers import settings
+from keras_towers.foundation import settings
+from keras_towers.jobs.rendezvous.network import is_reachable
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 from keras_towers.parameter_servers import key_value_store, server_process
 from keras_towers.parameter_servers.key_value_store import KeyValueStore
 from keras_towers.parameter_servers.server_connection import DroppedResources
-from keras_towers.rendezvous.network import is_reachable
-from keras_towers.rendezvous.tf_config import Cluster
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 

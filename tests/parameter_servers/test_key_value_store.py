@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tensorflow as tf
 
-from keras_towers import settings
-from keras_towers.errors import TowerError
+from keras_towers.foundation import settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 from keras_towers.parameter_servers import (
     key_value_store as lib,
     remote_runtime,
@@ -20,8 +22,6 @@ from keras_towers.parameter_servers.key_value_store import (
     value_of,
 )
 from keras_towers.parameter_servers.remote_runtime import RunningFunction
-from keras_towers.rendezvous import rank_checks
-from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.named_resources import Queue, trace
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.errors import TowerError
 from keras_towers.fit.data.epoch_iterator import RELEASES
+from keras_towers.foundation.errors import TowerError
+from keras_towers.inspection.conformance import case_models as m
 from keras_towers.replicas.replica_calls import TrainFunction
 from keras_towers.strategies import parameter_server_strategies
 from tests.fit.step.acts import ReadsItsUpdate

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers.errors import TowerError
+from keras_towers.foundation import compat, settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 from keras_towers.parameter_servers.server_connection import (
     Connection,
     DroppedResources,
     ServerPeers,
     take_role,
 )
-from keras_towers.rendezvous.tf_config import Cluster
 from tests.kit.leaving import Boom
 
 

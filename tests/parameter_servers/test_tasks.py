@@ -10,8 +10,8 @@ pytestmark = pytest.mark.slow
 BEGIN = """
 import os, sys, time
 import tensorflow as tf
-from keras_towers import settings
-from keras_towers.rendezvous import store
+from keras_towers.foundation import settings
+from keras_towers.jobs.rendezvous import store
 from keras_towers.parameter_servers.server_connection import take_role
 settings.NOTICE_S = 0.3
 settings.LOST_S = 6.0

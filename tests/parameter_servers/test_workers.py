@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from keras_towers import settings
-from keras_towers.errors import TowerError
+from keras_towers.foundation import settings
+from keras_towers.foundation.errors import TowerError
 from keras_towers.parameter_servers.server_connection import ServerPeers
 from keras_towers.parameter_servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom

@@ -4,11 +4,11 @@ import functools
 
 import tensorflow as tf
 
-from keras_towers.partition.kept_results import KEEP_ALL
-from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.memory_estimate import MemoryEstimate
-from keras_towers.partition.schedule import BatchSplit, schedule
-from keras_towers.partition.tensor_sizes import TensorSizes
+from keras_towers.partition.ir.layouts import REPLICATED
+from keras_towers.partition.ir.tensor_sizes import TensorSizes
+from keras_towers.partition.timeline.kept_results import KEEP_ALL
+from keras_towers.partition.timeline.memory_estimate import MemoryEstimate
+from keras_towers.partition.timeline.schedule import BatchSplit, schedule
 from tests.partition.kit import laid_out, replicated, sharded
 
 ROWS, TOWERS, WIDTH, LAYERS = 2048, 2, 256, 12

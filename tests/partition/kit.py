@@ -14,26 +14,27 @@ from collections import Counter
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.fit.places import Places, Ranks
 from keras_towers.fit.ranks.step_order import StepOrder
-from keras_towers.fit.step.placed_tensors import PlacedTensors
-from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.partition import axes, partition_graph
-from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.gathers import place_earliest
-from keras_towers.partition.layouts import (
+from keras_towers.fit.step.graph.placed_tensors import PlacedTensors
+from keras_towers.fit.step.graph.tower_program import TowerProgram
+from keras_towers.foundation import compat
+from keras_towers.partition import partition_graph
+from keras_towers.partition.ir import axes
+from keras_towers.partition.ir.layouts import (
     PARTIAL,
     REPLICATED,
     Partial,
     RowSplits,
     Sharded,
 )
-from keras_towers.partition.program import Program
-from keras_towers.partition.schedule import BatchSplit, schedule
-from keras_towers.partition.sizes import UNKNOWN, Size
-from keras_towers.partition.tensor_sizes import TensorSizes
-from keras_towers.partition.values import BelowLimit
+from keras_towers.partition.ir.program import Program
+from keras_towers.partition.ir.sizes import UNKNOWN, Size
+from keras_towers.partition.ir.tensor_sizes import TensorSizes
+from keras_towers.partition.ir.values import BelowLimit
+from keras_towers.partition.layout.conversions import LayoutOptions
+from keras_towers.partition.timeline.gathers import place_earliest
+from keras_towers.partition.timeline.schedule import BatchSplit, schedule
 from keras_towers.transport import SingleProcess
 from tests.partition.order import check_order
 from tests.reduction.ranks import on_ranks

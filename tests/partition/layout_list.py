@@ -10,7 +10,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.layouts import PARTIAL, REPLICATED, ListOf
+from keras_towers.partition.ir.layouts import PARTIAL, REPLICATED, ListOf
 from tests.partition.kit import (
     FEW,
     check_on_towers,

@@ -1,6 +1,6 @@
 """Whether a timeline computes everything before it is used."""
 
-from keras_towers.partition.program import (
+from keras_towers.partition.ir.program import (
     Exchange,
     Phase,
     is_repeated,

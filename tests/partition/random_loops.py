@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tests.partition import tensor_lists as lists
+from tests.partition.layout.rules.cases.case import raw_op
 from tests.partition.random_kinds import add_to, are_alike, bounded, size_of
-from tests.partition.rules.cases.case import raw_op
 
 NESTED, NESTED_OF_ROWS, OF_ROWS = [], [], []
 ROUNDS = 3

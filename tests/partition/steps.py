@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.step import step_layout
+from keras_towers.fit.step.graph import step_layout
 from tests.kit.compare import assert_towers_equal
 from tests.partition.cases.table import BATCH
 

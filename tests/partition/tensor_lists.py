@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tests.partition.rules.cases.case import raw_op
+from tests.partition.layout.rules.cases.case import raw_op
 
 _FLOATS = {"element_dtype": tf.float32}
 list_of = raw_op("TensorListFromTensor")

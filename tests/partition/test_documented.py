@@ -8,9 +8,11 @@ import typing
 
 import tensorflow as tf
 
-from keras_towers import compat, partition
-from keras_towers.partition import partition_graph, rules
-from keras_towers.partition.registry import OPERATIONS, OperationFacts
+from keras_towers import partition
+from keras_towers.foundation import compat
+from keras_towers.partition import partition_graph
+from keras_towers.partition.ir.registry import OPERATIONS, OperationFacts
+from keras_towers.partition.layout import rules
 from tests.partition.kit import (
     earliest,
     exchange_counts,

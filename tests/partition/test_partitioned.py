@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
-from keras_towers.partition.effects import LOOPS
+from keras_towers.foundation.errors import TowerError
 from keras_towers.partition.emission import emit
-from keras_towers.partition.layouts import Sharded
+from keras_towers.partition.ir.effects import LOOPS
+from keras_towers.partition.ir.layouts import Sharded
 from tests.partition.kit import (
     check_divided,
     check_on_towers,

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from keras_towers.partition.kept_results import KEEP_ALL, RematLimits
-from keras_towers.partition.schedule import BatchSplit, schedule
+from keras_towers.partition.timeline.kept_results import KEEP_ALL, RematLimits
+from keras_towers.partition.timeline.schedule import BatchSplit, schedule
 from tests.kit.sampling import SEED, long_unless, sample_of
 from tests.partition import kit
 from tests.partition.random_programs import GIVEN, KINDS, Program

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers.foundation import compat
 from keras_towers.partition import partition_graph
-from keras_towers.partition.axes import SHARDS
-from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.layouts import FIXED, REPLICATED
+from keras_towers.partition.ir.axes import SHARDS
+from keras_towers.partition.ir.layouts import FIXED, REPLICATED
+from keras_towers.partition.layout.conversions import LayoutOptions
 from tests.partition import kit
 
 BATCH = tf.constant([1.0, 2.0, 3.0])

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous import rank_checks
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check

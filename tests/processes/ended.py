@@ -5,8 +5,8 @@ import os
 import pytest
 
 import keras_towers as kt
-from keras_towers import settings
-from keras_towers.rendezvous import watch
+from keras_towers.foundation import settings
+from keras_towers.jobs.rendezvous import watch
 from tests.kit.ranks import check
 from tests.processes import small as s
 

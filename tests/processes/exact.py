@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 
-from keras_towers.conformance.cases import CASES
-from keras_towers.conformance.strategy_check import compare
 from keras_towers.fit.weights import shards
+from keras_towers.inspection.conformance.cases import CASES
+from keras_towers.inspection.conformance.strategy_check import compare
 from tests.exactness.ways import OF_RANKS
 from tests.kit.ranks import CHECKS
 from tests.processes.small import Strategy

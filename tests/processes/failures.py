@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import settings, system
-from keras_towers.rendezvous import watch
+from keras_towers.foundation import settings, system
+from keras_towers.jobs.rendezvous import watch
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.leaving import Boom, Unprintable
 from tests.kit.processes import wait_until

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import settings
+from keras_towers.foundation import settings
 from keras_towers.parameter_servers import worker_fit
 
 X = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")

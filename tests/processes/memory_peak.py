@@ -18,8 +18,11 @@ import keras
 import numpy as np
 
 import keras_towers as kt
-from keras_towers.bench.cell_process import peak_memory, reset_peak_memory
-from keras_towers.system import resident_bytes
+from keras_towers.foundation.system import resident_bytes
+from keras_towers.inspection.bench.cell_process import (
+    peak_memory,
+    reset_peak_memory,
+)
 
 HOW, FOLDER, LIMIT = sys.argv[1], sys.argv[2], float(sys.argv[3])
 WIDTH, LAYERS = 1024, 24

@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.conformance.cases import Case
 from keras_towers.fit.weights import shards
+from keras_towers.inspection.conformance.cases import Case
 from keras_towers.reduction.stateful_hooks import HookState, StatefulHook
 from tests.kit import meshes
 from tests.kit.compare import assert_all_close, assert_close

@@ -8,9 +8,12 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import system
-from keras_towers.bench.cell_process import peak_memory, reset_peak_memory
-from keras_towers.fit.step.step_reports import planned_memory
+from keras_towers.fit.step.reports.step_reports import planned_memory
+from keras_towers.foundation import system
+from keras_towers.inspection.bench.cell_process import (
+    peak_memory,
+    reset_peak_memory,
+)
 from tests.kit.ranks import check
 from tests.processes.small import RANK, Strategy, fit, gather, model, refused
 

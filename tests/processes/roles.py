@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.fit.weights import shards
+from keras_towers.foundation import compat
 from tests.docs.pages import callbacks_by_rank
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import settings
 from keras_towers.fit.weights.joint_access import access_of
+from keras_towers.foundation import settings
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check
 from tests.processes import small as s

@@ -16,10 +16,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import settings
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.cases import CASES
-from keras_towers.conformance.outcomes import assert_ordinary
+from keras_towers.foundation import settings
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.cases import CASES
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from keras_towers.replicas import named_resources
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main, rare_check

@@ -15,11 +15,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import settings
 from keras_towers.fit.weights import shards
 from keras_towers.fit.weights.joint_access import access_of
 from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.fit.weights.without_memory import DeferredVariable
+from keras_towers.foundation import settings
 from tests.kit.compare import assert_all_close
 from tests.kit.memory import without_room
 from tests.kit.ranks import check, rare_check

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.errors import EndOfJob
 from keras_towers.fit.weights import checkpoint, shards
+from keras_towers.foundation.errors import EndOfJob
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
 from tests.kit.ranks import check, rare_check

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import system
+from keras_towers.foundation import system
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.leaving import Boom
 from tests.kit.ranks import rank_here

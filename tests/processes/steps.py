@@ -10,10 +10,13 @@ import keras
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m, cases as conformance
-from keras_towers.conformance.cases import Case
-from keras_towers.partition import gradient_buckets
-from keras_towers.partition.registry import OPERATIONS
+from keras_towers.inspection.conformance import (
+    case_models as m,
+    cases as conformance,
+)
+from keras_towers.inspection.conformance.cases import Case
+from keras_towers.partition.ir.registry import OPERATIONS
+from keras_towers.partition.timeline import gradient_buckets
 from tests.fit.calls import test_building as building
 from tests.fit.step import (
     test_auto_micro_batches as auto,

@@ -1,14 +1,14 @@
 """A rank that leaves, raises, is killed or stands still, within ``fit``.
 
-Ranks are killed in ``test_elastic.py`` and ``tests/launching``, too, workers of
+Ranks are killed in ``test_elastic.py`` and ``jobs/launching``, too, workers of
 parameter servers in ``test_lost_tasks.py``.
 """
 
 import psutil
 import pytest
 
-from keras_towers.agent import FROZEN
-from keras_towers.errors import FAILED_ON
+from keras_towers.foundation.errors import FAILED_ON
+from keras_towers.jobs.agent import FROZEN
 from tests.kit.processes import Launched, all_gone
 from tests.kit.sampling import sample_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers.conformance.cases import CASES
+from keras_towers.inspection.conformance.cases import CASES
 from tests.kit.ranks import Job, each_check_of, names
 from tests.kit.sampling import draw
 

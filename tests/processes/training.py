@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.conformance.case_models import ByHand
-from keras_towers.fit.step import adaptive_function
+from keras_towers.fit.step.running import adaptive_function
+from keras_towers.foundation import compat
+from keras_towers.inspection.conformance.case_models import ByHand
 from tests.kit.compare import assert_close
 from tests.kit.ranks import check
 from tests.processes import small as s

@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.devices import same_device
 from keras_towers.reduction.gradients import is_sparse
 from keras_towers.strategies.modes import MODES
+from keras_towers.transport.devices import same_device
 
 ROWS = 11
 DENSE = [

@@ -3,10 +3,10 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.devices import same_device
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.reduction.collectives import OnTowers
 from keras_towers.reduction.packing import GradientPacker, Packed
+from keras_towers.transport.devices import same_device
 from tests.reduction.cases import assert_sums, cpus, make_gradients
 
 pytestmark = pytest.mark.core

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.reduction.compression_hooks import (
     bf16_shards,
     fp16,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.replicas.accumulators import GradientSpec, accumulator
 from tests.kit.compare import assert_close
 

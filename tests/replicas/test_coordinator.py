@@ -7,7 +7,7 @@ import time
 import pytest
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from keras_towers.replicas.replica_counts import Quorum
 from keras_towers.replicas.replica_group import END, ReplicaEvent
 from tests.kit.leaving import Boom

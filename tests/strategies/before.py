@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from keras_towers.conformance.outcomes import Originals
+from keras_towers.inspection.conformance.outcomes import Originals
 from tests.kit.compare import weights_of
 
 APPLY = keras.optimizers.SGD.apply

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 from keras_towers.replicas import tower_threads
 from tests.kit import compare
 from tests.kit.training import STEPS, X, Y, fit, linear

@@ -11,7 +11,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.outcomes import Originals, assert_ordinary
+from keras_towers.inspection.conformance.outcomes import (
+    Originals,
+    assert_ordinary,
+)
 from tests.kit import compare
 from tests.kit.again import begin_again
 from tests.kit.leaving import Boom, interrupt

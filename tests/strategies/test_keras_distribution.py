@@ -9,11 +9,14 @@ import tensorflow as tf
 from keras.src.distribution.distribution_lib import Distribution
 
 import keras_towers as kt
-from keras_towers import _notices
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import Originals, assert_ordinary
 from keras_towers.fit import components
-from keras_towers.rendezvous import launchers
+from keras_towers.foundation import notices
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import (
+    Originals,
+    assert_ordinary,
+)
+from keras_towers.jobs.rendezvous import launchers
 from keras_towers.strategies import keras_distribution as distribution_lib
 from tests.kit import compare
 from tests.kit.training import X, Y, fit, linear
@@ -131,7 +134,7 @@ def _in_thread(act):
 @pytest.mark.core
 def test_another_thread_is_told_of_the_distribution(caplog, monkeypatch):
     """It trains on one device, as a thread without the block does."""
-    monkeypatch.setattr(_notices, "_said", {})
+    monkeypatch.setattr(notices, "_said", {})
     reference, model = eager(), eager()
 
     def train():

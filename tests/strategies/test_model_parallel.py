@@ -10,11 +10,11 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers import _notices
-from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.weights.model_state import output_paths
 from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.foundation import notices
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from tests.kit import meshes
 from tests.kit.compare import (
     assert_all_close,
@@ -438,7 +438,7 @@ def test_outputs_have_the_paths_by_which_keras_looks_them_up(make, monkeypatch):
 
 def test_keys_that_match_no_weight_are_named(caplog, monkeypatch):
     """Those for outputs of layers are hints, others are mistakes."""
-    monkeypatch.setattr(_notices, "_said", {})
+    monkeypatch.setattr(notices, "_said", {})
     layouts = layout_map(
         mesh_of(1, 2),
         {

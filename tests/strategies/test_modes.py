@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import settings, system
 from keras_towers.fit.options import StrategyOptions
+from keras_towers.foundation import settings, system
 from keras_towers.reduction.collectives import OnTowers
 from keras_towers.strategies import modes
 from tests.kit.compare import assert_all_close

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import assert_ordinary
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.sampling import sample_of
 from tests.kit.training import linear

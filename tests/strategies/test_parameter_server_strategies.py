@@ -4,8 +4,8 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers import compat
-from keras_towers.conformance import case_models as m
+from keras_towers.foundation import compat
+from keras_towers.inspection.conformance import case_models as m
 from tests.kit.training import adam, fit
 
 

@@ -10,9 +10,12 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import Originals, assert_ordinary
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import (
+    Originals,
+    assert_ordinary,
+)
 from tests.fit.step.acts import Twice
 from tests.kit import compare
 from tests.kit.leaving import Boom

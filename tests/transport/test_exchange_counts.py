@@ -5,7 +5,7 @@ import functools
 import pytest
 import tensorflow as tf
 
-from keras_towers.rendezvous import activity
+from keras_towers.jobs.rendezvous import activity
 from keras_towers.transport.exchange_counts import counted
 from tests.kit.leaving import Boom
 from tests.kit.processes import wait_until

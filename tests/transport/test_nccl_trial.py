@@ -5,7 +5,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from keras_towers import settings, system
+from keras_towers.foundation import settings, system
 from keras_towers.transport import nccl_trial
 
 pytestmark = pytest.mark.core

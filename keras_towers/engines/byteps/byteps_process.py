@@ -11,11 +11,14 @@ import threading
 from collections.abc import Iterator
 from types import ModuleType
 
-from keras_towers import settings
 from keras_towers.engines.byteps import dmlc
-from keras_towers.rendezvous import rank_checks, separate_training, watch
-from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.settings import ENV_BYTEPS_LAUNCHED, ENV_START_TIMEOUT
+from keras_towers.foundation import settings
+from keras_towers.foundation.settings import (
+    ENV_BYTEPS_LAUNCHED,
+    ENV_START_TIMEOUT,
+)
+from keras_towers.jobs.rendezvous import rank_checks, separate_training, watch
+from keras_towers.jobs.rendezvous.rank_environment import seconds
 
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 500_000

@@ -12,9 +12,9 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_towers.building import recipe, toolchain
-from keras_towers.building.recipe import Recipe, put_first
-from keras_towers.known_engines import BYTEPS
+from keras_towers.jobs.building import recipe, toolchain
+from keras_towers.jobs.building.recipe import Recipe, put_first
+from keras_towers.jobs.known_engines import BYTEPS
 
 _HEADERS = Path(__file__).with_name("headers")
 _PATIENCE = _HEADERS / "always" / "patience.h"

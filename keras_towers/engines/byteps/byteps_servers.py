@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Sequence
 
 from keras_towers.engines.byteps import byteps_recipe, dmlc
-from keras_towers.errors import TowerError
-from keras_towers.launching.job import RunningJob
-from keras_towers.launching.rank_process import RankProcess, RankStart
-from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.network import is_local, reserve_port, resolve
-from keras_towers.settings import ENV_BYTEPS_LAUNCHED
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.settings import ENV_BYTEPS_LAUNCHED
+from keras_towers.jobs.launching.job import RunningJob
+from keras_towers.jobs.launching.rank_process import RankProcess, RankStart
+from keras_towers.jobs.rendezvous.hosts import RankPlacement
+from keras_towers.jobs.rendezvous.network import is_local, reserve_port, resolve
 
 _SERVE = [sys.executable, "-m", __name__]
 

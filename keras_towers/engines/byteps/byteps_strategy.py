@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from keras_towers import devices as devices_lib
-from keras_towers._notices import logger
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.fit.options import RankKeywords, options_of
+from keras_towers.foundation.notices import logger
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.device_mesh import ClaimedDevices
+from keras_towers.transport import devices as devices_lib
 
 
 class BytePSStrategy(BaseStrategy):

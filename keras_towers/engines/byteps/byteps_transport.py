@@ -39,11 +39,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.engines.byteps import byteps_process, byteps_recipe, dmlc
-from keras_towers.errors import TowerError
-from keras_towers.known_engines import BYTEPS
-from keras_towers.rendezvous import (
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.known_engines import BYTEPS
+from keras_towers.jobs.rendezvous import (
     failed_calls,
     launchers,
     rank_checks,

@@ -13,8 +13,8 @@ import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from keras_towers.errors import TowerError
-from keras_towers.rendezvous.network import is_local_address
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.rendezvous.network import is_local_address
 
 ROLE = "DMLC_ROLE"
 WORKER_ID = "DMLC_WORKER_ID"

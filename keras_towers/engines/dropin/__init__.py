@@ -15,10 +15,10 @@ from typing import NoReturn, Protocol
 
 import tensorflow as tf
 
-from keras_towers._types import Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.fit.weights.copies import native
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Variable
 from keras_towers.transport import Transport
 
 

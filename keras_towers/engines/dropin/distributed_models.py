@@ -14,7 +14,6 @@ import h5py
 import keras
 import numpy as np
 
-from keras_towers import compat
 from keras_towers.engines.dropin import horovod_callbacks
 from keras_towers.engines.dropin.gradient_reducer import (
     is_distributed,
@@ -24,6 +23,7 @@ from keras_towers.engines.dropin.gradient_reducer import (
 from keras_towers.fit.components import KerasCall
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.foundation import compat
 
 # Horovod's examples pass this argument. In Keras 2 it selected between modes of
 # execution that Keras 3 does not have.

@@ -17,10 +17,7 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Variable
 from keras_towers.engines.dropin import variable_key
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.components import KerasStrategy
 from keras_towers.fit.context import patches
@@ -28,8 +25,11 @@ from keras_towers.fit.context.identity_dict import IdentityDict, IdentityKey
 from keras_towers.fit.ranks.step_agreement import are_equal
 from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import build_optimizer, optimizers_in
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Variable
+from keras_towers.jobs.rendezvous import activity, rank_checks
 from keras_towers.reduction.gradients import Gradient
-from keras_towers.rendezvous import activity, rank_checks
 from keras_towers.transport import Transport
 from keras_towers.transport.exchange_counts import GraphCounts
 

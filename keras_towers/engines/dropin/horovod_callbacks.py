@@ -15,11 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._notices import logger
-from keras_towers._types import Logs, Structure, Variable
 from keras_towers.engines.dropin import connection, variable_key
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.callback_effects import (
     SyncedCallbacks,
@@ -30,7 +27,10 @@ from keras_towers.fit.context.identity_dict import IdentityKey
 from keras_towers.fit.weights import agreement, model_state as state_lib
 from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.rendezvous import rank_checks
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import logger
+from keras_towers.foundation.object_types import Logs, Structure, Variable
+from keras_towers.jobs.rendezvous import rank_checks
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from keras_towers.building import recipe, toolchain
-from keras_towers.building.recipe import Recipe, put_first
+from keras_towers.jobs.building import recipe, toolchain
+from keras_towers.jobs.building.recipe import Recipe, put_first
 
 _PROBE = """
 import json

@@ -29,10 +29,10 @@ from typing import Any
 import psutil
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers.errors import TowerError
-from keras_towers.known_engines import HOROVOD
-from keras_towers.rendezvous import (
+from keras_towers.foundation import compat, settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.known_engines import HOROVOD
+from keras_towers.jobs.rendezvous import (
     activity,
     launchers,
     meet,

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.tensorflow_task import Task
-from keras_towers.errors import EXCHANGE_WITH, FAILED_ON, TowerError
-from keras_towers.rendezvous import failed_calls, watch
+from keras_towers.foundation.errors import EXCHANGE_WITH, FAILED_ON, TowerError
+from keras_towers.jobs.rendezvous import failed_calls, watch
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 

@@ -6,20 +6,24 @@ from typing import Any, Unpack
 
 import tensorflow as tf
 
-from keras_towers import devices as devices_lib, settings
-from keras_towers._notices import logger
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
 )
-from keras_towers.errors import TowerError
 from keras_towers.fit.given_values import check_seconds
 from keras_towers.fit.options import RankKeywords, options_of
-from keras_towers.rendezvous import store, tf_config
-from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.foundation import settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import logger
+from keras_towers.jobs.rendezvous import store, tf_config
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.device_mesh import ClaimedDevices
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport import (
+    SingleProcess,
+    Transport,
+    devices as devices_lib,
+)
 
 
 class MultiWorkerTowerStrategy(BaseStrategy):

@@ -22,19 +22,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_towers import compat, settings, system
-from keras_towers._notices import logger
-from keras_towers.errors import TowerError
-from keras_towers.message_lists import describe_each
-from keras_towers.rendezvous import (
+from keras_towers.foundation import compat, settings, system
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.message_lists import describe_each
+from keras_towers.foundation.notices import logger
+from keras_towers.jobs.rendezvous import (
     listening,
     liveness,
     separate_training,
     tf_config,
     watch,
 )
-from keras_towers.rendezvous.store import MissingRanks
-from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.jobs.rendezvous.store import MissingRanks
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 
 # The key of that all ranks have started.
 _STARTED = "tasks-started"

@@ -18,9 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._notices import first_time, logger
-from keras_towers._types import Logs
-from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.calls.callback_roles import (
     ALL_EVENTS,
@@ -52,8 +49,11 @@ from keras_towers.fit.weights.joint_access import (
 )
 from keras_towers.fit.weights.shards import ShardedVariable, spans_ranks
 from keras_towers.fit.weights.without_memory import is_deferred
-from keras_towers.message_lists import describe_each
-from keras_towers.rendezvous import activity, rank_checks
+from keras_towers.foundation.errors import TowerError, shorten
+from keras_towers.foundation.message_lists import describe_each
+from keras_towers.foundation.notices import first_time, logger
+from keras_towers.foundation.object_types import Logs
+from keras_towers.jobs.rendezvous import activity, rank_checks
 from keras_towers.transport import Transport, messages
 
 if TYPE_CHECKING:

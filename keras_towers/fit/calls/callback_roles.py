@@ -14,17 +14,17 @@ from typing import Any, TypeAlias, TypeVar
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._notices import logger
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls import saving
 from keras_towers.fit.components import FitStart, KerasCall, TowerConfig
 from keras_towers.fit.context import patches
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import copy_to_towers
-from keras_towers.rendezvous import rank_checks
-from keras_towers.rendezvous.rank_checks import Peers
-from keras_towers.system import absolute
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import logger
+from keras_towers.foundation.system import absolute
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 
 # These compare several epochs, and start afresh when training begins.
 _COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import keras
 
-from keras_towers import compat
-from keras_towers._strategy import Strategy
-from keras_towers._types import EpochIterator, Step, Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import KerasStrategy
 from keras_towers.fit.context.thread_state import ThreadLocal
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import EpochIterator, Step, Structure
+from keras_towers.foundation.tf_strategy import Strategy
 
 iterators: ThreadLocal[Callable[..., EpochIterator]] = ThreadLocal()
 """Makes the iterators of the call that this thread runs."""

@@ -16,17 +16,17 @@ from typing import Any
 
 import keras
 
-from keras_towers import compat
 from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.meeting import NoMeeting
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.components import KerasCall, TowerFunction
 from keras_towers.fit.data import read_ahead_limit
-from keras_towers.fit.step.adaptive_function import tower_function
+from keras_towers.fit.step.running.adaptive_function import tower_function
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.joint_access import holding_weights
 from keras_towers.fit.weights.shards import spans_ranks
+from keras_towers.foundation import compat
 
 
 class LoneCall(TowerCall):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from keras_towers.fit.components import KerasCall
-from keras_towers.rendezvous import rank_checks
-from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 
 
 class Meeting:

@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit.components import TRAINING
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.step.trace import trace
+from keras_towers.fit.step.graph.trace import trace
 from keras_towers.fit.weights import model_state
-from keras_towers.rendezvous import rank_checks
+from keras_towers.foundation import compat
+from keras_towers.foundation.object_types import Step, Structure, Variable
+from keras_towers.jobs.rendezvous import rank_checks
 
 # Attributes of a model that a step may build.
 _OPTIMIZER = ("optimizer",)

@@ -32,17 +32,17 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers.errors import TowerError, shorten
 from keras_towers.fit import components
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights.joint_access import access_of
-from keras_towers.rendezvous import activity, failed_calls, watch
-from keras_towers.rendezvous.rank_environment import seconds
-from keras_towers.rendezvous.store import Store, store_of_job
-from keras_towers.system import absolute
+from keras_towers.foundation import compat, settings
+from keras_towers.foundation.errors import TowerError, shorten
+from keras_towers.foundation.system import absolute
+from keras_towers.jobs.rendezvous import activity, failed_calls, watch
+from keras_towers.jobs.rendezvous.rank_environment import seconds
+from keras_towers.jobs.rendezvous.store import Store, store_of_job
 
 # All functions that write a model or a dataset, as owner and name: those of
 # Keras, and those through which TensorFlow's checkpoints, their managers and

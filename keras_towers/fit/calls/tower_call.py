@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 
-from keras_towers import compat
-from keras_towers._types import Logs, Step, Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls import keras_loop, model_building
 from keras_towers.fit.calls.keras_loop import UserStep
 from keras_towers.fit.calls.meeting import Meeting
@@ -35,18 +32,21 @@ from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
 from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.options import Shards
 from keras_towers.fit.places import Places
-from keras_towers.fit.step.adaptive_function import (
+from keras_towers.fit.step.global_step import GlobalStep
+from keras_towers.fit.step.graph.step_layout import StepSettings
+from keras_towers.fit.step.running.adaptive_function import (
     AdaptiveFunction,
     running_settings,
     tower_function,
 )
-from keras_towers.fit.step.global_step import GlobalStep
-from keras_towers.fit.step.step_layout import StepSettings
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import model_state
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.fit.weights.writes import OuterVariable
-from keras_towers.rendezvous import activity, rank_checks
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Logs, Step, Structure
+from keras_towers.jobs.rendezvous import activity, rank_checks
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder

@@ -15,9 +15,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Structure
-from keras_towers.errors import FAILED_ON, EndOfJob, TowerError, shorten
 from keras_towers.fit.calls import (
     callback_effects,
     callback_roles,
@@ -38,17 +35,25 @@ from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.ranks import call_agreement
-from keras_towers.fit.step.trace import Trace
+from keras_towers.fit.step.graph.trace import Trace
 from keras_towers.fit.weights import agreement, model_state, writes
-from keras_towers.partition.timeline import Timeline
-from keras_towers.rendezvous import (
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import (
+    FAILED_ON,
+    EndOfJob,
+    TowerError,
+    shorten,
+)
+from keras_towers.foundation.object_types import Structure
+from keras_towers.jobs.rendezvous import (
     activity,
     failed_calls,
     rank_checks,
     separate_training,
     watch,
 )
-from keras_towers.rendezvous.failed_calls import Failure
+from keras_towers.jobs.rendezvous.failed_calls import Failure
+from keras_towers.partition.timeline.timeline import Timeline
 from keras_towers.transport.engine_transport import MAYBE_LOST
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Structure
 from keras_towers.fit import components
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.partition.effects import Effect, effect_of, is_draw
+from keras_towers.foundation import compat
+from keras_towers.foundation.object_types import Structure
+from keras_towers.partition.ir.effects import Effect, effect_of, is_draw
 
 # Gets the name of each function that is called once, and how plain Keras
 # differs, if it does.

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.partition.segments import Segments
+from keras_towers.foundation import compat
+from keras_towers.partition.timeline.segments import Segments
 
 
 class RematScopes:

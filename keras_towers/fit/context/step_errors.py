@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
-from keras_towers.partition.rules.variables import of_whole_table
+from keras_towers.foundation.errors import TowerError
+from keras_towers.partition.layout.rules.variables import of_whole_table
 
 # TensorFlow marks an error with this that is the consequence of another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"

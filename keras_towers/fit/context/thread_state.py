@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from keras_towers import compat
 from keras_towers.fit.components import ApplyCall
+from keras_towers.foundation import compat
 
 if TYPE_CHECKING:
     import tensorflow as tf

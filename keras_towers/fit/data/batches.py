@@ -1,6 +1,6 @@
 """Batches of towers: a global batch split, or one batch for each tower.
 
-``epoch_iterator.py`` and ``fit/step/step_inputs.py`` use them.
+``epoch_iterator.py`` and ``fit/step/graph/step_inputs.py`` use them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context import step_errors
 from keras_towers.fit.places import Places
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Structure
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 _SPLIT = (

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig, words_for_another
 from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.places import Places
+from keras_towers.foundation.errors import TowerError
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.shuffle_order import ShuffleOrder

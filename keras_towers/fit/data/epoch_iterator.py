@@ -15,10 +15,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._notices import first_time, logger
-from keras_towers._types import Structure
-from keras_towers.errors import TowerError, shorten
 from keras_towers.fit.components import FitStart
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import (
@@ -29,6 +25,10 @@ from keras_towers.fit.data import (
 )
 from keras_towers.fit.data.data_use import DataUse, Owner
 from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError, shorten
+from keras_towers.foundation.notices import first_time, logger
+from keras_towers.foundation.object_types import Structure
 
 # The name of the thread that waits for pending reads, then frees the data.
 RELEASES = "keras-towers-releases"

@@ -24,13 +24,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, settings
-from keras_towers._types import Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.data.batches import identity_of
 from keras_towers.fit.data.same_data import parts_of
 from keras_towers.fit.data.tower_datasets import mapped
+from keras_towers.foundation import compat, settings
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Structure
 
 
 class ReadAheadLimit:

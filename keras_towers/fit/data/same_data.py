@@ -13,12 +13,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Structure
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import step_errors
-from keras_towers.rendezvous import rank_checks
-from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Structure
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, next_key
 
 _REMEDY = (

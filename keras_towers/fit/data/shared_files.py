@@ -22,8 +22,8 @@ import psutil
 import tensorflow as tf
 
 from keras_towers.fit.context import patches
-from keras_towers.rendezvous.file_store import FileStore
-from keras_towers.rendezvous.separate_training import member_of_job
+from keras_towers.jobs.rendezvous.file_store import FileStore
+from keras_towers.jobs.rendezvous.separate_training import member_of_job
 
 # How often this rank has got each file.
 _calls: collections.Counter[str] = collections.Counter()

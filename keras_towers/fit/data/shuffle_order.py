@@ -9,11 +9,11 @@ import types
 
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.fit.components import FitStart
 from keras_towers.fit.context import patches
-from keras_towers.rendezvous import rank_checks
-from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.foundation import compat
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 
 
 class ShuffleOrder:

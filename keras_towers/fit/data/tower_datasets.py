@@ -14,9 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._notices import first_time, logger
-from keras_towers._types import Structure
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.data import same_data
 from keras_towers.fit.data.batches import (
@@ -26,7 +23,10 @@ from keras_towers.fit.data.batches import (
     rows_if,
 )
 from keras_towers.fit.places import Places
-from keras_towers.partition.effects import changes_state
+from keras_towers.foundation import compat
+from keras_towers.foundation.notices import first_time, logger
+from keras_towers.foundation.object_types import Structure
+from keras_towers.partition.ir.effects import changes_state
 
 
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:

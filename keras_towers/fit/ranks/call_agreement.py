@@ -1,8 +1,8 @@
 """Agreement of ranks on the arguments of a method that all of them call.
 
 ``tower_runner.py`` calls it before a call begins. ``weights/agreement.py``
-compares variables, and ``rendezvous/rank_checks.py`` exchanges the compared
-values.
+compares variables, and ``jobs/rendezvous/rank_checks.py`` exchanges the
+compared values.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from keras_towers._notices import logger
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import TRAINING, KerasCall, TowerConfig
 from keras_towers.fit.ranks import plain_settings
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.joint_access import Intent, JointAccess
-from keras_towers.rendezvous import failed_calls, rank_checks
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import logger
+from keras_towers.jobs.rendezvous import failed_calls, rank_checks
 from keras_towers.transport.engine_transport import refusing_ended
 
 _Result = TypeVar("_Result")

@@ -1,6 +1,6 @@
 """What ranks compare of a step, in a form that outlives its graph.
 
-``fit/step/program_text.py`` writes the text of a step, and
+``fit/step/graph/program_text.py`` writes the text of a step, and
 ``step_agreement.py`` compares the texts.
 """
 
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._types import Structure
 from keras_towers.fit.data.same_data import ROUNDING, Fingerprint
-from keras_towers.rendezvous import rank_checks
+from keras_towers.foundation.object_types import Structure
+from keras_towers.jobs.rendezvous import rank_checks
 
 
 class Line(NamedTuple):

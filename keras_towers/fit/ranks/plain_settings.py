@@ -15,10 +15,10 @@ from typing import Any
 
 import keras
 
-from keras_towers._notices import logger
-from keras_towers.errors import TowerError
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.rendezvous import rank_checks
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import logger
+from keras_towers.jobs.rendezvous import rank_checks
 
 _OPTIMIZER = "optimizer"
 _RATE = "learning_rate"

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import step_errors
 from keras_towers.fit.data.same_data import (
     different_numbers,
@@ -24,7 +22,9 @@ from keras_towers.fit.data.same_data import (
 )
 from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.weights.copies import copy_first, read_handle
-from keras_towers.rendezvous import rank_checks
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.rendezvous import rank_checks
 from keras_towers.transport import Transport, next_key
 
 _Result = TypeVar("_Result")

@@ -13,8 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Structure
 from keras_towers.fit.data.batches import (
     Count,
     TowerBatch,
@@ -28,6 +26,8 @@ from keras_towers.fit.ranks.step_agreement import (
     UPDATE_KEY,
     StepAgreement,
 )
+from keras_towers.foundation import compat
+from keras_towers.foundation.object_types import Structure
 from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 

@@ -25,9 +25,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._notices import first_time, logger
-from keras_towers._types import Step, Structure, Variable
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ActiveStep
@@ -38,20 +35,18 @@ from keras_towers.fit.places import ALONE, Places, Ranks
 from keras_towers.fit.ranks.compared_step import ComparedStep
 from keras_towers.fit.ranks.step_agreement import STEP_KEY
 from keras_towers.fit.ranks.step_order import StepOrder
-from keras_towers.fit.step import step_clock
-from keras_towers.fit.step.device_memory import DeviceMemory
-from keras_towers.fit.step.exchange_kinds import GradientExchange
-from keras_towers.fit.step.heap_trim import HeapTrim
-from keras_towers.fit.step.program_text import text_of
-from keras_towers.fit.step.step_function import StepFunction
-from keras_towers.fit.step.step_inputs import (
+from keras_towers.fit.step.graph import step_clock
+from keras_towers.fit.step.graph.exchange_kinds import GradientExchange
+from keras_towers.fit.step.graph.program_text import text_of
+from keras_towers.fit.step.graph.step_function import StepFunction
+from keras_towers.fit.step.graph.step_inputs import (
     DividedBatch,
     as_one_batch,
     capture,
     gather_batch,
     shares_batches,
 )
-from keras_towers.fit.step.step_layout import (
+from keras_towers.fit.step.graph.step_layout import (
     StepLayout,
     StepSettings,
     call_mode,
@@ -59,26 +54,31 @@ from keras_towers.fit.step.step_layout import (
     devices_for,
     lay_out,
 )
-from keras_towers.fit.step.step_reports import (
+from keras_towers.fit.step.graph.tower_program import TowerProgram
+from keras_towers.fit.step.graph.trace import Trace, components_of, trace
+from keras_towers.fit.step.plan.device_memory import DeviceMemory
+from keras_towers.fit.step.reports.step_reports import (
     log_no_xla,
     log_not_compiled,
     record_graph,
 )
-from keras_towers.fit.step.tower_program import TowerProgram
-from keras_towers.fit.step.trace import Trace, components_of, trace
+from keras_towers.fit.step.running.heap_trim import HeapTrim
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.model_state import collect, eager_cause
 from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.fit.weights.writes import OuterVariable
+from keras_towers.foundation import compat
+from keras_towers.foundation.notices import first_time, logger
+from keras_towers.foundation.object_types import Step, Structure, Variable
+from keras_towers.jobs.rendezvous import activity, rank_checks
 from keras_towers.partition import partition_graph
-from keras_towers.partition.conversions import LayoutOptions
-from keras_towers.partition.gathers import place_earliest
-from keras_towers.partition.layouts import REPLICATED
-from keras_towers.partition.tensor_sizes import TensorSizes
-from keras_towers.partition.timeline import Timeline
+from keras_towers.partition.ir.layouts import REPLICATED
+from keras_towers.partition.ir.tensor_sizes import TensorSizes
+from keras_towers.partition.layout.conversions import LayoutOptions
+from keras_towers.partition.timeline.gathers import place_earliest
+from keras_towers.partition.timeline.timeline import Timeline
 from keras_towers.reduction.gradients import Gradient, on_values, scaled
-from keras_towers.rendezvous import activity, rank_checks
 
 # The collection of a graph for steps that it may have again, as functions:
 # Keras unrolls the steps of an execution of ``predict``.

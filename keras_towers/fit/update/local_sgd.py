@@ -18,15 +18,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._notices import logger
 from keras_towers.fit.components import NamedGradients, TowerConfig
 from keras_towers.fit.ranks.step_order import StepOrder
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.fit.weights.shards import VariablePart
+from keras_towers.foundation import compat
+from keras_towers.foundation.notices import logger
+from keras_towers.jobs.rendezvous import rank_checks
 from keras_towers.reduction.rank_sum import RankSum
-from keras_towers.rendezvous import rank_checks
 
 
 class LocalSGD:

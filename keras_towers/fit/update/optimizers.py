@@ -25,8 +25,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._strategy import Strategy
 from keras_towers.fit import components
 from keras_towers.fit.components import ApplyCall, name_of
 from keras_towers.fit.context import patches, thread_state
@@ -44,6 +42,8 @@ from keras_towers.fit.weights.model_state import (
 )
 from keras_towers.fit.weights.shards import ShardedVariable
 from keras_towers.fit.weights.tower_variables import with_values
+from keras_towers.foundation import compat
+from keras_towers.foundation.tf_strategy import Strategy
 
 _updating: ThreadLocal[bool] = ThreadLocal()
 

@@ -16,16 +16,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices
-from keras_towers._incomplete import name_of
-from keras_towers._notices import announce, first_time
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.options import Shards
 from keras_towers.fit.weights.copies import copy_on_tower, native
 from keras_towers.fit.weights.least_loaded import Placement
 from keras_towers.fit.weights.shards import SMALLEST_BYTES, choose_layout
-from keras_towers.partition.layouts import MeshLayout
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.incomplete_classes import name_of
+from keras_towers.foundation.notices import announce, first_time
+from keras_towers.partition.ir.layouts import MeshLayout
+from keras_towers.transport import devices
 
 
 class ShardingPolicy:

@@ -19,9 +19,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices
-from keras_towers._strategy import Strategy
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import (
     ApplyCall,
     TowerConfig,
@@ -51,10 +48,14 @@ from keras_towers.fit.weights.without_memory import (
     deferring_constants,
     is_deferred,
 )
-from keras_towers.partition.layouts import MIRRORED, MeshLayout
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.tf_strategy import Strategy
+from keras_towers.partition.ir.layouts import MIRRORED, MeshLayout
 from keras_towers.reduction.collectives import Collectives, OnDevice, OnTowers
 from keras_towers.reduction.gradients import Gradients, scaled
 from keras_towers.reduction.rank_sum import RankSum
+from keras_towers.transport import devices
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.local_sgd import LocalSGD
@@ -227,10 +228,15 @@ class WeightUpdate:
         """Sum the gradients over all replicas, then update once."""
         if self.sharding.divides_over_ranks:
             option = self.sharding.option
+            name = option.partition("=")[0]
+            advice = f'add shard_over="process" or leave {name} out'
+            if option not in (*self.config.options.in_shards, "layouts"):
+                # Memory required it, and would require shards of slots next.
+                weights = 'weights="whole" and ' if name == "weights" else ""
+                advice = f'give {weights}updates="once"'
             raise TowerError(
                 f"{option} over all processes works only with fit() and "
-                'train_on_batch(): add shard_over="process" in a custom '
-                f"training loop, or leave {option.partition('=')[0]} out."
+                f"train_on_batch(): {advice} in a custom training loop."
             )
         if self.local_sgd is not None:
             raise TowerError(

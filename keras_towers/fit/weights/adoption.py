@@ -18,10 +18,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Variable
-from keras_towers.devices import memory_of
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import (
     TowerConfig,
     strategy_of,
@@ -46,9 +42,13 @@ from keras_towers.fit.weights.without_memory import (
     is_deferred,
     is_repeatable,
 )
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Variable
+from keras_towers.jobs.rendezvous import failed_calls, rank_checks
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 from keras_towers.reduction.rank_sum import sum_over_ranks
-from keras_towers.rendezvous import failed_calls, rank_checks
-from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.transport.devices import memory_of
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.weight_update import WeightUpdate

@@ -1,7 +1,7 @@
 """Agreement of ranks on variables, and one rank's values for all.
 
-They compare names, shapes and values; ``rendezvous/rank_checks.py`` exchanges
-what they compare.
+They compare names, shapes and values; ``jobs/rendezvous/rank_checks.py``
+exchanges what they compare.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._types import Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import name_of
 from keras_towers.fit.weights.copies import native
 from keras_towers.fit.weights.shards import ShardedVariable, current_value
-from keras_towers.message_lists import listed
-from keras_towers.rendezvous import rank_checks
-from keras_towers.rendezvous.rank_checks import Peers
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.message_lists import listed
+from keras_towers.foundation.object_types import Variable
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.jobs.rendezvous.rank_checks import Peers
 from keras_towers.transport import Transport, messages, next_key
 
 _SHOWN_VARIABLES = 5

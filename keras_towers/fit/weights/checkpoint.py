@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.fit.weights import model_state
 from keras_towers.fit.weights.copies import parts_of
 from keras_towers.fit.weights.shards import (
@@ -25,7 +24,8 @@ from keras_towers.fit.weights.shards import (
     current_value,
     spans_ranks,
 )
-from keras_towers.rendezvous import rank_checks
+from keras_towers.foundation import compat
+from keras_towers.jobs.rendezvous import rank_checks
 
 WHOLE: str = ""
 """Where a part lies that is the whole."""

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices
-from keras_towers._types import Variable
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.shards import ShardedVariable, VariablePart
+from keras_towers.foundation import compat
+from keras_towers.foundation.object_types import Variable
+from keras_towers.transport import devices
 
 if TYPE_CHECKING:
     from keras_towers.fit.components import ApplyCall

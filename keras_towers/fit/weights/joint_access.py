@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.context.thread_state import ThreadLocal
 from keras_towers.fit.weights import model_state
@@ -31,8 +30,9 @@ from keras_towers.fit.weights.shards import (
     ShardedVariable,
     spans_ranks,
 )
-from keras_towers.message_lists import describe_each
-from keras_towers.rendezvous import failed_calls, rank_checks, watch
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.message_lists import describe_each
+from keras_towers.jobs.rendezvous import failed_calls, rank_checks, watch
 from keras_towers.transport import Transport, next_key
 from keras_towers.transport.engine_transport import refusing_ended
 

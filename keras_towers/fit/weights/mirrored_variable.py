@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.fit.context import thread_state
 from keras_towers.fit.weights.copies import copy_to_towers, mark_copies
+from keras_towers.foundation import compat
 
 _OPTIONS = ("dtype", "shape", "trainable", "constraint")
 

@@ -26,8 +26,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._notices import announce, first_time
 from keras_towers.fit.components import (
     TRAINING,
     KerasStrategy,
@@ -36,7 +34,9 @@ from keras_towers.fit.components import (
     tower_strategy_of,
 )
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.rendezvous import failed_calls
+from keras_towers.foundation import compat
+from keras_towers.foundation.notices import announce, first_time
+from keras_towers.jobs.rendezvous import failed_calls
 
 # Shadows that remain on a model if calls of it in two threads overlap.
 _SHADOWS_OF_CALLS = (

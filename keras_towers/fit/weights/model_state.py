@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers.foundation import compat
 
 _NOT_USER_STATE = frozenset(
     ("_tracker", "_layers", "_inbound_nodes", "_outbound_nodes")

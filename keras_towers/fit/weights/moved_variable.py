@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.shards import ShardedVariable, current_value
+from keras_towers.foundation import compat
 
 # The variables that have the values now, by the ids of the handles that do not.
 _by_handle: dict[int, weakref.ref[tf.Variable]] = {}

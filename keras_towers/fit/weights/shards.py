@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Variable
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import thread_state
-from keras_towers.partition.layouts import InShards, MeshLayout
-from keras_towers.system import return_freed_memory
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Variable
+from keras_towers.foundation.system import return_freed_memory
+from keras_towers.partition.ir.layouts import InShards, MeshLayout
 from keras_towers.transport import Transport, next_key
 
 # A smaller variable is whole on every tower: an exchange of its own would cost

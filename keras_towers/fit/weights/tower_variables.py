@@ -16,11 +16,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat, devices
-from keras_towers._notices import logger
-from keras_towers._types import Variable
-from keras_towers.devices import same_device
-from keras_towers.errors import TowerError
 from keras_towers.fit.components import TowerConfig
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.weights.copies import (
@@ -42,9 +37,15 @@ from keras_towers.fit.weights.shards import (
     spans_ranks,
 )
 from keras_towers.fit.weights.without_memory import is_deferred
-from keras_towers.partition.layouts import MIRRORED, MeshLayout, Replicated
-from keras_towers.rendezvous import rank_checks
-from keras_towers.system import return_freed_memory
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.notices import logger
+from keras_towers.foundation.object_types import Variable
+from keras_towers.foundation.system import return_freed_memory
+from keras_towers.jobs.rendezvous import rank_checks
+from keras_towers.partition.ir.layouts import MIRRORED, MeshLayout, Replicated
+from keras_towers.transport import devices
+from keras_towers.transport.devices import same_device
 
 _SUM = tf.VariableAggregation.SUM
 

@@ -13,8 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Variable
 from keras_towers.fit.context import patches, thread_state
 from keras_towers.fit.weights.copies import copy_on_tower
 from keras_towers.fit.weights.shards import (
@@ -22,6 +20,8 @@ from keras_towers.fit.weights.shards import (
     ShardedVariable,
     part_of,
 )
+from keras_towers.foundation import compat
+from keras_towers.foundation.object_types import Variable
 
 PartOf: TypeAlias = Callable[[Sequence[int], Sequence[int]], tf.Tensor]
 """Returns a part of a value, given where it begins, and its size."""

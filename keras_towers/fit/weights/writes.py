@@ -22,7 +22,7 @@ from keras_towers.fit.weights.copies import (
     read_handle,
 )
 from keras_towers.fit.weights.shards import spans_ranks
-from keras_towers.partition.effects import written
+from keras_towers.partition.ir.effects import written
 
 # The handles of variables, by their ids.
 _written: weakref.WeakValueDictionary[int, tf.Tensor]

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from keras_towers.engines.byteps import dmlc
-from keras_towers.errors import TowerError
+from keras_towers.foundation.errors import TowerError
 from tests.kit.scripts import parse_variables, run_python
 
 RIGHT = parse_variables(

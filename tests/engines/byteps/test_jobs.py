@@ -21,7 +21,7 @@ pytestmark = [
 def role(process: psutil.Process) -> str:
     """What BytePS takes a process for, empty where it does not."""
     try:
-        if "keras_towers/agent.py" in " ".join(process.cmdline()):
+        if "keras_towers/jobs/agent.py" in " ".join(process.cmdline()):
             return ""
         return process.environ().get("DMLC_ROLE", "")
     except psutil.Error:

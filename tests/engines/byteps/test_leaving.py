@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
-from keras_towers.rendezvous.store_server import StoreServer
+from keras_towers.jobs.rendezvous.store_server import StoreServer
 
 RANKS = 1000
 

@@ -12,7 +12,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.engines.horovod import horovod_transport
-from keras_towers.rendezvous import store
+from keras_towers.jobs.rendezvous import store
 from tests.kit.processes import wait_until
 
 PRELOADED = ctypes.CDLL(None)

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import horovod as hvd
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 
 GLOBAL_BATCH = 16
 ROUNDING = 1e-6

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import horovod as hvd
-from keras_towers.conformance import case_models as m
 from keras_towers.engines.horovod.hvd import distributed_optimizers
+from keras_towers.inspection.conformance import case_models as m
 from tests.engines.horovod import small
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import horovod as hvd
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 from tests.engines.horovod import small
 from tests.kit import untuned
 from tests.kit.ranks import check, main

@@ -13,8 +13,8 @@ from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
     instance_key,
 )
-from keras_towers.errors import FAILED_ON
-from keras_towers.rendezvous import tf_config
+from keras_towers.foundation.errors import FAILED_ON
+from keras_towers.jobs.rendezvous import tf_config
 
 pytestmark = pytest.mark.core
 

@@ -11,7 +11,7 @@ import keras_towers as kt
 from keras_towers import TowerError
 from keras_towers.engines.byteps import byteps_process
 from keras_towers.engines.horovod import horovod_transport
-from keras_towers.rendezvous import separate_training, tf_config
+from keras_towers.jobs.rendezvous import separate_training, tf_config
 from keras_towers.strategies import base
 from tests.kit.clusters import local_cluster
 

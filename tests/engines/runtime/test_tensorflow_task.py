@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from keras_towers import TowerError, compat
+from keras_towers import TowerError
 from keras_towers.engines.runtime import tensorflow_task
-from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.foundation import compat
+from keras_towers.jobs.rendezvous.tf_config import Cluster
 from tests.kit.clusters import local_cluster
 
 pytestmark = pytest.mark.core

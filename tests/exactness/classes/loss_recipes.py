@@ -5,7 +5,7 @@ import functools
 import keras
 from keras import layers
 
-from keras_towers import compat
+from keras_towers.foundation import compat
 from tests.exactness.classes.recipes import (
     Recipe,
     by_name,

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from keras_towers import compat
+from keras_towers.foundation import compat
 
 # Batches of 8 and 3: no number of towers divides both evenly.
 EXAMPLES, BATCH = 11, 8

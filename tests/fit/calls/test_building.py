@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
 from keras_towers.fit.weights.shards import ShardedVariable
+from keras_towers.inspection.conformance import case_models as m
 from tests.kit.compare import assert_exact
 from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.sampling import sample_of

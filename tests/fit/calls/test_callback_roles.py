@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.outcomes import assert_ordinary
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from tests.kit.compare import assert_exact, assert_same_model
 from tests.kit.sampling import long_unless
 from tests.kit.training import STEPS, X, Y, adam, fit, linear

@@ -11,10 +11,10 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers import settings
 from keras_towers.fit.calls import saving
-from keras_towers.rendezvous import failed_calls
-from keras_towers.rendezvous.store_server import StoreServer
+from keras_towers.foundation import settings
+from keras_towers.jobs.rendezvous import failed_calls
+from keras_towers.jobs.rendezvous.store_server import StoreServer
 
 BUFFER = io.BytesIO()
 

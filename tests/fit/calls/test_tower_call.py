@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.fit.calls import tower_call
 from keras_towers.fit.data.epoch_iterator import RELEASES
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, assert_same_model
 from tests.kit.training import STEPS, X, Y, fit, linear

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.outcomes import Originals
 from keras_towers.fit.weights.tower_variables import TowerVariables
+from keras_towers.inspection.conformance.outcomes import Originals
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_all_close, assert_same_model
 from tests.kit.leaving import Boom, interrupt

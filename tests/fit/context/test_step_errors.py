@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.errors import shorten
 from keras_towers.fit import keras_patches
 from keras_towers.fit.calls import tower_runner
 from keras_towers.fit.context import step_errors
+from keras_towers.foundation.errors import shorten
 from tests.kit.compare import assert_all_close
 
 pytestmark = pytest.mark.alternate

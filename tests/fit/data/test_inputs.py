@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
 from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
+from keras_towers.inspection.conformance import case_models as m
 from tests.kit.compare import assert_exact
 from tests.kit.sampling import long_unless, sample_of
 from tests.kit.training import linear, strategy_of

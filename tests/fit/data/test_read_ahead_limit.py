@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.errors import TowerError
 from keras_towers.fit.data import read_ahead_limit
 from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
+from keras_towers.foundation.errors import TowerError
 from tests.kit.compare import assert_all_close
 from tests.kit.training import linear
 

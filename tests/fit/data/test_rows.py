@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.case_models import ByHand
 from keras_towers.fit.data import batches
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.case_models import ByHand
 from tests.fit.step.acts import sparse
 from tests.kit.compare import (
     assert_all_close,

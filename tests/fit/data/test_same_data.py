@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.fit.data import same_data
+from keras_towers.foundation import compat
 
 pytestmark = pytest.mark.core
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 from tests.fit.data.prefetched import (
     assert_drawn_ahead,
     assert_strings_are_exact,

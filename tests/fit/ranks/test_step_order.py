@@ -3,7 +3,6 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.data.batches import TowerBatch
 from keras_towers.fit.data.same_data import first_far
 from keras_towers.fit.ranks import step_agreement
@@ -15,6 +14,7 @@ from keras_towers.fit.ranks.compared_step import (
 )
 from keras_towers.fit.ranks.step_agreement import StepAgreement
 from keras_towers.fit.ranks.step_order import StepOrder
+from keras_towers.foundation.errors import TowerError
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import on_ranks
 

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 
 
 class Acts(keras.layers.Layer):

@@ -5,7 +5,7 @@ from collections import Counter
 import keras
 import numpy as np
 
-from keras_towers.fit.step import step_reports
+from keras_towers.fit.step.reports import step_reports
 
 RANDOM = np.random.default_rng(0)
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.partition.registry import (
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.partition.ir.registry import (
     OPERATIONS,
     OperationFacts,
     elementwise,

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
 from keras_towers.fit import components
+from keras_towers.inspection.conformance import case_models as m
 from tests.fit.step.acts import Stepping
 from tests.kit.compare import assert_close, assert_exact
 from tests.kit.sampling import sample_of

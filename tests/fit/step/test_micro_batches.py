@@ -4,8 +4,8 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
 from keras_towers.fit.weights import shards
+from keras_towers.inspection.conformance import case_models as m
 from tests.kit.compare import assert_all_close, assert_exact, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import adam, compiled, fit, stacked

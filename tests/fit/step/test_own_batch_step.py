@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.fit.step.graph_function import GraphFunction
-from keras_towers.fit.step.tower_program import TowerProgram
+from keras_towers.fit.step.graph.graph_function import GraphFunction
+from keras_towers.fit.step.graph.tower_program import TowerProgram
+from keras_towers.inspection.conformance import case_models as m
 from tests.fit.step.acts import Acts, ReadsItsUpdate, Stepping, Twice
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import long_unless

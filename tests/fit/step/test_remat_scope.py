@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.step import step_layout
+from keras_towers.fit.step.graph import step_layout
 from tests.kit.compare import assert_same_model
 
 pytestmark = pytest.mark.skipif(

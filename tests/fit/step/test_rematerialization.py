@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.errors import TowerError
-from keras_towers.settings import ENV_DEVICE_MEMORY
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.settings import ENV_DEVICE_MEMORY
 from tests.kit.compare import assert_same_model
 from tests.kit.sampling import sample_of
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 from tests.kit.compare import assert_exact
 from tests.kit.sampling import sample_of
 from tests.kit.training import compiled, fit, stacked

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 from tests.fit.step.acts import Stepping
 
 WIDTH = m.FEATURES.shape[1]

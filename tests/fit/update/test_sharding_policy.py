@@ -13,7 +13,7 @@ import keras_towers as kt
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import shards
 from keras_towers.fit.weights.without_memory import is_deferred
-from keras_towers.partition.gathers import gathered_bytes
+from keras_towers.partition.timeline.gathers import gathered_bytes
 from tests.kit.compare import assert_exact, assert_same, use_model
 from tests.kit.sampling import sample_of
 from tests.kit.training import (

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import all_variables
 from keras_towers.fit.weights import tower_variables
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import all_variables
 from tests.fit.one_device import two_layers
 from tests.fit.step.acts import Both
 from tests.kit.compare import assert_all_close, assert_exact, assert_same_model

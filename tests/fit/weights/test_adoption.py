@@ -10,8 +10,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import Originals, assert_ordinary
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import (
+    Originals,
+    assert_ordinary,
+)
 from tests.kit import compare
 from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.sampling import sample_of

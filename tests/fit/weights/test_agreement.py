@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.weights.agreement import broadcast, compare_variables
+from keras_towers.foundation.errors import TowerError
 from tests.reduction.ranks import on_ranks
 
 pytestmark = pytest.mark.core

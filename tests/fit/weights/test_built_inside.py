@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
-from keras_towers.conformance.outcomes import assert_ordinary
 from keras_towers.fit import components
+from keras_towers.inspection.conformance import case_models as m
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from tests.fit.one_device import trained, two_layers
 from tests.kit import compare
 from tests.kit.sampling import long_unless, sample_of

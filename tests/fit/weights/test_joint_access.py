@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.weights import joint_access
 from keras_towers.fit.weights.joint_access import JointAccess, KnownVariables
 from keras_towers.fit.weights.shards import ShardedVariable, part_of
-from keras_towers.partition.layouts import InShards, MeshLayout
-from keras_towers.rendezvous.liveness import TaskState
+from keras_towers.foundation.errors import TowerError
+from keras_towers.jobs.rendezvous.liveness import TaskState
+from keras_towers.partition.ir.layouts import InShards, MeshLayout
 from tests.reduction.ranks import on_ranks
 
 WHOLES = {

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.outcomes import assert_ordinary
+from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from tests.kit.training import X, Y, fit, linear
 
 pytestmark = pytest.mark.alternate

@@ -7,8 +7,8 @@ import keras
 import pytest
 
 import keras_towers as kt
-from keras_towers.conformance import case_models as m
 from keras_towers.fit.weights.model_binding import ModelStage, ModelStages
+from keras_towers.inspection.conformance import case_models as m
 from tests.kit.training import fit, linear
 
 # From each stage, in the order of ModelStage: 1 where a model may go.

@@ -9,7 +9,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.conformance.outcomes import all_variables, assert_ordinary
+from keras_towers.inspection.conformance.outcomes import (
+    all_variables,
+    assert_ordinary,
+)
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_all_close, assert_close, assert_same_model
 from tests.kit.sampling import sample_of

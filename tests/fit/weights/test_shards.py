@@ -14,7 +14,7 @@ from keras_towers.fit.weights.shards import (
     part_of,
     share_counts,
 )
-from keras_towers.partition.layouts import InShards, MeshLayout
+from keras_towers.partition.ir.layouts import InShards, MeshLayout
 
 LARGE = SMALLEST_BYTES // 4
 

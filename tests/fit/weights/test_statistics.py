@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.conformance import case_models as m
+from keras_towers.inspection.conformance import case_models as m
 from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.training import linear, strategy_of
 

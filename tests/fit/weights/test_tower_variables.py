@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import compat
-from keras_towers.devices import short_name
 from keras_towers.fit.weights.tower_variables import TowerVariables
+from keras_towers.foundation import compat
+from keras_towers.transport.devices import short_name
 from tests.kit.compare import assert_all_close, assert_towers_equal
 from tests.kit.sampling import sample_of
 from tests.kit.training import STEPS, adam, fit, linear

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from keras_towers.conformance.case_models import ByHand as ByHand
+from keras_towers.inspection.conformance.case_models import ByHand as ByHand
 
 # Two whole batches, which four towers share unevenly, and a last one of a
 # single example.

@@ -21,9 +21,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers._types import Variable
 from keras_towers.engines.byteps.byteps_transport import transport
-from keras_towers.known_engines import BYTEPS
+from keras_towers.foundation.object_types import Variable
+from keras_towers.jobs.known_engines import BYTEPS
 from keras_towers.reduction.gradients import Gradient
 
 # Raises an error with advice if BytePS is missing, before the import below.

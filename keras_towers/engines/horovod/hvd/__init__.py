@@ -27,7 +27,7 @@ from __future__ import annotations
 # modules below half imported.
 import keras as _keras  # noqa: F401
 
-from keras_towers.known_engines import HOROVOD as _ENGINE
+from keras_towers.jobs.known_engines import HOROVOD as _ENGINE
 
 # Raises an error with advice if Horovod is missing, before the imports below.
 _horovod = _ENGINE.import_module()

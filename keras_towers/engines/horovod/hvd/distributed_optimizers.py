@@ -12,7 +12,6 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from keras_towers._types import Structure, Variable
 from keras_towers.engines.dropin import (
     Compression,
     distributed_models,
@@ -25,8 +24,9 @@ from keras_towers.engines.horovod.hvd.horovod_reducer import (
     checked_options,
 )
 from keras_towers.engines.horovod.hvd.operations import prepare_process
-from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Structure, Variable
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.transport import next_key
 

@@ -35,9 +35,8 @@ from horovod.common.exceptions import (
 )
 from horovod.tensorflow import rank as rank
 
-from keras_towers import elastic
-from keras_towers._types import Logs, Variable
-from keras_towers.elastic import run as run
+from keras_towers.backups import elastic
+from keras_towers.backups.elastic import run as run
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.engines.horovod.hvd.operations import (
@@ -46,9 +45,10 @@ from keras_towers.engines.horovod.hvd.operations import (
     init as init,
     shutdown as shutdown,
 )
-from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement, model_state
 from keras_towers.fit.weights.copies import native
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Logs, Variable
 from keras_towers.reduction.rank_sum import sum_over_ranks
 
 # A value of ``model.stop_training`` that no other callback sets. It ends an

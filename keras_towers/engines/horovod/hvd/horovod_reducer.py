@@ -11,8 +11,6 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.util import split_list
 
-from keras_towers import compat
-from keras_towers._types import Variable
 from keras_towers.engines.dropin import (
     Compression,
     check_compression,
@@ -20,8 +18,10 @@ from keras_towers.engines.dropin import (
 )
 from keras_towers.engines.dropin.gradient_reducer import Reducer, name_or_kind
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
-from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityKey
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Variable
 from keras_towers.reduction.gradients import Gradient, divide
 from keras_towers.reduction.rank_sum import sum_over_ranks
 from keras_towers.transport import Transport

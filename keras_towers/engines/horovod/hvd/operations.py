@@ -19,18 +19,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers._types import Variable
 from keras_towers.engines import dropin
 from keras_towers.engines.dropin import distributed_models, use_connection
 from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
     connect,
 )
-from keras_towers.errors import TowerError
 from keras_towers.fit.weights.copies import native
+from keras_towers.foundation import compat
+from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.object_types import Variable
+from keras_towers.jobs.rendezvous import activity
 from keras_towers.reduction.gradients import Gradient
-from keras_towers.rendezvous import activity
 from keras_towers.transport import next_key
 
 _Result = TypeVar("_Result")

@@ -1,0 +1,1 @@
+"""Finds a plan of a step that fits into the memory of its devices."""

@@ -1,0 +1,1 @@
+"""What a step costs, for users."""

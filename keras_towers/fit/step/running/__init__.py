@@ -1,0 +1,1 @@
+"""What runs in Python before, between and after the steps of a call."""

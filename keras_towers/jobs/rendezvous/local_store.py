@@ -1,0 +1,172 @@
+"""A job's store in the process that holds its values."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+from keras_towers.foundation import settings
+from keras_towers.foundation.object_types import JsonObject
+from keras_towers.jobs.rendezvous import store
+from keras_towers.jobs.rendezvous.hosts import RankPlacement
+from keras_towers.jobs.rendezvous.reports import Reports
+from keras_towers.jobs.rendezvous.store import MissingRanks, Progress, Store
+from keras_towers.jobs.rendezvous.store_link import SCOPE
+
+RENDEZVOUS_SCOPE = "global"
+"""The scope in which each rank of Horovod writes its address first."""
+_KEPT = (store.FACTS, store.COMMITTED)
+
+
+class _Gathering:
+    """A list to which ranks contribute.
+
+    Attributes:
+        parts: those that have been given, by rank.
+        missing: the ranks that have not given theirs, in order.
+    """
+
+    def __init__(self, size: int):
+        self.parts: dict[int, object] = {}
+        self.missing = dict.fromkeys(range(size))
+
+
+class LocalStore(Store):
+    """The values of a job, and the requests that wait for some; thread-safe.
+
+    Attributes:
+        gone: the name and state of each rank that is gone.
+        values: the values of each scope.
+    """
+
+    def __init__(self) -> None:
+        self.gone: dict[int, tuple[str, str]] = {}
+        self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
+        self._reports = Reports()
+        self._gatherings: dict[str, _Gathering] = {}
+        # The functions to call when a key is written.
+        self._awaited: dict[tuple[str, str], set[Callable[[], None]]] = {}
+        self._given_up: collections.Counter[str] = collections.Counter()
+        self._scope_size: dict[str, int] = {}
+        self._lock = threading.RLock()
+
+    @abstractmethod
+    def _call_each(self, functions: Iterable[Callable[[], None]]) -> None:
+        """Call functions soon, without a lock."""
+
+    def begin_round(self, plan: Sequence[RankPlacement]) -> None:
+        """Discard the previous round, and let the ranks of a plan meet."""
+        with self._lock:
+            ours = self.values[SCOPE]
+            kept = {name: ours[name] for name in _KEPT if name in ours}
+            self.values.clear()
+            self.values[SCOPE].update(kept)
+            self._reports = Reports()
+            self._gatherings.clear()
+            self.gone.clear()
+            self._given_up.clear()
+            self._scope_size = {}
+            for slot in plan:
+                self._scope_size[RENDEZVOUS_SCOPE] = slot.size
+                self._scope_size[f"local_{slot.hostname}"] = slot.local_size
+                self._scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
+
+    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
+        with self._lock:
+            value = self.values[scope].get(key)
+        if value is not None or not hold_s:
+            return value
+        written = threading.Event()
+        self.await_key(scope, key, written.set)
+        written.wait(hold_s)
+        self.forget(scope, key, written.set)
+        return self.read(scope, key)
+
+    def await_key(self, scope: str, key: str, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when a key is there."""
+        with self._lock:
+            self._awaited.setdefault((scope, key), set()).add(wake)
+            if key in self.values[scope]:
+                self._wake(scope, key)
+
+    def _wake(self, scope: str, key: str) -> None:
+        """Call the functions that wait for a key."""
+        waiting = self._awaited.pop((scope, key), None)
+        if waiting:
+            self._call_each(waiting)
+
+    def forget(self, scope: str, key: str, wake: Callable[[], None]) -> None:
+        """Remove ``wake`` from the waiting functions."""
+        with self._lock:
+            waiting = self._awaited.get((scope, key), set())
+            waiting.discard(wake)
+            if not waiting:
+                self._awaited.pop((scope, key), None)
+
+    def write(
+        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
+    ) -> bytes:
+        with self._lock:
+            values = self.values[scope]
+            values[key] = values.get(key, value) if if_absent else value
+            self._wake(scope, key)
+            return values[key]
+
+    def give(
+        self, key: str, rank: int, size: int, value: object
+    ) -> MissingRanks:
+        with self._lock:
+            gathering = self._gatherings.get(key)
+            if gathering is None:
+                gathering = self._gatherings[key] = _Gathering(size)
+            gathering.parts[rank] = value
+            missing = gathering.missing
+            missing.pop(rank, None)
+            if not missing:
+                del self._gatherings[key]
+                parts = (gathering.parts[r] for r in range(size))
+                self.put(key, [part for part in parts if part is not None])
+            some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
+            return MissingRanks(list(some), len(missing))
+
+    def add(self, key: str, rank: int, items: Sequence[str]) -> None:
+        with self._lock:
+            added = self.get(key) or {}
+            for item in items:
+                ranks = added.setdefault(item, [])
+                if rank not in ranks:
+                    added[item] = [*ranks, rank][:2]
+            self.put(key, added)
+
+    def delete(self, scope: str, key: str) -> None:
+        """Delete a value; a shared scope only once all its ranks have asked."""
+        with self._lock:
+            if scope not in self._scope_size:
+                self.values[scope].pop(key, None)
+                return
+            self._given_up[scope] += 1
+            if self._given_up[scope] == self._scope_size[scope]:
+                self.values[scope].clear()
+                del self._given_up[scope]
+
+    def report(self, rank: int, progress: Progress) -> JsonObject:
+        """Record a rank's progress; return what it should know of others."""
+        with self._lock:
+            reports = self._reports
+            reports.add(rank, progress)
+            # Every rank gets this list, however many are gone: keep it short.
+            others = (
+                (f"{name} ({error})" if error else name, state)
+                for r, (name, state) in self.gone.items()
+                if r != rank
+                for error in [self.get(f"{store.ERROR}{r}")]
+            )
+            gone = itertools.islice(others, settings.MAX_RANKS_NAMED)
+            return {
+                "awaited": reports.awaited(rank),
+                "apart": reports.apart(rank),
+                "gone": dict(gone),
+            }

@@ -1,0 +1,271 @@
+"""``planning``: what a plan says is what a step on devices has, and sends."""
+
+import dataclasses
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_towers as kt
+from keras_towers.foundation.byte_sizes import format_bytes
+from keras_towers.foundation.errors import TowerError
+from keras_towers.inspection import planning
+from tests.kit.meshes import layout_map, mesh_of
+from tests.kit.sampling import sample_of
+
+pytestmark = pytest.mark.alternate
+
+TOWERS = 3
+RANDOM = np.random.default_rng(1)
+# With them each tower has its copy of what is not in shards, as on GPUs.
+OPTIONS = {
+    "copies": {},
+    'updates="sharded"': {"updates": "sharded"},
+    'weights="sharded"': {"weights": "sharded", "gather_bytes": 2**17},
+}
+
+
+def perceptron():
+    # Of 256 rows towers have different numbers, and of 129 axes one even share.
+    layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(129)]
+    model = keras.Sequential([keras.Input((200,)), *layers], name="perceptron")
+    model.compile("adam", "mse", jit_compile=False)
+    x, y = RANDOM.random((12, 200)), RANDOM.random((12, 129))
+    return model, x.astype("float32"), y.astype("float32")
+
+
+def images():
+    layers = [
+        keras.layers.Conv2D(96, 3, use_bias=False),
+        keras.layers.BatchNormalization(),
+        keras.layers.Conv2D(96, 3),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(3, "softmax"),
+    ]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers], name="images")
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=1.0)
+    model.compile(
+        optimizer,
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
+    x = RANDOM.random((12, 8, 8, 3)).astype("float32")
+    return model, x, np.arange(12) % 3
+
+
+def texts():
+    layers = [
+        keras.layers.Embedding(3000, 16),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential(
+        [keras.Input((7,), dtype="int32"), *layers], name="texts"
+    )
+    model.compile("adam", "mse", jit_compile=False)
+    x = RANDOM.integers(3000, size=(12, 7), dtype="int32")
+    return model, x, RANDOM.random((12, 1)).astype("float32")
+
+
+def half_precision():
+    layers = [
+        keras.layers.Dense(255, "relu", dtype="mixed_float16"),
+        keras.layers.Dense(96, dtype="mixed_float16"),
+    ]
+    model = keras.Sequential([keras.Input((128,)), *layers], name="half")
+    adam = keras.optimizers.Adam()
+    scaled = keras.optimizers.LossScaleOptimizer(adam)
+    model.compile(scaled, "mse", jit_compile=False)
+    x, y = RANDOM.random((12, 128)), RANDOM.random((12, 96))
+    return model, x.astype("float32"), y.astype("float32")
+
+
+MODELS = [perceptron, images, texts, half_precision]
+
+
+def plans_of(build, kind, towers=TOWERS):
+    devices = [f"/device:{kind}:{index}" for index in range(towers)]
+    setting = planning.PlanSetting(devices, 12, gather_bytes=2**17)
+    return {one.choice: one for one in planning.plan(build, setting)}
+
+
+def described(strategy, kind):
+    """The bytes on each device that a strategy says it holds, by its name."""
+    (line,) = re.findall(rf"^  {kind}: (.*)", strategy.describe(), re.M)
+    parts = re.findall(r"([\d,]+) bytes on (\S+?)(?:, |$)", line)
+    return {name: int(n.replace(",", "")) for n, name in parts}
+
+
+def assert_described(plan, strategy):
+    """A plan has the numbers of a strategy, device by device."""
+    names = [f"/device:CPU:{k}" for k in range(len(plan.weights))]
+    for kind, found in (
+        ("weights", plan.weights),
+        ("optimizer state", plan.optimizer),
+    ):
+        planned = {n: b for n, b in zip(names, found, strict=True) if b}
+        assert planned == described(strategy, kind)
+
+
+@pytest.mark.parametrize("build", sample_of(MODELS))
+def test_a_plan_is_what_a_step_has_and_sends(build):
+    by_host = plans_of(build, "CPU")
+    for choice, options in OPTIONS.items():
+        model, x, y = build()
+        with kt.TowerStrategy(TOWERS, **options) as strategy:
+            model.fit(x, y, batch_size=12, verbose=0)
+            said = strategy.describe()
+            assert_described(by_host[choice], strategy)
+        # After the block it says where they were.
+        assert strategy.describe() == said
+        costs = by_host[choice].costs
+        assert f"{model.name!r}: {costs.exchange_summary}" in said
+        replaced = f"in place of sums of {format_bytes(costs.replaced_sums)}"
+        assert (replaced in said) == bool(costs.replaced_sums)
+        gathers = f"at most {format_bytes(costs.gathered)} of gathered"
+        assert (gathers in said) == bool(costs.gathered)
+
+
+@pytest.mark.parametrize("build", sample_of(MODELS))
+def test_a_plan_for_gpus_has_what_devices_of_their_own_memory_have(build):
+    planned = plans_of(build, "GPU")
+    for choice, options in OPTIONS.items():
+        if options.get("updates") == "sharded":
+            # Its weights are not copied where towers share memory.
+            continue
+        model, x, y = build()
+        with kt.TowerStrategy(TOWERS, updates="each", **options) as strategy:
+            model.fit(x, y, batch_size=12, verbose=0)
+            found = planned[choice]
+            assert_described(found, strategy)
+            said = strategy.describe()
+        if choice != "copies":
+            # Where copies share memory, rows may be gathered instead of sums.
+            assert found.costs.exchange_summary in said
+        assert found.total == (
+            max(map(sum, zip(found.weights, found.optimizer, strict=True)))
+            + found.step
+        )
+
+
+def feed_forward():
+    keras.utils.set_random_seed(1)
+    x = inputs = keras.Input((16, 32))
+    for k in range(2):
+        wide = keras.layers.Dense(256, "relu", name=f"up_{k}")(x)
+        x = x + keras.layers.Dense(32, name=f"down_{k}")(wide)
+    model = keras.Model(inputs, keras.layers.Dense(3)(x), name="feed_forward")
+    model.compile("adam", "mse", jit_compile=False)
+    x, y = RANDOM.random((12, 16, 32)), RANDOM.random((12, 16, 3))
+    return model, x.astype("float32"), y.astype("float32")
+
+
+def layouts_of_pairs(devices, shape=(2, 2)):
+    return layout_map(
+        mesh_of(*shape, devices=devices),
+        {
+            r"up_\d/kernel": (None, "model"),
+            r"up_\d/bias": ("model",),
+            r"down_\d/kernel": ("model", None),
+        },
+    )
+
+
+def model_parallel(devices):
+    return keras.distribution.ModelParallel(
+        layout_map=layouts_of_pairs(devices), batch_dim_name="batch"
+    )
+
+
+def planned_by(layouts, kind="GPU"):
+    devices = [f"/device:{kind}:{index}" for index in range(4)]
+    setting = planning.PlanSetting(devices, 12, layouts=layouts)
+    *_, last = planning.plan(feed_forward, setting)
+    return last
+
+
+@pytest.mark.parametrize(
+    "layouts", sample_of([layouts_of_pairs, model_parallel])
+)
+def test_layouts_are_planned_on_a_mesh(layouts, devices):
+    plan, on_host = (planned_by(layouts, kind) for kind in ("GPU", "CPU"))
+    model, x, y = feed_forward()
+    with kt.ModelParallelStrategy(layouts_of_pairs(devices[:4])) as strategy:
+        model.fit(x, y, batch_size=12, verbose=0)
+        assert plan.costs.exchange_summary in strategy.describe()
+        assert_described(on_host, strategy)
+    # Towers of GPUs have their own, and what a tower has once is on its first.
+    assert plan.weights == [*on_host.weights[:2], *on_host.weights[:2]]
+    assert on_host.weights[2:] == [0, 0]
+    rows = 4 * 6 * 16 * 32
+    # Forward two sums in a tower, and backward one: the inputs of the model get
+    # no gradient. Towers add up gradients, and the loss.
+    assert plan.costs.sent == {"": 3 * rows + plan.weights[0] + 4}
+    assert plan.step > 0
+
+
+def test_more_hosts_have_the_plan_that_each_number_has_alone():
+    """The program of one number of hosts is used for others."""
+    devices = [f"/device:GPU:{index}" for index in range(2)]
+    setting = planning.PlanSetting(devices, 12, hosts=[2, 4, 64])
+    alone = dataclasses.replace(setting, hosts=[64])
+    together = [
+        p for p in planning.plan(half_precision, setting) if p.hosts > 4
+    ]
+    found = planning.plan(half_precision, alone)
+    for one, other in zip(together, found, strict=True):
+        assert one.choice == other.choice
+        assert one.examples == other.examples == 12 * 64
+        assert one.weights == other.weights
+        assert one.optimizer == other.optimizer
+        assert one.costs == other.costs
+    # Of 128 rows of 128 devices each has one; with 64 KiB or more of weights.
+    copies, _, shards, in_hosts = (max(one.weights) for one in together)
+    assert shards < copies / 10
+    # The two devices of each host have half of them, whatever others have.
+    assert in_hosts == pytest.approx(copies / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "said"),
+    [
+        (len, "it must return a keras.distribution.LayoutMap or"),
+        (
+            lambda devices: layouts_of_pairs(devices[:2], (1, 2)),
+            "has other devices than the function gets",
+        ),
+    ],
+)
+def test_layouts_that_cannot_be_planned_are_refused(layouts, said):
+    with pytest.raises(TowerError, match=said):
+        planned_by(layouts)
+
+
+@pytest.mark.parametrize("towers", sample_of([2, 4, 8], 3))
+def test_rows_are_gathered_in_place_of_sums_in_the_memory_of_one_host(towers):
+    """GPUs would compute the whole gradient each, which none has measured."""
+    on_host, on_gpus = (
+        plans_of(perceptron, kind, towers)["copies"].costs
+        for kind in ("CPU", "GPU")
+    )
+    assert on_host.replaced_sums > on_gpus.replaced_sums == 0
+
+
+def test_each_choice_has_the_names_that_a_model_has_alone():
+    layer = keras.layers.Dense(2)
+    number = int(layer.name.rpartition("_")[2])
+    setting = planning.PlanSetting(["/device:GPU:0", "/device:GPU:1"], 12)
+    names = []
+
+    def build():
+        model = keras.Sequential([keras.Input((9000,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        names.append(model.layers[0].name)
+        return model
+
+    planning.plan(build, setting)
+    # Three of them in the table, and one that saves nothing.
+    assert names == [f"dense_{number + 1}"] * 4
+    assert keras.layers.Dense(2).name == names[0]
