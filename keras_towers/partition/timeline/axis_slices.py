@@ -1,4 +1,4 @@
-"""Slices of an axis that towers divide, and the operations on one slice.
+"""Slices of an axis that towers divide: cutting, and putting together.
 
 A slice has a part of each tower's rows, so that all towers take part in each
 exchange. Its rows are not consecutive on one device, with two towers and two
@@ -15,18 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from keras_towers.partition.ir.builder import SIZE_DTYPE, Builder
-from keras_towers.partition.ir.layouts import REPLICATED, sizes_of
-from keras_towers.partition.ir.program import Operation, Tensor, is_pure
-from keras_towers.partition.ir.reasons import NotDivided, require
-from keras_towers.partition.ir.registry import Factors, Labels, NewAxis, facts_of
+from keras_towers.partition.ir.program import Tensor
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
-from keras_towers.partition.ir.values import Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,101 +188,3 @@ class Slicer:
             for type_, end in (("GreaterEqual", 0), ("Less", size))
         ]
         return builder.op("LogicalAnd", ends, shape)
-
-
-class _OperationAsNode:
-    """An operation of a program, as functions that label its axes see nodes.
-
-    Args:
-        operation: the operation.
-    """
-
-    def __init__(self, operation: Operation):
-        self.type: str = operation.type
-        self._operation = operation
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self._operation.outputs)
-
-    @property
-    def shapes(self) -> list[tf.TensorShape]:
-        return [tensor.shape for tensor in self._operation.outputs]
-
-    def attr(self, name: str) -> Any:
-        value = self._operation.attributes[name]
-        kind = value.WhichOneof("value")
-        found = getattr(value, kind)
-        return [*found.i] if kind == "list" else found
-
-    def dtype(self, index: int) -> tf.DType:
-        return self._operation.inputs[index].dtype
-
-    def output_dtype(self, index: int = 0) -> tf.DType:
-        return self._operation.outputs[index].dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class AxesOf:
-    """The axes of an operation that can run on slices, by their labels.
-
-    Attributes:
-        factors: what is known of them.
-        inputs: the labels of the axes of each input; None: it is broadcast.
-    """
-
-    factors: Factors
-    inputs: Sequence[Labels]
-
-    def label_of_input(self, index: int, axis: int) -> Hashable | None:
-        """Return the label of an axis of an input along which it can run."""
-        label = self.inputs[index][axis]
-        return label if self.factors.may_divide(label) else None
-
-    def label_of_output(self, index: int, axis: int) -> Hashable | None:
-        """Return the label of an axis of an output along which it can run."""
-        label = (self.factors.outputs[index] or ())[axis]
-        is_new = isinstance(label, NewAxis)
-        return label if not is_new and self.factors.may_divide(label) else None
-
-    def axis_of_input(self, index: int, label: Hashable) -> int | None:
-        """Return the axis of an input with a label."""
-        labels = self.inputs[index]
-        return labels.index(label) if label in labels else None
-
-    def axis_of_output(self, index: int, label: Hashable) -> int | None:
-        """Return the axis of an output with a label."""
-        labels = self.factors.outputs[index] or ()
-        return labels.index(label) if label in labels else None
-
-
-def axes_of_operation(operation: Operation) -> AxesOf | None:
-    """Return the axes of an operation; None: it cannot run on slices."""
-    facts = facts_of(operation.type)
-    if facts.labels is None or not is_pure(operation):
-        return None
-    values = [
-        Value(
-            REPLICATED,
-            whole=tensor,
-            shape=sizes_of(tensor.shape),
-            known=_known(tensor),
-        )
-        for tensor in operation.inputs
-        if tensor.shape.rank is not None
-    ]
-    try:
-        require(len(values) == len(operation.inputs))
-        factors = facts.labels(_OperationAsNode(operation), *values)
-        require(not factors.attributes and not factors.needs_rows)
-        return AxesOf(factors, factors.labels(values))
-    except NotDivided:
-        return None
-
-
-def _known(tensor: Tensor) -> Any:
-    source = tensor.operation
-    if source is None or source.type != "Const" or tensor.dtype == tf.string:
-        return None
-    value = tf.make_ndarray(source.attributes["value"].tensor)
-    return value if value.dtype.kind in "iub" else None

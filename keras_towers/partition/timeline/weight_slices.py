@@ -9,9 +9,7 @@ another where they can, along the axis that towers divide::
     dw = scatter(x.T @ dy)       dw[k] = scatter(x.T @ dy[:, k])
     w -= rate * dw               w[k] -= rate * dw[k]
 
-Along which axes an operation can run on slices is what its labels say, by which
-towers divide it. Lookups of rows, and their gradients, run on slices of the
-rows, too. Each slice is gathered and exchanged as a weight of its own is, so
+Each slice is gathered and exchanged as a weight of its own is, so
 that the timeline places it within ``gather_bytes``.
 """
 
@@ -20,82 +18,33 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.timeline.axis_slices import (
-    Cut,
-    Slicer,
-    axes_of_operation,
-)
 from keras_towers.partition.ir.builder import Builder
-from keras_towers.partition.timeline.gathers import gathers_variables
 from keras_towers.partition.ir.program import (
     Event,
     Exchange,
     Operation,
     Program,
     Tensor,
-    depends_on_batch,
     prune,
     with_inputs,
 )
 from keras_towers.partition.ir.reasons import asserted
-from keras_towers.partition.layout.resources import type_of_content
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
-
-# A slice has at least so many bytes, and a weight at most so many slices: each
-# of them is a level of the step, with operations of its own.
-_LEAST_BYTES = 2**16
-_MOST_SLICES = 16
-# The part of the gathered bytes that one slice may take, as of other weights.
-_PARTS_AT_A_TIME = 4
-# What writes a variable, and what adds its input to the value before.
-_WRITES = {
-    "AssignVariableOp": None,
-    "AssignAddVariableOp": "AddV2",
-    "AssignSubVariableOp": "Sub",
-}
-# The label of the rows that a lookup picks, or to which it adds up.
-_ROWS = object()
-
-_Axes: TypeAlias = dict[Tensor, int]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Use:
-    """An operation that runs on slices.
-
-    Attributes:
-        label: the label of the axis that is cut.
-        inputs: the axis of each input; None: it is not cut.
-        outputs: the axis of each output; None: slices are added up.
-    """
-
-    label: Hashable
-    inputs: Sequence[int | None]
-    outputs: Sequence[int | None]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Gradient:
-    """A gradient that is exchanged in slices, and the update with it.
-
-    Attributes:
-        exchange: the exchange.
-        cut: how its axis is cut.
-        chain: the operations that compute it, from the first one that runs on
-            slices.
-        updates: the operations that use it, and can run on slices as well.
-    """
-
-    exchange: Exchange
-    cut: Cut
-    chain: Mapping[Operation, _Use]
-    updates: Mapping[Operation, _Use]
+from keras_towers.partition.layout.resources import type_of_content
+from keras_towers.partition.timeline.axis_slices import Cut, Slicer
+from keras_towers.partition.timeline.sliced_uses import (
+    ROWS,
+    WRITES,
+    SlicedGradient,
+    SlicePlan,
+    Use,
+)
 
 
 def in_slices(
@@ -109,164 +58,10 @@ def in_slices(
         gather_bytes: the bytes of the largest that it uses whole.
         xla: whether XLA compiles it; it then updates whole shards.
     """
-    plan = _Plan(program, sizes, gather_bytes, xla)
+    plan = SlicePlan(program, sizes, gather_bytes, xla)
     if not plan.gathers and not plan.gradients:
         return program
     return _Slicing(program, sizes, plan).program()
-
-
-class _Plan:
-    """What of a program runs on slices.
-
-    Args:
-        program: as for ``in_slices``, like the others.
-        sizes: see there.
-        gather_bytes: see there.
-        xla: see there.
-
-    Attributes:
-        gathers: the gathers of large weights, and how each is cut.
-        uses: the operations that use them.
-        gradients: the large gradients.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        sizes: TensorSizes,
-        gather_bytes: int,
-        xla: bool,
-    ):
-        self._program, self._sizes, self._most = program, sizes, gather_bytes
-        self._users: dict[Tensor, list[Event]] = {}
-        for event in program.events:
-            for tensor in event.used:
-                self._users.setdefault(tensor, []).append(event)
-        self._results = {*program.results}
-        self.gathers: dict[Tensor, tuple[Exchange, Cut]] = {}
-        self.uses: dict[Operation, _Use] = {}
-        self.gradients: list[_Gradient] = []
-        for exchange in program.exchanges:
-            if gathers_variables(exchange):
-                self._add_gather(exchange)
-            elif exchange.kind == "scatter" and exchange.units is not None:
-                self._add_gradient(exchange, xla)
-
-    def _cut_of(self, exchange: Exchange, whole: Tensor) -> Cut | None:
-        """Return how a large weight, or its gradient, is cut."""
-        given, result = exchange.given.shape, exchange.result.shape
-        size = self._sizes.bytes_of(whole)
-        known = given.is_fully_defined() and result.is_fully_defined()
-        if not known or "columns" in exchange.over or size <= self._most:
-            return None
-        axis = exchange.axis
-        own, rows = sorted((int(given[axis]), int(result[axis])))
-        if own == 0 or rows % own or rows == own:
-            # Towers have different numbers of rows.
-            return None
-        at_a_time = max(self._most // _PARTS_AT_A_TIME, _LEAST_BYTES)
-        number = min(-(-size // at_a_time), _MOST_SLICES, own)
-        return Cut(own, rows // own, number) if number > 1 else None
-
-    def _add_gather(self, exchange: Exchange) -> None:
-        whole, cut = exchange.result, self._cut_of(exchange, exchange.result)
-        if cut is None or whole in self._results:
-            return
-        uses: dict[Operation, _Use] = {}
-        for user in self._users.get(whole, ()):
-            use = None
-            if isinstance(user, Operation) and depends_on_batch(user.outputs):
-                others = [t for t in user.inputs if t in self.gathers]
-                is_only = user.inputs.count(whole) == 1 and not others
-                index = user.inputs.index(whole)
-                use = _use_of(user, index, exchange.axis) if is_only else None
-            if use is None:
-                return
-            uses[user] = use
-        self.gathers[whole] = exchange, cut
-        self.uses.update(uses)
-
-    def _add_gradient(self, exchange: Exchange, xla: bool) -> None:
-        cut = self._cut_of(exchange, exchange.given)
-        chain = None if cut is None else self._chain_of(exchange)
-        if cut is None or not chain:
-            return
-        updates = {} if xla else self._updates_with(exchange)
-        self.gradients.append(_Gradient(exchange, cut, chain, updates))
-
-    def _chain_of(self, exchange: Exchange) -> dict[Operation, _Use] | None:
-        """Return the operations that compute slices of a large gradient."""
-        chain: dict[Operation, _Use] = {}
-        waiting = [(exchange.given, exchange.axis)]
-        made = {exchange.given}
-        while waiting:
-            tensor, axis = waiting.pop()
-            operation = tensor.operation
-            if operation is None or tensor in self._results:
-                return None
-            use = _use_for(operation, axis)
-            if use is None or operation in self.uses:
-                return None
-            if chain.setdefault(operation, use).outputs != use.outputs:
-                return None
-            if _reduces(operation, use):
-                continue
-            for given, at in zip(operation.inputs, use.inputs, strict=True):
-                if at is not None and given not in made:
-                    made.add(given)
-                    waiting.append((given, at))
-        inside: set[Event] = {exchange, *chain}
-        used = [user for tensor in made for user in self._users[tensor]]
-        return chain if inside.issuperset(used) else None
-
-    def _updates_with(self, exchange: Exchange) -> dict[Operation, _Use]:
-        """Return the operations that update a weight by its gradient."""
-        cut: _Axes = {exchange.result: exchange.axis}
-        handles: _Axes = {}
-        updates: dict[Operation, _Use] = {}
-        count = -1
-        while count < len(updates):
-            count = len(updates)
-            for operation in self._program.operations:
-                if operation in updates:
-                    continue
-                use = self._update_of(operation, cut, handles)
-                if use is None:
-                    continue
-                updates[operation] = use
-                for tensor, axis in zip(
-                    operation.outputs, use.outputs, strict=True
-                ):
-                    if axis is not None:
-                        cut[tensor] = axis
-                if operation.type in _WRITES:
-                    handles[operation.inputs[0]] = asserted(use.inputs[1])
-        return updates
-
-    def _update_of(
-        self, operation: Operation, cut: _Axes, handles: _Axes
-    ) -> _Use | None:
-        """Return how an operation runs on slices of what is cut already."""
-        inputs = operation.inputs
-        if operation.type == "ReadVariableOp":
-            axis = handles.get(inputs[0]) if operation.of_update else None
-            return None if axis is None else _Use(None, [None], [axis])
-        if operation.type in _WRITES:
-            handle, value = inputs
-            axis = cut.get(value) if "towers" in handle.axes else None
-            is_same = handles.get(handle, axis) == axis
-            fits = axis is not None and is_same
-            return _Use(None, [None, axis], []) if fits else None
-        first = next((k for k, t in enumerate(inputs) if t in cut), None)
-        is_of_shards = not depends_on_batch(operation.outputs)
-        if first is None or not is_of_shards or operation.is_repeated:
-            return None
-        use = _use_of(operation, first, cut[inputs[first]])
-        if use is None or use.label is _ROWS:
-            return None
-        pairs = zip(inputs, use.inputs, strict=True)
-        fits = all(cut.get(tensor, axis) == axis for tensor, axis in pairs)
-        return use if fits else None
 
 
 class _Slicing:
@@ -278,7 +73,7 @@ class _Slicing:
         plan: what of it does.
     """
 
-    def __init__(self, program: Program, sizes: TensorSizes, plan: _Plan):
+    def __init__(self, program: Program, sizes: TensorSizes, plan: SlicePlan):
         self._program, self._sizes, self._plan = program, sizes, plan
         self._builder = Builder()
         self._slicer = Slicer(self._builder, sizes)
@@ -289,10 +84,10 @@ class _Slicing:
         self._events: dict[Event, list[Event]] = {}
         self._before: dict[Event, list[Event]] = collections.defaultdict(list)
         # Updates that are not written yet, and those that wait for which.
-        self._waiting: dict[_Gradient, list[Operation]] = {}
+        self._waiting: dict[SlicedGradient, list[Operation]] = {}
         self._used_last: dict[Tensor, Event] = {}
-        self._chains: dict[Operation, _Gradient] = {}
-        self._updates: dict[Operation, _Gradient] = {}
+        self._chains: dict[Operation, SlicedGradient] = {}
+        self._updates: dict[Operation, SlicedGradient] = {}
         for gradient in plan.gradients:
             self._chains |= dict.fromkeys(gradient.chain, gradient)
             self._updates |= dict.fromkeys(gradient.updates, gradient)
@@ -428,7 +223,7 @@ class _Slicing:
         self._stands_for(exchange, new)
         return new
 
-    def _use(self, operation: Operation, use: _Use) -> None:
+    def _use(self, operation: Operation, use: Use) -> None:
         """Run an operation that uses slices of a weight."""
         whole = next(t for t in operation.inputs if t in self._plan.gathers)
         _, cut = self._plan.gathers[whole]
@@ -441,7 +236,7 @@ class _Slicing:
             copy, is_in = self._on_slice(operation, use, cut, index)
             for of_slices, tensor in zip(slices, copy.outputs, strict=True):
                 of_slices.append(tensor)
-            if use.label is _ROWS:
+            if use.label is ROWS:
                 totals = [self._picked(copy, is_in, totals)]
             elif None in use.outputs:
                 totals = [
@@ -466,7 +261,7 @@ class _Slicing:
     def _on_slice(
         self,
         operation: Operation,
-        use: _Use,
+        use: Use,
         cut: Cut,
         index: int,
         found: Mapping[Tensor, Tensor] = MappingProxyType({}),
@@ -493,7 +288,7 @@ class _Slicing:
             for tensor, axis in zip(operation.inputs, use.inputs, strict=True)
         ]
         is_in = None
-        if use.label is _ROWS:
+        if use.label is ROWS:
             slicer, numbers = self._slicer, inputs[1]
             if operation.type == "GatherV2":
                 inputs[1], is_in = slicer.in_table(numbers, cut, index)
@@ -515,7 +310,7 @@ class _Slicing:
         self,
         operation: Operation,
         inputs: Sequence[Tensor],
-        use: _Use,
+        use: Use,
         cut: Cut,
         index: int,
     ) -> Operation:
@@ -579,7 +374,7 @@ class _Slicing:
 
     # ---- gradients -----------------------------------------------------------
 
-    def _exchange(self, gradient: _Gradient) -> None:
+    def _exchange(self, gradient: SlicedGradient) -> None:
         """Compute and exchange slices of a gradient, one after another."""
         exchange, cut = gradient.exchange, gradient.cut
         operations = [o for o in self._program.operations if o in gradient.chain]
@@ -622,7 +417,7 @@ class _Slicing:
     # ---- updates -------------------------------------------------------------
 
     def _write_updates_before(
-        self, event: Event, gradient: _Gradient | None = None
+        self, event: Event, gradient: SlicedGradient | None = None
     ) -> None:
         """Write updates that an event follows.
 
@@ -675,7 +470,7 @@ class _Slicing:
                 self._tensors[tensor] = total
 
     def _update(
-        self, operation: Operation, use: _Use, gradient: _Gradient, index: int
+        self, operation: Operation, use: Use, gradient: SlicedGradient, index: int
     ) -> Sequence[Tensor]:
         """Add an operation of an update on a slice; return its outputs."""
         cut, builder = gradient.cut.of_tower, self._builder
@@ -686,7 +481,7 @@ class _Slicing:
                 (axis,) = use.outputs
                 axis = asserted(axis)
                 return [self._slicer.slice_of(read, axis, cut, index)]
-            if operation.type in _WRITES:
+            if operation.type in WRITES:
                 axis = asserted(use.inputs[1])
                 self._write(operation, axis, gradient, index)
                 return []
@@ -697,7 +492,7 @@ class _Slicing:
             builder.of_update = False
 
     def _read(
-        self, event: Operation, handle: Tensor, gradient: _Gradient
+        self, event: Operation, handle: Tensor, gradient: SlicedGradient
     ) -> Tensor:
         """Read a variable once more, after earlier slices are written."""
         dtype, shape = type_of_content(handle)
@@ -711,13 +506,13 @@ class _Slicing:
         return value
 
     def _write(
-        self, operation: Operation, axis: int, gradient: _Gradient, index: int
+        self, operation: Operation, axis: int, gradient: SlicedGradient, index: int
     ) -> None:
         """Write a slice of a variable."""
         builder, cut = self._builder, gradient.cut.of_tower
         handle, value = operation.inputs
         own = self._slice(value, axis, cut, index)
-        adds = _WRITES[operation.type]
+        adds = WRITES[operation.type]
         if adds is not None:
             read = self._read(operation, handle, gradient)
             before = self._slicer.slice_of(read, axis, cut, index)
@@ -749,69 +544,3 @@ class _Slicing:
             self._before[last].append(self._used_last[handle])
         self._used_last[handle] = last
         self._stands_for(event, last)
-
-
-# ---- how operations run on slices --------------------------------------------
-
-
-def _use_of(operation: Operation, index: int, axis: int) -> _Use | None:
-    """Return how an operation runs on slices of an input.
-
-    Args:
-        operation: the operation.
-        index: the index of the input.
-        axis: the axis of the input that is cut.
-    """
-    if operation.type == "GatherV2" and index == 0 and axis == 0:
-        return _of_rows(operation)
-    found = axes_of_operation(operation)
-    label = None if found is None else found.label_of_input(index, axis)
-    return None if label is None else _with_label(operation, label)
-
-
-def _use_for(operation: Operation, axis: int) -> _Use | None:
-    """Return how an operation computes slices of its only output."""
-    if len(operation.outputs) != 1 or operation.is_repeated:
-        return None
-    if operation.type == "UnsortedSegmentSum" and axis == 0:
-        return _of_rows(operation)
-    found = axes_of_operation(operation)
-    label = None if found is None else found.label_of_output(0, axis)
-    return None if label is None else _with_label(operation, label)
-
-
-def _with_label(operation: Operation, label: Hashable) -> _Use:
-    found = axes_of_operation(operation)
-    assert found is not None
-    inputs = range(len(operation.inputs))
-    outputs = range(len(operation.outputs))
-    return _Use(
-        label,
-        [found.axis_of_input(k, label) for k in inputs],
-        [found.axis_of_output(k, label) for k in outputs],
-    )
-
-
-def _of_rows(operation: Operation) -> _Use | None:
-    """Return how a lookup of rows, or its gradient, runs on slices of rows."""
-    others = [None] * (len(operation.inputs) - 1)
-    if operation.type == "UnsortedSegmentSum":
-        return _Use(_ROWS, [None, *others], [0])
-    along = operation.inputs[2].operation
-    is_first = (
-        along is not None
-        and along.type == "Const"
-        and not tf.make_ndarray(along.attributes["value"].tensor).any()
-    )
-    has_batch = operation.attributes["batch_dims"].i
-    ranks = [operation.inputs[1].shape.rank, operation.outputs[0].shape.rank]
-    is_known = is_first and None not in ranks and not has_batch
-    return _Use(_ROWS, [0, *others], [None]) if is_known else None
-
-
-def _reduces(operation: Operation, use: _Use) -> bool:
-    """Whether an operation adds up rows, so that its inputs are no gradient."""
-    if use.label is _ROWS:
-        return True
-    found = axes_of_operation(operation)
-    return found is not None and bool(found.factors.summed)
