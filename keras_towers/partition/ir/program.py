@@ -221,8 +221,8 @@ class Exchange:
             rows.
         units: if the rows are of a variable in shards, the size of its divided
             axis; None: they are other rows.
-        part: for a ``gather`` of a slice: the first of the rows of each tower
-            that take part, and their number; None: all do.
+        part: for a ``gather`` of a slice: along axis 0, the first of the rows
+            of each tower that take part, and their number; None: all do.
         over: the axes that it crosses. Along other axes, there is an exchange
             at each place.
         gradient: the gradient that it sums for an optimizer, by the name of the

@@ -24,7 +24,7 @@ from keras_towers.partition.ir.program import (
     depends_on_batch,
     is_pure,
 )
-from keras_towers.partition.ir.reasons import NotDivided, asserted, require
+from keras_towers.partition.ir.reasons import NotDivided, require
 from keras_towers.partition.ir.registry import (
     Factors,
     Labels,
@@ -44,12 +44,12 @@ _MOST_SLICES = 16
 _PARTS_AT_A_TIME = 4
 # The entries of the longest constant whose entries are of interest: axes.
 _MOST_KNOWN = 64
-WRITES: Mapping[str, str | None] = {
-    "AssignVariableOp": None,
-    "AssignAddVariableOp": "AddV2",
-    "AssignSubVariableOp": "Sub",
+WRITES: Mapping[str, str] = {
+    "AssignVariableOp": "ResourceScatterUpdate",
+    "AssignAddVariableOp": "ResourceScatterAdd",
+    "AssignSubVariableOp": "ResourceScatterSub",
 }
-"""What writes a variable, and what adds its input to the value before."""
+"""What writes a variable, and what does so with some of its rows."""
 ROWS = "rows of a table"
 """The label of the rows that a lookup picks, or to which its gradient adds."""
 
@@ -78,7 +78,7 @@ class SlicedGradient:
 
     Attributes:
         exchange: the exchange.
-        cut: how its axis is cut.
+        cut: how its first axis is cut.
         chain: the operations that compute it, from the first one that runs on
             slices.
         updates: the operations that use it, and can run on slices as well.
@@ -134,14 +134,20 @@ class SlicePlan:
         known = given.is_fully_defined() and result.is_fully_defined()
         if not known or "columns" in exchange.over or size <= self._most:
             return None
-        axis = exchange.axis
-        own, rows = sorted((int(given[axis]), int(result[axis])))
-        if own == 0 or rows % own or rows == own:
+        if not result.rank:
+            return None
+        axis, own = exchange.axis, min(int(given[0]), int(result[0]))
+        number, rest = divmod(
+            int(whole.shape[axis]),
+            min(int(given[axis]), int(result[axis])) or 1,
+        )
+        if rest or number < 2:
             # Towers have different numbers of rows.
             return None
+        towers = number if axis == 0 else 1
         at_a_time = max(self._most // _PARTS_AT_A_TIME, _LEAST_BYTES)
         number = min(-(-size // at_a_time), _MOST_SLICES, own)
-        return Cut(own, rows // own, number) if number > 1 else None
+        return Cut(own, towers, number) if number > 1 else None
 
     def _add_gather(self, exchange: Exchange) -> None:
         whole, cut = exchange.result, self._cut_of(exchange, exchange.result)
@@ -154,7 +160,7 @@ class SlicePlan:
                 others = [t for t in user.inputs if t in self.gathers]
                 is_only = user.inputs.count(whole) == 1 and not others
                 index = user.inputs.index(whole)
-                use = _use_of_input(user, index, exchange.axis) if is_only else None
+                use = _use_of_input(user, index, 0) if is_only else None
             if use is None:
                 return
             uses[user] = use
@@ -172,7 +178,7 @@ class SlicePlan:
     def _chain_of(self, exchange: Exchange) -> dict[Operation, Use] | None:
         """Return the operations that compute slices of a large gradient."""
         chain: dict[Operation, Use] = {}
-        waiting = [(exchange.given, exchange.axis)]
+        waiting = [(exchange.given, 0)]
         made = {exchange.given}
         while waiting:
             tensor, axis = waiting.pop()
@@ -196,8 +202,8 @@ class SlicePlan:
 
     def _updates_with(self, exchange: Exchange) -> dict[Operation, Use]:
         """Return the operations that update a weight by its gradient."""
-        cut: dict[Tensor, int] = {exchange.result: exchange.axis}
-        handles: dict[Tensor, int] = {}
+        cut: dict[Tensor, int] = {exchange.result: 0}
+        handles: set[Tensor] = set()
         updates: dict[Operation, Use] = {}
         count = -1
         while count < len(updates):
@@ -215,23 +221,21 @@ class SlicePlan:
                     if axis is not None:
                         cut[tensor] = axis
                 if operation.type in WRITES:
-                    handles[operation.inputs[0]] = asserted(use.inputs[1])
+                    handles.add(operation.inputs[0])
         return updates
 
     def _update_of(
-        self, operation: Operation, cut: dict[Tensor, int], handles: dict[Tensor, int]
+        self, operation: Operation, cut: dict[Tensor, int], handles: set[Tensor]
     ) -> Use | None:
         """Return how an operation runs on slices of what is cut already."""
         inputs = operation.inputs
         if operation.type == "ReadVariableOp":
-            axis = handles.get(inputs[0]) if operation.of_update else None
-            return None if axis is None else Use(None, [None], [axis])
+            is_read = operation.of_update and inputs[0] in handles
+            return Use(None, [None], [0]) if is_read else None
         if operation.type in WRITES:
             handle, value = inputs
             axis = cut.get(value) if "towers" in handle.axes else None
-            is_same = handles.get(handle, axis) == axis
-            fits = axis is not None and is_same
-            return Use(None, [None, axis], []) if fits else None
+            return Use(None, [None, 0], []) if axis == 0 else None
         first = next((k for k, t in enumerate(inputs) if t in cut), None)
         is_of_shards = not depends_on_batch(operation.outputs)
         if first is None or not is_of_shards or operation.is_repeated:

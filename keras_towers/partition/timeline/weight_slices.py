@@ -1,13 +1,13 @@
 """Large weights in shards, gathered, used, exchanged and updated in slices.
 
 A gathered weight takes the memory that shards save, and so does its gradient.
-If one is larger than ``gather_bytes``, its operations run on one slice after
-another where they can, along the axis that towers divide::
+If one is larger than ``gather_bytes``, its operations run on one slice of rows
+after another where they can::
 
-    y = x @ w                    y = concat([x @ gather(w, k) for k in slices])
-    dx = dy @ transpose(w)       dx = sum(dy[:, k] @ transpose(gather(w, k)))
-    dw = scatter(x.T @ dy)       dw[k] = scatter(x.T @ dy[:, k])
-    w -= rate * dw               w[k] -= rate * dw[k]
+    y = x @ w                 y = sum(x[:, k] @ gather(w[k]) for k in slices)
+    dx = dy @ w.T             dx = concat(dy @ gather(w[k]).T for k in slices)
+    dw = scatter(x.T @ dy)    dw[k] = scatter(x[:, k].T @ dy)
+    w -= rate * dw            w[k] -= rate * dw[k]
 
 Each slice is gathered and exchanged as a weight of its own is, so
 that the timeline places it within ``gather_bytes``.
@@ -36,7 +36,6 @@ from keras_towers.partition.ir.program import (
 )
 from keras_towers.partition.ir.reasons import asserted
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
-from keras_towers.partition.layout.resources import type_of_content
 from keras_towers.partition.timeline.axis_slices import Cut, Slicer
 from keras_towers.partition.timeline.sliced_uses import (
     ROWS,
@@ -182,7 +181,7 @@ class _Slicing:
         for index, part in enumerate(cut.parts):
             changed = self._exchange_of(exchange, cut, index, given, part=part)
             slices.append(changed.result)
-        self._slices[exchange.result] = cut, exchange.axis, slices
+        self._slices[exchange.result] = cut, 0, slices
 
     def _exchange_of(
         self,
@@ -203,20 +202,18 @@ class _Slicing:
             of_result: how that of the result is cut; None: alike.
             **changes: what else differs.
         """
-        axis, shape = exchange.axis, [*exchange.result.shape]
-        shape[axis] = (of_result or cut).size(index)
+        shape, whole = [*exchange.result.shape], [*(exchange.sizes or ())]
+        shape[0] = (of_result or cut).size(index)
+        whole[0] = cut.size(index)
         result = dataclasses.replace(
             exchange.result, shape=tf.TensorShape(shape)
         )
-        self._sizes.add_changed(result, exchange.result, axis, [shape[axis]])
-        whole = [*exchange.result.shape]
-        whole[axis] = cut.size(index)
         new = dataclasses.replace(
             exchange,
             given=given,
             result=result,
             sizes=whole,
-            units=cut.towers,
+            units=cut.towers if exchange.axis == 0 else exchange.units,
             **changes,
         )
         self._builder.events.append(new)
@@ -377,42 +374,46 @@ class _Slicing:
     def _exchange(self, gradient: SlicedGradient) -> None:
         """Compute and exchange slices of a gradient, one after another."""
         exchange, cut = gradient.exchange, gradient.cut
-        operations = [o for o in self._program.operations if o in gradient.chain]
+        chain = gradient.chain
+        operations = [o for o in self._program.operations if o in chain]
         for operation in operations:
             self._write_updates_before(operation)
-        axis = exchange.axis
         slices: list[Tensor] = []
         last: Sequence[Event] = ()
         for index in range(cut.number):
             begin = len(self._builder.events)
             found: dict[Tensor, Tensor] = {}
             for operation in operations:
-                use = gradient.chain[operation]
+                use = chain[operation]
                 copy, _ = self._on_slice(operation, use, cut, index, found)
                 found.update(zip(operation.outputs, copy.outputs, strict=True))
                 self._stands_for(operation, copy)
-            first, count = asserted(exchange.rows)
-            builder, (_, number) = self._builder, cut.parts[index]
-            rows = [
-                builder.compute_size(
-                    "Mul",
-                    builder.compute_size("FloorDiv", size, cut.own),
-                    number,
-                )
-                for size in (self._whole(first), self._whole(count))
-            ]
             new = self._exchange_of(
                 exchange,
                 cut,
                 index,
                 found[exchange.given],
                 cut.of_tower,
-                rows=(rows[0], rows[1]),
+                rows=self._rows(exchange, cut, index),
             )
             self._follow(begin, last)
             last = [new]
             slices.append(new.result)
-        self._slices[exchange.result] = cut.of_tower, axis, slices
+        self._slices[exchange.result] = cut.of_tower, 0, slices
+
+    def _rows(
+        self, exchange: Exchange, cut: Cut, index: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rows that a tower gets of a slice, as in ``Exchange``."""
+        first, count = map(self._whole, asserted(exchange.rows))
+        if exchange.axis > 0:
+            return first, count
+        size, (_, number) = self._builder.compute_size, cut.parts[index]
+        first, count = (
+            size("Mul", size("FloorDiv", rows, cut.own), number)
+            for rows in (first, count)
+        )
+        return first, count
 
     # ---- updates -------------------------------------------------------------
 
@@ -453,7 +454,7 @@ class _Slicing:
             for index in range(gradient.cut.number):
                 for operation in operations:
                     use = gradient.updates[operation]
-                    made = self._update(operation, use, gradient, index)
+                    made = self._update(operation, gradient, index)
                     for tensor, axis, own in zip(
                         operation.outputs, use.outputs, made, strict=True
                     ):
@@ -461,29 +462,25 @@ class _Slicing:
                             sums[tensor].append(own)
                             continue
                         cut = gradient.cut.of_tower
-                        found = self._slices.setdefault(
-                            tensor, (cut, axis, [])
-                        )
+                        found = self._slices.setdefault(tensor, (cut, axis, []))
                         found[-1].append(own)
             for tensor, terms in sums.items():
                 total = self._builder.op("AddN", terms, tensor.shape)
                 self._tensors[tensor] = total
 
     def _update(
-        self, operation: Operation, use: Use, gradient: SlicedGradient, index: int
+        self, operation: Operation, gradient: SlicedGradient, index: int
     ) -> Sequence[Tensor]:
         """Add an operation of an update on a slice; return its outputs."""
         cut, builder = gradient.cut.of_tower, self._builder
+        use = gradient.updates[operation]
         builder.name, builder.of_update = operation.name, operation.of_update
         try:
             if operation.type == "ReadVariableOp":
-                read = self._read(operation, operation.inputs[0], gradient)
-                (axis,) = use.outputs
-                axis = asserted(axis)
-                return [self._slicer.slice_of(read, axis, cut, index)]
+                read = self._read(operation, gradient)
+                return [self._slicer.slice_of(read, 0, cut, index)]
             if operation.type in WRITES:
-                axis = asserted(use.inputs[1])
-                self._write(operation, axis, gradient, index)
+                self._write(operation, cut, index)
                 return []
             copy, _ = self._on_slice(operation, use, cut, index)
             self._stands_for(operation, copy)
@@ -491,55 +488,37 @@ class _Slicing:
         finally:
             builder.of_update = False
 
-    def _read(
-        self, event: Operation, handle: Tensor, gradient: SlicedGradient
-    ) -> Tensor:
+    def _read(self, read: Operation, gradient: SlicedGradient) -> Tensor:
         """Read a variable once more, after earlier slices are written."""
-        dtype, shape = type_of_content(handle)
+        (value,) = read.outputs
+        output = value.dtype, value.shape
         (value,) = self._builder.add(
-            "ReadVariableOp", [handle], {"dtype": dtype}, [(dtype, shape)]
+            read.type, read.inputs, read.attributes, [output]
         )
-        self._in_order(event, handle)
-        # What it reads is changed once the gradient is there: no slice of the
-        # weight is gathered then.
+        self._in_order(read)
+        # Once the gradient is there, no slice of the weight is gathered, whose
+        # memory is the variable's.
         self._before[self._builder.last] += self._events[gradient.exchange][-1:]
         return value
 
-    def _write(
-        self, operation: Operation, axis: int, gradient: SlicedGradient, index: int
-    ) -> None:
-        """Write a slice of a variable."""
-        builder, cut = self._builder, gradient.cut.of_tower
-        handle, value = operation.inputs
-        own = self._slice(value, axis, cut, index)
-        adds = WRITES[operation.type]
-        if adds is not None:
-            read = self._read(operation, handle, gradient)
-            before = self._slicer.slice_of(read, axis, cut, index)
-            own = builder.op(adds, [before, own], own.shape)
-        begin = [0] * (own.shape.rank or 0)
-        begin[axis], count = cut.parts[index]
-        end = own.shape.as_list()
-        end[axis] = begin[axis] + count
-        ends = [builder.constant(e, tf.int32) for e in (begin, end)]
-        ones = builder.constant([1] * len(begin), tf.int32)
-        masks = "begin end ellipsis new_axis shrink_axis".split()
+    def _write(self, write: Operation, cut: Cut, index: int) -> None:
+        """Write rows of a variable."""
+        builder, (first, count) = self._builder, cut.parts[index]
+        handle, value = write.inputs
+        rows = builder.op("Range", [first, first + count, 1], (count,))
+        attributes = {"dtype": value.dtype, "Tindices": rows.dtype}
+        operands = [handle, rows, self._slice(value, 0, cut, index)]
         builder.add(
-            "ResourceStridedSliceAssign",
-            [handle, *ends, ones, own],
-            {
-                "T": own.dtype,
-                "Index": tf.int32,
-                **{f"{mask}_mask": 0 for mask in masks},
-            },
-            (),
-            has_effect=True,
+            WRITES[write.type], operands, attributes, (), has_effect=True
         )
-        self._in_order(operation, handle)
+        self._in_order(write)
+        # Whoever reads a variable that is written in rows would get a copy.
+        builder.add("DisableCopyOnRead", [handle], {}, (), has_effect=True)
+        self._in_order(write)
 
-    def _in_order(self, event: Operation, handle: Tensor) -> None:
+    def _in_order(self, event: Operation) -> None:
         """Let the last operation follow what has used a variable before."""
-        last = self._builder.last
+        last, handle = self._builder.last, event.inputs[0]
         if handle in self._used_last:
             self._before[last].append(self._used_last[handle])
         self._used_last[handle] = last

@@ -325,7 +325,7 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
         ]
         values = [given[k] for k in _line(given.shape, place, along)]
         if exchange.part is not None:
-            values = _parts_of(values, exchange.axis, *exchange.part, devices)
+            values = _parts_of(values, devices, *exchange.part)
         takers = [
             tensors.at(lengths, taker) for taker in _line(lengths, place, along)
         ]
@@ -340,19 +340,13 @@ def _members(exchange: Exchange, tensors: PlacedTensors) -> Iterator[Members]:
 
 
 def _parts_of(
-    values: Sequence[Any],
-    axis: int,
-    first: int,
-    number: int,
-    devices: Sequence[str],
+    values: Sequence[Any], devices: Sequence[str], first: int, number: int
 ) -> list[Any]:
-    """Return rows of N tensors, on their devices, once they are exchanged."""
+    """Return some rows of N tensors, on their devices."""
     parts: list[Any] = []
     for value, device in zip(values, devices, strict=True):
-        begin, size = [0] * value.shape.rank, [-1] * value.shape.rank
-        begin[axis], size[axis] = first, number
         with tf.device(device):
-            parts.append(tf.slice(value, begin, size))
+            parts.append(value[first : first + number])
     return parts
 
 
