@@ -63,18 +63,11 @@ class Slicer:
 
     def __init__(self, builder: Builder, sizes: TensorSizes):
         self._builder, self._sizes = builder, sizes
-        self._found: dict[tuple[Tensor, int, Cut, int], Tensor] = {}
 
     def slice_of(
         self, tensor: Tensor, axis: int, cut: Cut, index: int
     ) -> Tensor:
-        """Return a slice of a tensor."""
-        key = tensor, axis, cut, index
-        if key not in self._found:
-            self._found[key] = self._cut(*key)
-        return self._found[key]
-
-    def _cut(self, tensor: Tensor, axis: int, cut: Cut, index: int) -> Tensor:
+        """Return a slice of a tensor, for one user."""
         first, count = cut.parts[index]
         is_whole = cut.towers > 1
         rows, at = tensor, axis

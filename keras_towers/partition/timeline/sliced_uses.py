@@ -8,7 +8,7 @@ the rows, too. ``weight_slices.py`` writes the program that does so.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -82,12 +82,14 @@ class SlicedGradient:
         chain: the operations that compute it, from the first one that runs on
             slices.
         updates: the operations that use it, and can run on slices as well.
+        handles: the variables that these write, and nothing else does.
     """
 
     exchange: Exchange
     cut: Cut
     chain: Mapping[Operation, Use]
     updates: Mapping[Operation, Use]
+    handles: Set[Tensor]
 
 
 class SlicePlan:
@@ -126,6 +128,20 @@ class SlicePlan:
                 self._add_gather(exchange)
             elif exchange.kind == "scatter" and exchange.units is not None:
                 self._add_gradient(exchange, xla)
+
+    def variable_read_late(self, exchange: Exchange) -> Tensor | None:
+        """Return the variable that gathers of slices may read, or None.
+
+        It is written in slices, each of which waits for all that use it.
+        """
+        read, (_, cut) = exchange.given.operation, self.gathers[exchange.result]
+        if read is None or read.type != "ReadVariableOp":
+            return None
+        (handle,) = read.inputs
+        for gradient in self.gradients:
+            if handle in gradient.handles and gradient.cut == cut:
+                return handle
+        return None
 
     def _cut_of(self, exchange: Exchange, whole: Tensor) -> Cut | None:
         """Return how a large weight, or its gradient, is cut."""
@@ -173,7 +189,14 @@ class SlicePlan:
         if cut is None or not chain:
             return
         updates = {} if xla else self._updates_with(exchange)
-        self.gradients.append(SlicedGradient(exchange, cut, chain, updates))
+        handles = {o.inputs[0] for o in updates if o.type in WRITES}
+        for handle in [*handles]:
+            users = self._users[handle]
+            if any(u.made == [] and u not in updates for u in users):
+                handles.discard(handle)
+        self.gradients.append(
+            SlicedGradient(exchange, cut, chain, updates, handles)
+        )
 
     def _chain_of(self, exchange: Exchange) -> dict[Operation, Use] | None:
         """Return the operations that compute slices of a large gradient."""

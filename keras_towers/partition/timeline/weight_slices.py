@@ -85,6 +85,9 @@ class _Slicing:
         # Updates that are not written yet, and those that wait for which.
         self._waiting: dict[SlicedGradient, list[Operation]] = {}
         self._used_last: dict[Tensor, Event] = {}
+        # What uses slices of a variable that are read when they are gathered.
+        self._uses: dict[tuple[Tensor, int], list[Event]]
+        self._uses = collections.defaultdict(list)
         self._chains: dict[Operation, SlicedGradient] = {}
         self._updates: dict[Operation, SlicedGradient] = {}
         for gradient in plan.gradients:
@@ -178,8 +181,11 @@ class _Slicing:
         """Gather slices of a weight."""
         slices: list[Tensor] = []
         given = self._whole(exchange.given)
+        reads = self._plan.variable_read_late(exchange) is not None
         for index, part in enumerate(cut.parts):
-            changed = self._exchange_of(exchange, cut, index, given, part=part)
+            changed = self._exchange_of(
+                exchange, cut, index, given, part=part, reads=reads
+            )
             slices.append(changed.result)
         self._slices[exchange.result] = cut, 0, slices
 
@@ -223,7 +229,8 @@ class _Slicing:
     def _use(self, operation: Operation, use: Use) -> None:
         """Run an operation that uses slices of a weight."""
         whole = next(t for t in operation.inputs if t in self._plan.gathers)
-        _, cut = self._plan.gathers[whole]
+        gather, cut = self._plan.gathers[whole]
+        handle = self._plan.variable_read_late(gather)
         self._write_updates_before(operation)
         slices: list[list[Tensor]] = [[] for _ in operation.outputs]
         totals: list[Tensor] = []
@@ -245,6 +252,8 @@ class _Slicing:
             self._follow(first, last)
             last = [copy]
             self._stands_for(operation, copy)
+            if handle is not None:
+                self._uses[handle, index].append(copy)
         for k, (tensor, axis) in enumerate(
             zip(operation.outputs, use.outputs, strict=True)
         ):
@@ -452,6 +461,7 @@ class _Slicing:
             # What an update adds up is there once all slices are.
             sums = collections.defaultdict[Tensor, list[Tensor]](list)
             for index in range(gradient.cut.number):
+                first = len(self._builder.events)
                 for operation in operations:
                     use = gradient.updates[operation]
                     made = self._update(operation, gradient, index)
@@ -464,9 +474,17 @@ class _Slicing:
                         cut = gradient.cut.of_tower
                         found = self._slices.setdefault(tensor, (cut, axis, []))
                         found[-1].append(own)
+                self._follow(first, self._ends_of(gradient, index))
             for tensor, terms in sums.items():
                 total = self._builder.op("AddN", terms, tensor.shape)
                 self._tensors[tensor] = total
+
+    def _ends_of(self, gradient: SlicedGradient, index: int) -> list[Event]:
+        """Return what comes before the update of a slice."""
+        ends = [self._events[gradient.exchange][index]]
+        for handle in gradient.handles:
+            ends += self._uses[handle, index]
+        return ends
 
     def _update(
         self, operation: Operation, gradient: SlicedGradient, index: int
@@ -477,8 +495,7 @@ class _Slicing:
         builder.name, builder.of_update = operation.name, operation.of_update
         try:
             if operation.type == "ReadVariableOp":
-                read = self._read(operation, gradient)
-                return [self._slicer.slice_of(read, 0, cut, index)]
+                return self._read(operation, cut, index)
             if operation.type in WRITES:
                 self._write(operation, cut, index)
                 return []
@@ -488,24 +505,28 @@ class _Slicing:
         finally:
             builder.of_update = False
 
-    def _read(self, read: Operation, gradient: SlicedGradient) -> Tensor:
-        """Read a variable once more, after earlier slices are written."""
-        (value,) = read.outputs
-        output = value.dtype, value.shape
-        (value,) = self._builder.add(
-            read.type, read.inputs, read.attributes, [output]
+    def _read(self, read: Operation, cut: Cut, index: int) -> Sequence[Tensor]:
+        """Read rows of a variable, without a reference to its memory."""
+        (value,), (_, count) = read.outputs, cut.parts[index]
+        rows = self._numbers(cut, index)
+        found = self._builder.add(
+            "ResourceGather",
+            [*read.inputs, rows],
+            {
+                "dtype": value.dtype,
+                "Tindices": rows.dtype,
+                "batch_dims": 0,
+                "validate_indices": True,
+            },
+            [(value.dtype, tf.TensorShape([count, *value.shape[1:]]))],
         )
         self._in_order(read)
-        # Once the gradient is there, no slice of the weight is gathered, whose
-        # memory is the variable's.
-        self._before[self._builder.last] += self._events[gradient.exchange][-1:]
-        return value
+        return found
 
     def _write(self, write: Operation, cut: Cut, index: int) -> None:
         """Write rows of a variable."""
-        builder, (first, count) = self._builder, cut.parts[index]
+        builder, rows = self._builder, self._numbers(cut, index)
         handle, value = write.inputs
-        rows = builder.op("Range", [first, first + count, 1], (count,))
         attributes = {"dtype": value.dtype, "Tindices": rows.dtype}
         operands = [handle, rows, self._slice(value, 0, cut, index)]
         builder.add(
@@ -515,6 +536,12 @@ class _Slicing:
         # Whoever reads a variable that is written in rows would get a copy.
         builder.add("DisableCopyOnRead", [handle], {}, (), has_effect=True)
         self._in_order(write)
+
+    def _numbers(self, cut: Cut, index: int) -> Tensor:
+        """Return the numbers of the rows of a tower in a slice."""
+        first, count = cut.parts[index]
+        ends = [first, first + count, 1]
+        return self._builder.op("Range", ends, (count,))
 
     def _in_order(self, event: Operation) -> None:
         """Let the last operation follow what has used a variable before."""
