@@ -37,8 +37,9 @@ from keras_towers.partition.timeline.axis_slices import Cut
 from keras_towers.partition.timeline.gathers import gathers_variables
 
 # A slice has at least so many bytes, and a weight at most so many slices: each
-# of them is a level of the step, with operations of its own.
-_LEAST_BYTES = 2**16
+# of them is a level of the step, with operations of its own, whose graph takes
+# megabytes.
+_LEAST_BYTES = 2**23
 _MOST_SLICES = 16
 # The part of the gathered bytes that one slice may take, as of other weights.
 _PARTS_AT_A_TIME = 4

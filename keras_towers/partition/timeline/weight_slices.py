@@ -84,6 +84,7 @@ class _Slicing:
         self._before: dict[Event, list[Event]] = collections.defaultdict(list)
         # Updates that are not written yet, and those that wait for which.
         self._waiting: dict[SlicedGradient, list[Operation]] = {}
+        self._ranges: dict[tuple[int, int], Tensor] = {}
         self._used_last: dict[Tensor, Event] = {}
         # What uses slices of a variable that are read when they are gathered.
         self._uses: dict[tuple[Tensor, int], list[Event]]
@@ -475,6 +476,9 @@ class _Slicing:
                         found = self._slices.setdefault(tensor, (cut, axis, []))
                         found[-1].append(own)
                 self._follow(first, self._ends_of(gradient, index))
+            for write in operations:
+                if write.type in WRITES:
+                    self._end_writes(write)
             for tensor, terms in sums.items():
                 total = self._builder.op("AddN", terms, tensor.shape)
                 self._tensors[tensor] = total
@@ -533,15 +537,26 @@ class _Slicing:
             WRITES[write.type], operands, attributes, (), has_effect=True
         )
         self._in_order(write)
-        # Whoever reads a variable that is written in rows would get a copy.
+
+    def _end_writes(self, write: Operation) -> None:
+        """Let those that read a variable from now on share its memory.
+
+        TensorFlow gives them copies, once rows of it have been written.
+        """
+        builder, handle = self._builder, write.inputs[0]
+        builder.of_update = write.of_update
         builder.add("DisableCopyOnRead", [handle], {}, (), has_effect=True)
+        builder.of_update = False
         self._in_order(write)
 
     def _numbers(self, cut: Cut, index: int) -> Tensor:
         """Return the numbers of the rows of a tower in a slice."""
-        first, count = cut.parts[index]
-        ends = [first, first + count, 1]
-        return self._builder.op("Range", ends, (count,))
+        key = cut.parts[index]
+        if key not in self._ranges:
+            first, count = key
+            ends = [first, first + count, 1]
+            self._ranges[key] = self._builder.op("Range", ends, (count,))
+        return self._ranges[key]
 
     def _in_order(self, event: Operation) -> None:
         """Let the last operation follow what has used a variable before."""
