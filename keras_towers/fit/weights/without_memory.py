@@ -26,6 +26,9 @@ from keras_towers.foundation.object_types import Variable
 PartOf: TypeAlias = Callable[[Sequence[int], Sequence[int]], tf.Tensor]
 """Returns a part of a value, given where it begins, and its size."""
 
+# First values from so many bytes on are computed in functions.
+_LARGE_BYTES = 2**24
+
 
 def is_constant(initializer: Any) -> bool:
     """Whether an initializer gives all entries the same value."""
@@ -87,7 +90,11 @@ class DeferredVariable(compat.UninitializedVariable):
         self._initializer = functools.partial(initializer, dtype=like._dtype)
         step = thread_state.current_step()
         self._made_in = None if step is None else weakref.ref(step)
-        self.first_value = functools.partial(self._initializer, like._shape)
+        make = functools.partial(self._initializer, like._shape)
+        self.first_value = make
+        if math.prod(like._shape) * self.dtype.size >= _LARGE_BYTES:
+            # There, operations take over the memory of their inputs.
+            self.first_value = tf.function(make, autograph=False)
 
     def first_parts(self) -> PartOf:
         """Return a function that returns parts of the first value."""

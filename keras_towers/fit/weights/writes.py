@@ -22,6 +22,7 @@ from keras_towers.fit.weights.copies import (
     read_handle,
 )
 from keras_towers.fit.weights.shards import spans_ranks
+from keras_towers.fit.weights.without_memory import is_deferred
 from keras_towers.partition.ir.effects import written
 
 # The handles of variables, by their ids.
@@ -110,7 +111,8 @@ def take(variables: Sequence[Any]) -> list[int]:
         handles: Sequence[tf.Tensor] = ()
         if isinstance(variable, OuterVariable):
             handles = variable.handles
-        elif not spans_ranks(variable):
+        elif not (spans_ranks(variable) or is_deferred(variable)):
+            # What has its first value is not written, and takes no memory.
             parts = parts_of(variable)
             handles = [copy.handle for part in parts for copy in part.copies]
         known = [_written.pop(id(handle), None) for handle in handles]

@@ -221,6 +221,10 @@ class Exchange:
             rows.
         units: if the rows are of a variable in shards, the size of its divided
             axis; None: they are other rows.
+        part: for a ``gather`` of a slice: along axis 0, the first of the rows
+            of each tower that take part, and their number; None: all do.
+        reads: whether it reads the variable when it takes place: it holds no
+            memory before, and nothing has written these rows by then.
         over: the axes that it crosses. Along other axes, there is an exchange
             at each place.
         gradient: the gradient that it sums for an optimizer, by the name of the
@@ -236,6 +240,8 @@ class Exchange:
     sizes: Sequence[Dimension | None] | None = None
     rows: tuple[Tensor, Tensor] | None = None
     units: int | None = None
+    part: tuple[int, int] | None = None
+    reads: bool = False
     over: Axes = BATCH
     gradient: str = ""
     round: str = ""

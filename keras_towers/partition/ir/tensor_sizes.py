@@ -112,6 +112,21 @@ class TensorSizes:
             if other in self._shapes:
                 self._shapes[tensor] = self._shapes[other]
 
+    def add_changed(
+        self, tensor: Tensor, like: Tensor, axis: int, sizes: Sequence[int]
+    ) -> None:
+        """Add a tensor that is as large as another one, but for an axis.
+
+        Args:
+            tensor: the tensor.
+            like: the other one.
+            axis: the axis of the other one.
+            sizes: the sizes in its place.
+        """
+        if like in self._shapes:
+            shape = [*self._shapes[like]]
+            self._shapes[tensor] = [*shape[:axis], *sizes, *shape[axis + 1 :]]
+
     def _add_value(self, value: Value) -> None:
         """Add the sizes of a value of the trace: local and whole."""
         if value.local is not None:

@@ -277,7 +277,10 @@ def rounds_over_ranks(
             kind = "gradient" if is_gradient else exchange.kind
             level = timeline.levels[exchange]
             of_level = levels.setdefault(level, collections.Counter())
-            ends = exchange.given, exchange.result
+            # Of a slice, less is given than towers have.
+            ends = [exchange.result]
+            if exchange.part is None:
+                ends.append(exchange.given)
             of_level[kind] += max(map(sizes.bytes_of, ends))
     nothing = collections.Counter[str]()
     return [own + levels.get(k + 1, nothing) for k, own in levels.items()]

@@ -376,6 +376,7 @@ class _Peak:
             if self.timeline.levels[other] < level
             and other.is_own == exchange.is_own
             and other.over == exchange.over
+            and other.part == exchange.part
         ]
         last = max(
             found, key=self.timeline.levels.__getitem__, default=exchange

@@ -54,6 +54,7 @@ from keras_towers.partition.timeline.memory_estimate import (
 from keras_towers.partition.timeline.rematerialization import rematerialize
 from keras_towers.partition.timeline.segments import Segments
 from keras_towers.partition.timeline.timeline import Timeline
+from keras_towers.partition.timeline.weight_slices import in_slices
 
 # The parts of what a tower has at most, with its variables, that may be in
 # flight besides: where memory is short, and where it is not. And the part of
@@ -108,6 +109,7 @@ def schedule(
         xla: whether XLA compiles it.
     """
     sizes, parts = TensorSizes(program, split.towers, split.rows), split.parts
+    program = in_slices(program, sizes, gather_bytes, xla)
     timeline = place_earliest(program, sizes, gather_bytes)
     timeline = compute_late(timeline, sizes)
     # Gradients of several micro-batches are added up first.

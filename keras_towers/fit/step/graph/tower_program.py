@@ -43,6 +43,7 @@ from keras_towers.partition.ir.axes import (
     Axes,
 )
 from keras_towers.partition.ir.program import Exchange, Operation, Phase
+from keras_towers.partition.ir.reasons import asserted
 from keras_towers.partition.timeline.gathers import gathers_variables
 from keras_towers.partition.timeline.memory_estimate import summed_tensors
 from keras_towers.partition.timeline.timeline import Timeline
@@ -344,10 +345,31 @@ def _given(exchange: Exchange, tensors: PlacedTensors) -> np.ndarray:
     if source is not None and source.at_root and rank != 0:
         # Only the first process has it.
         return np.empty((1, 1, 1), object)
+    if exchange.part is not None:
+        return _parts(exchange, tensors, *exchange.part)
     is_sum = exchange.kind in ("sum", "scatter")
     if is_sum and "micro_batches" in exchange.over:
         return tensors.sum(tensor)
     return tensors.array(tensor)
+
+
+def _parts(
+    exchange: Exchange, tensors: PlacedTensors, first: int, number: int
+) -> np.ndarray:
+    """Return some rows of a tensor, or of the variable that it is read from."""
+    given, numbers = exchange.given, tf.range(first, first + number)
+    places = tensors.at_places(given.axes)
+    array = np.empty(places[0].lengths, object)
+    for here in places:
+        with tf.device(here.device):
+            if exchange.reads:
+                (handle,) = asserted(given.operation).inputs
+                array[here.place] = tf.raw_ops.ResourceGather(
+                    resource=here[handle], indices=numbers, dtype=given.dtype
+                )
+            else:
+                array[here.place] = here[given][first : first + number]
+    return array
 
 
 def _line(
