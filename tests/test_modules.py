@@ -37,7 +37,9 @@ SHOWN_BY = {
         fit/data/tower_datasets fit/step/graph/step_inputs
     """,
     "fit/step/test_global_step.py": """
-        fit/components fit/step/graph/step_layout fit/step/graph/tower_functions
+        fit/components fit/step/eager_step fit/step/graph/pushed_gradients
+        fit/step/graph/step_comparison fit/step/graph/step_layout
+        fit/step/graph/tower_functions
     """,
     "fit/step/plan/test_device_memory.py": """
         fit/step/plan/memory_limit fit/step/plan/memory_messages

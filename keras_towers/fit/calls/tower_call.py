@@ -327,7 +327,7 @@ class TowerCall:
     @property
     def outer_variables(self) -> list[OuterVariable]:
         """The variables outside of the model that its steps use."""
-        return self._step.outer_variables(self.model)
+        return self._step.comparison.outer_variables(self.model)
 
     def iterator(self, **kwargs: object) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
@@ -364,8 +364,8 @@ class TowerCall:
             self.shuffle_order,
             epochs=self._epochs(kind),
             state=functools.partial(_variables_of, model),
-            end_data=lambda batches: self._step.end_data(
-                batches, self.model, places.ranks
+            end_data=lambda batches: self._step.order.end_data(
+                batches, self.model, places.ranks.share_step
             ),
             within=self.meeting.within_data,
         )

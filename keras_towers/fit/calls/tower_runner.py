@@ -188,7 +188,7 @@ class TowerRunner(Runner):
             return
         model, trains = keras_call.model, keras_call.trains
         number, seen = 0, self._seen_writes.setdefault(model, {})
-        outside = self.step.outer_variables(model)
+        outside = self.step.comparison.outer_variables(model)
         # A step may use variables for the first time after writes of them.
         noted = writes.number(), len(outside)
         if seen.get(trains) != noted:
