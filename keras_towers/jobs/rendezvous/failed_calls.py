@@ -205,8 +205,8 @@ class JointCalls:
         is_missed = failure is not None and failure.call > self.number
         activity.mark("the end of a call that has failed")
         if not self._connect_again(ranks, math.inf):
-            gone = watch.gone_ranks() or {"the job's store": "has ended"}
-            raise activity.refusal(describe_each(gone))
+            gone = describe_each(watch.gone_ranks())
+            raise activity.refusal(gone or "the job's store has ended")
         return failure if is_missed else None
 
     @property
