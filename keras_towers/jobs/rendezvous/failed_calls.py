@@ -17,6 +17,7 @@ does not name, an event changes nothing:
 event     from     to       it is that
 ========  =======  =======  ====================================================
 begins    BETWEEN  RUNNING  a call begins, or goes on to repeat a step
+begins    BROKEN   ABORTED  likewise, while this rank hears that one has failed
 ends      RUNNING  BETWEEN  it ends well
 fails     BETWEEN  BROKEN   a call has failed, on another rank
 fails     RUNNING  ABORTED  likewise, or on this one: what it waits for is ended
@@ -116,7 +117,7 @@ class State(enum.Enum):
 
 
 NEXT: dict[str, dict[State, State]] = {
-    "begins": {State.BETWEEN: State.RUNNING},
+    "begins": {State.BETWEEN: State.RUNNING, State.BROKEN: State.ABORTED},
     "ends": {State.RUNNING: State.BETWEEN, State.ABORTED: State.BROKEN},
     "fails": {State.BETWEEN: State.BROKEN, State.RUNNING: State.ABORTED},
     "leaves": {State.BROKEN: State.LEAVING},
@@ -204,7 +205,8 @@ class JointCalls:
         is_missed = failure is not None and failure.call > self.number
         activity.mark("the end of a call that has failed")
         if not self._connect_again(ranks, math.inf):
-            raise activity.refusal(describe_each(watch.gone_ranks()))
+            gone = describe_each(watch.gone_ranks())
+            raise activity.refusal(gone or "the job's store has ended")
         return failure if is_missed else None
 
     @property

@@ -147,6 +147,33 @@ def test_every_transition_of_the_table(job, monkeypatch):
     )
     aborted = [("fails", "RUNNING", "ABORTED"), ("ends", "ABORTED", "BROKEN")]
     assert step() == [begins, *aborted, *again]
+    # When this one has seen that it may begin the next one.
+    others.begin(other)
+    own.aborted.clear()
+    may_begin = threading.Event()
+
+    def fails():
+        assert may_begin.wait(20)
+        return others.fail(other, "my bug")
+
+    def begins_meanwhile():
+        with monkeypatch.context() as patch:
+            patch.setattr(calls, "connect_if_broken", hears)
+            assert calls.begin(own) is None
+        # It waits in a graph.
+        assert own.aborted.wait(20)
+        return calls.fail(own, "AbortedError")
+
+    def hears(ranks):
+        assert connect_if_broken(ranks) is None
+        may_begin.set()
+        assert wait_until(lambda: calls.state is State.BROKEN)
+
+    connect_if_broken = calls.connect_if_broken
+    _, found = in_threads(fails, begins_meanwhile)
+    assert (found.rank, found.why) == (1, "my bug")
+    late = ("begins", "BROKEN", "ABORTED")
+    assert step() == [("fails", "BETWEEN", "BROKEN"), late, aborted[1], *again]
     # This one fails, and the other does not leave in time.
     monkeypatch.setattr(failed_calls.settings, "FAILED_CALL_S", 0.3)
     calls.begin(own)
@@ -372,8 +399,7 @@ def test_a_failure_is_raised_although_the_store_has_gone(job, monkeypatch):
     monkeypatch.setattr(store, "setdefault", refuse)
     assert calls.fail(own, "my bug") is None
     assert calls.state is State.BROKEN
-    job.gone["rank 0"] = "has ended"
-    with pytest.raises(TowerError, match="rank 0 has ended"):
+    with pytest.raises(TowerError, match="the job's store has ended"):
         calls.begin(own)
 
 
