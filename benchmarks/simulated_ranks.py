@@ -42,15 +42,13 @@ class _Link(asyncio.Protocol):
 
     Args:
         endpoint: the store.
-        keeps: whether the connection is kept.
 
     Attributes:
         errors: how many requests have failed.
     """
 
-    def __init__(self, endpoint: Endpoint, keeps: bool = True):
+    def __init__(self, endpoint: Endpoint):
         self._endpoint = endpoint
-        self._keeps = keeps
         self.errors = 0
         self._transport: asyncio.Transport | None = None
         self._connecting = asyncio.Lock()
@@ -104,9 +102,12 @@ class _Link(asyncio.Protocol):
     def _send(
         self, transport: asyncio.Transport, method: str, path: str, body: bytes
     ) -> None:
-        transport.write(
-            encode_request(self._endpoint, method, path, body, self._keeps)
-        )
+        transport.write(encode_request(self._endpoint, method, path, body))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -220,10 +221,11 @@ class SimulatedRank:
 
     async def _sign(self, sign: object) -> None:
         """Send a sign of life, as the process beside the rank does."""
-        beside = _Link(self._endpoint, keeps=False)
+        beside = _Link(self._endpoint)
         key = f"{store.HEARTBEAT}{self.rank}"
         await beside.ask("PUT", key, json.dumps(sign).encode())
         self.link.errors += beside.errors
+        beside.close()
 
     async def _report(self) -> None:
         """Report a progress that is different each time."""

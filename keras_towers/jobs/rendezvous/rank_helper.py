@@ -111,8 +111,7 @@ def beat(
     ended: threading.Event, endpoint: Sequence[Any], rank: int, beat_s: float
 ) -> None:
     """Send heartbeats until the rank ends, then report that it has ended."""
-    # The rank itself has a connection all the time.
-    client = StoreClient(Endpoint(*endpoint), keeps=False)
+    client = StoreClient(Endpoint(*endpoint))
     key = f"{HEARTBEAT}{rank}"
     stop = agent.StopDetector(os.getppid())
     for number in itertools.count():

@@ -227,12 +227,11 @@ class StoreClient(Store):
 
     Args:
         endpoint: the store.
-        keeps: whether to keep the connection for a moment.
     """
 
-    def __init__(self, endpoint: Endpoint, keeps: bool = True):
+    def __init__(self, endpoint: Endpoint):
         self.host: str = endpoint.address
-        self._link = StoreLink(endpoint, keeps)
+        self._link = StoreLink(endpoint)
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         if hold_s:

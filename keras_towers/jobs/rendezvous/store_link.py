@@ -61,13 +61,10 @@ class StoreLink:
 
     Args:
         endpoint: the store.
-        keeps: whether to wait that moment; otherwise the server closes the
-            connection.
     """
 
-    def __init__(self, endpoint: Endpoint, keeps: bool = True):
+    def __init__(self, endpoint: Endpoint):
         self._endpoint = endpoint
-        self._keeps = keeps
         self._lock = threading.Condition()
         self._socket: socket.socket | None = None
         # The requests without an answer yet.
@@ -131,9 +128,7 @@ class StoreLink:
         """Send a request, under the lock."""
         self._lock.notify_all()
         link = self._socket or self._connect()
-        link.sendall(
-            encode_request(self._endpoint, method, path, body, self._keeps)
-        )
+        link.sendall(encode_request(self._endpoint, method, path, body))
 
     def _connect(self) -> socket.socket:
         address = self._endpoint.address, self._endpoint.port
@@ -178,7 +173,7 @@ class StoreLink:
             self._requests.popleft().answer.set_result(content)
         if self._awaited and not self._is_held:
             self._ask_for_any()
-        idle_s = settings.STORE_IDLE_S if self._keeps else 0
+        idle_s = settings.STORE_IDLE_S
         if not self._lock.wait_for(self._expects_answers, idle_s):
             self._socket = None
 
@@ -230,7 +225,7 @@ class StoreLink:
 
 
 def encode_request(
-    endpoint: Endpoint, method: str, path: str, body: bytes, keeps: bool = True
+    endpoint: Endpoint, method: str, path: str, body: bytes
 ) -> bytes:
     """Return a signed request.
 
@@ -239,13 +234,12 @@ def encode_request(
         method: the method.
         path: the scope and the key, each after a slash.
         body: what is sent.
-        keeps: whether the client keeps the connection.
     """
     head = (
         f"{method} /{path_prefix(endpoint)}{path} HTTP/1.1",
         f"Host: {endpoint.address}:{endpoint.port}",
         f"{SIGNATURE}: {sign_request(endpoint.secret, method, path, body)}",
         f"Content-Length: {len(body)}",
-        f"Connection: {'keep-alive' if keeps else 'close'}",
+        "Connection: keep-alive",
     )
     return "\r\n".join((*head, "", "")).encode() + body
