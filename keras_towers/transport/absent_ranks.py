@@ -73,5 +73,11 @@ class AbsentRanks(EngineTransport):
     ) -> list[tf.Tensor]:
         return [*self.engine_sum(tensors, key)]
 
+    def note_wait(self, what: str) -> None:
+        pass
+
+    def ended_ranks(self) -> str:
+        return ""
+
     def gather_objects(self, value: Plain) -> list[Plain]:
         return [value]

@@ -30,3 +30,10 @@ def test_messages_are_those_of_an_engine():
     engine = AbsentRanks(3, 2, lambda kind, size, ranks: size * ranks)
     assert engine.message_bytes("sum", 6) == 18
     assert (engine.local_rank, engine.local_size) == (1, 2)
+
+
+def test_nobody_waits_for_them():
+    ranks = AbsentRanks(3)
+    ranks.note_wait("plans a step")
+    assert ranks.gather_objects("mine") == ["mine"]
+    assert not ranks.ended_ranks()
