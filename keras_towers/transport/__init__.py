@@ -58,12 +58,12 @@ class Transport(Abortable, Protocol):
         """The bytes of the messages that the engine keeps from step to step."""
         ...
 
-    def message_bytes(self, kind: str, size: int) -> int:
-        """Return the memory of an exchange besides what ranks give and get.
+    def message_bytes(self, kind: str, sizes: Sequence[int]) -> int:
+        """Return the memory of exchanges besides what ranks give and get.
 
         Args:
             kind: ``"sum"``, ``"scatter"``: of sums, or ``"gather"``.
-            size: the bytes of the whole that is summed or gathered.
+            sizes: the bytes of each whole that is summed or gathered at a time.
         """
         ...
 
@@ -145,7 +145,7 @@ class SingleProcess:
     def note_wait(self, what: str) -> None:
         pass
 
-    def message_bytes(self, kind: str, size: int) -> int:
+    def message_bytes(self, kind: str, sizes: Sequence[int]) -> int:
         return 0
 
     def abort(self) -> None:

@@ -39,15 +39,15 @@ class AbsentRanks(EngineTransport):
         self,
         size: int,
         local_size: int = 1,
-        messages: Callable[[str, int, int], int] | None = None,
+        messages: Callable[[str, Sequence[int], int], int] | None = None,
     ):
         super().__init__(_Place(size - 1, size, local_size - 1, local_size))
         self._messages = messages
 
-    def message_bytes(self, kind: str, size: int) -> int:
+    def message_bytes(self, kind: str, sizes: Sequence[int]) -> int:
         if self._messages is None:
-            return super().message_bytes(kind, size)
-        return self._messages(kind, size, self.size)
+            return super().message_bytes(kind, sizes)
+        return self._messages(kind, sizes, self.size)
 
     def engine_sum(
         self, tensors: Sequence[tf.Tensor], key: str
@@ -72,6 +72,12 @@ class AbsentRanks(EngineTransport):
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         return [*self.engine_sum(tensors, key)]
+
+    def note_wait(self, what: str) -> None:
+        pass
+
+    def ended_ranks(self) -> str:
+        return ""
 
     def gather_objects(self, value: Plain) -> list[Plain]:
         return [value]

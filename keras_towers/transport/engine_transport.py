@@ -135,9 +135,10 @@ class EngineTransport(Extensible, Transport):
     def kept_bytes(self) -> int:
         return 0
 
-    def message_bytes(self, kind: str, size: int) -> int:
-        # The parts of a sum that this rank gets of all others.
-        return size if kind == "scatter" else 0
+    def message_bytes(self, kind: str, sizes: Sequence[int]) -> int:
+        # The parts of a sum that this rank gets of all others: it adds them up
+        # while an engine, whose exchanges take turns, gets those of the next.
+        return sum(sorted(sizes)[-2:]) if kind == "scatter" else 0
 
     @abstractmethod
     def engine_sum(

@@ -25,8 +25,16 @@ def test_results_have_the_shapes_of_the_last_rank(exchange, rows):
 
 
 def test_messages_are_those_of_an_engine():
-    assert AbsentRanks(3).message_bytes("scatter", 6) == 6
-    assert AbsentRanks(3).message_bytes("sum", 6) == 0
-    engine = AbsentRanks(3, 2, lambda kind, size, ranks: size * ranks)
-    assert engine.message_bytes("sum", 6) == 18
+    # They take turns: one is added up while the next one comes.
+    assert AbsentRanks(3).message_bytes("scatter", [1, 6, 5, 2]) == 11
+    assert AbsentRanks(3).message_bytes("sum", [6]) == 0
+    engine = AbsentRanks(3, 2, lambda kind, sizes, ranks: sum(sizes) * ranks)
+    assert engine.message_bytes("sum", [2, 4]) == 18
     assert (engine.local_rank, engine.local_size) == (1, 2)
+
+
+def test_nobody_waits_for_them():
+    ranks = AbsentRanks(3)
+    ranks.note_wait("plans a step")
+    assert ranks.gather_objects("mine") == ["mine"]
+    assert not ranks.ended_ranks()

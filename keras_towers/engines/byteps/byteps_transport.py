@@ -145,9 +145,9 @@ class BytePSTransport(EngineTransport):
             for rounds in _rounds.values()
         )
 
-    def message_bytes(self, kind: str, size: int) -> int:
+    def message_bytes(self, kind: str, sizes: Sequence[int]) -> int:
         # What it pushes and, unless that is the result, what it pulls.
-        return size if kind == "sum" else 2 * size
+        return sum(sizes) * (1 if kind == "sum" else 2)
 
     @property
     def is_launched(self) -> bool:

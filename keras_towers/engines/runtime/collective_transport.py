@@ -77,14 +77,15 @@ def instance_key(*parts: object) -> int:
     return key
 
 
-def message_bytes(kind: str, size: int, ranks: int) -> int:
-    """Return the memory of an exchange from the host, as ``Transport`` does.
+def message_bytes(kind: str, sizes: Sequence[int], ranks: int) -> int:
+    """Return the memory of exchanges from the host, as ``Transport`` does.
 
     Args:
-        kind: the kind of the exchange.
-        size: the bytes of the whole that is summed or gathered.
+        kind: the kind of the exchanges.
+        sizes: as for ``Transport.message_bytes``.
         ranks: the number of ranks.
     """
+    size = sum(sizes)
     # At a time it sends one part and receives another, in a ring, or all of
     # them. Each is in two buffers, of the message and of gRPC.
     part = size // ranks
@@ -134,10 +135,10 @@ class CollectiveTransport(EngineTransport):
     def sums_float16(self) -> bool:
         return self._gpu is not None
 
-    def message_bytes(self, kind: str, size: int) -> int:
+    def message_bytes(self, kind: str, sizes: Sequence[int]) -> int:
         if self._gpu is not None:
-            return super().message_bytes(kind, size)
-        return message_bytes(kind, size, self.size)
+            return super().message_bytes(kind, sizes)
+        return message_bytes(kind, sizes, self.size)
 
     def abort(self) -> None:
         tensorflow_task.abort_call(failed_calls.calls.why)

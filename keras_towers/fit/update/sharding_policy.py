@@ -42,8 +42,8 @@ class ShardingPolicy:
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
-        option: the user's option that divides variables, as text; empty:
-            nothing is divided.
+        option: the option that divides variables, as text; empty: nothing is
+            divided.
         divides_weights: whether weights are in shards. Otherwise only slots
             are, as in stage 1 of ZeRO: each tower computes its rows of a new
             weight, and all towers gather them.
@@ -85,6 +85,24 @@ class ShardingPolicy:
         if not self.divide_any:
             return None
         return "weights" if self.divides_weights else "updates"
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user has chosen the option. Otherwise memory required it.
+
+        A mesh has layouts.
+        """
+        return self.option in (*self._config.options.in_shards, "layouts")
+
+    @property
+    def to_stay_whole(self) -> str:
+        """What a user does to have whole variables, as a part of a sentence."""
+        name = self.option.partition("=")[0]
+        if self.is_given:
+            return f"leave {name} out"
+        # Memory would require shards of slots next.
+        weights = 'weights="whole" and ' if self.divides_weights else ""
+        return f'give {weights}updates="once"'
 
     @property
     def divides_over_ranks(self) -> bool:
@@ -192,7 +210,7 @@ class ShardedOverTowers(ShardingPolicy):
 
     Args:
         config: the towers.
-        option: the user's option that divides variables, as text.
+        option: the option that divides variables, as text.
         divides_weights: whether weights are divided, or only their slots.
         each: whether every tower has, and updates, undivided variables.
     """

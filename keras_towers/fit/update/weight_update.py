@@ -228,12 +228,9 @@ class WeightUpdate:
         """Sum the gradients over all replicas, then update once."""
         if self.sharding.divides_over_ranks:
             option = self.sharding.option
-            name = option.partition("=")[0]
-            advice = f'add shard_over="process" or leave {name} out'
-            if option not in (*self.config.options.in_shards, "layouts"):
-                # Memory required it, and would require shards of slots next.
-                weights = 'weights="whole" and ' if name == "weights" else ""
-                advice = f'give {weights}updates="once"'
+            advice = self.sharding.to_stay_whole
+            if self.sharding.is_given:
+                advice = f'add shard_over="process" or {advice}'
             raise TowerError(
                 f"{option} over all processes works only with fit() and "
                 f"train_on_batch(): {advice} in a custom training loop."

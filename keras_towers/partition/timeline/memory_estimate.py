@@ -9,7 +9,6 @@ XLA chooses its own order, and fuses operations.
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -264,26 +263,33 @@ class MemoryEstimate:
 
 def rounds_over_ranks(
     timeline: Timeline, sizes: TensorSizes
-) -> list[Mapping[str, int]]:
-    """Return the bytes that ranks exchange at a time, by kind of exchange.
+) -> list[Mapping[str, Sequence[int]]]:
+    """Return the bytes of what ranks exchange at a time, by kind of exchange.
 
     Those of two levels, since the second one does not wait for the first. Sums
     of gradients are a kind of their own.
     """
-    levels: dict[int, collections.Counter[str]] = {}
+    levels: dict[int, dict[str, list[int]]] = {}
     for exchange in timeline.program.exchanges:
         if exchange.crosses_ranks:
             is_gradient = exchange.kind == "sum" and exchange.gradient
             kind = "gradient" if is_gradient else exchange.kind
             level = timeline.levels[exchange]
-            of_level = levels.setdefault(level, collections.Counter())
             # Of a slice, less is given than towers have.
             ends = [exchange.result]
             if exchange.part is None:
                 ends.append(exchange.given)
-            of_level[kind] += max(map(sizes.bytes_of, ends))
-    nothing = collections.Counter[str]()
-    return [own + levels.get(k + 1, nothing) for k, own in levels.items()]
+            of_kind = levels.setdefault(level, {}).setdefault(kind, [])
+            of_kind.append(max(map(sizes.bytes_of, ends)))
+    return [
+        {
+            kind: [*own.get(kind, ()), *following.get(kind, ())]
+            for kind in own | following
+        }
+        for own, following in (
+            (own, levels.get(level + 1, {})) for level, own in levels.items()
+        )
+    ]
 
 
 def held_tensors(timeline: Timeline) -> set[Tensor]:

@@ -127,7 +127,7 @@ def schedule(
         # XLA merges equal operations of a function.
         timeline = divide_levels(timeline, segment_begins)
     estimate = MemoryEstimate(timeline, sizes, parts, split.sharing)
-    shared, rounds = estimate.peak_bytes(), list[Mapping[str, int]]()
+    shared, rounds = estimate.peak_bytes(), list[Mapping[str, Sequence[int]]]()
     if split.over_ranks:
         shared = estimate.peak_bytes_over_ranks()
         rounds = rounds_over_ranks(timeline, sizes)

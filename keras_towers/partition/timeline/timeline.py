@@ -39,8 +39,8 @@ class StepPlan:
         parts: the number of micro-batches of a tower.
         shared: the peak bytes of all towers that share memory, while ranks
             exchange.
-        rounds: the bytes that ranks exchange at a time, by kind of exchange, at
-            several times.
+        rounds: the bytes of each tensor that ranks exchange at a time, by kind
+            of exchange, at several times.
         recomputed: the number of operations that run again, because their
             results are not kept.
         work: their work, as a fraction of the work of a step without them.
@@ -52,7 +52,7 @@ class StepPlan:
     bytes: int = 0
     parts: int = 1
     shared: int = 0
-    rounds: Sequence[Mapping[str, int]] = ()
+    rounds: Sequence[Mapping[str, Sequence[int]]] = ()
     recomputed: int = 0
     work: float = 0.0
     saved: int = 0

@@ -19,6 +19,7 @@ from keras_towers.fit.places import Places
 from keras_towers.fit.step.graph.graph_function import CallMode
 from keras_towers.fit.step.graph.step_inputs import DividedBatch, capture
 from keras_towers.fit.step.graph.trace import Trace
+from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.tower_variables import TowerHandles
@@ -191,7 +192,7 @@ def lay_out(
     is_alone = ranks.shards.size < config.shards.size
     on_towers = update.variables.on_towers(traced.captures, is_alone)
     if ranks.shards.size > 1 and not settings.trains:
-        _refuse_writes_to_shards(traced, on_towers, settings)
+        _refuse_writes_to_shards(update.sharding, traced, on_towers, settings)
     program = _divide_trace(update, traced, divided, on_towers, settings)
     local_step = None
     if not ranks.share_step and update.local_sgd is not None:
@@ -344,7 +345,10 @@ def _gather_ratio(update: WeightUpdate, settings: StepSettings) -> float | None:
 
 
 def _refuse_writes_to_shards(
-    traced: Trace, on_towers: Mapping[int, TowerHandles], settings: StepSettings
+    sharding: ShardingPolicy,
+    traced: Trace,
+    on_towers: Mapping[int, TowerHandles],
+    settings: StepSettings,
 ) -> None:
     """Refuse a step that writes shards while ranks hold whole weights."""
     written = {id(tensor) for tensor in traced.written}
@@ -355,7 +359,7 @@ def _refuse_writes_to_shards(
                 f"{settings.kind} of model {settings.model.name!r} writes "
                 f"{describe_variable(capture(tensor))}. It is in shards on "
                 "several ranks, so only training steps may write it. Write it "
-                'in the training step, or leave weights="sharded" out.'
+                f"in the training step, or {sharding.to_stay_whole}."
             )
 
 

@@ -198,9 +198,9 @@ def _message_bytes(strategy: KerasStrategy, plans: Iterable[StepPlan]) -> int:
     for plan in plans:
         for kinds in plan.rounds:
             rest = dict(kinds)
-            gradients = rest.pop("gradient", 0)
+            gradients = rest.pop("gradient", ())
             if not in_memory:
-                rest["sum"] = rest.get("sum", 0) + gradients
+                rest["sum"] = [*rest.get("sum", ()), *gradients]
             sizes = itertools.starmap(transport.message_bytes, rest.items())
             most = max(most, sum(sizes))
     return in_memory + transport.kept_bytes + most
