@@ -26,6 +26,7 @@ from keras_towers.foundation.errors import EXCHANGE_WITH, FAILED_ON, TowerError
 from keras_towers.jobs.rendezvous import failed_calls, watch
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
+from keras_towers.transport.memory_turns import Turns
 
 _P = ParamSpec("_P")
 
@@ -46,6 +47,8 @@ _PADDED_SIZES: tuple[int, ...] = tuple(
 # Tensors of up to this size are gathered and then summed: a ring gather takes
 # half as many consecutive messages as a ring all-reduce.
 _SMALL_BYTES = 2**15
+# The bytes that ranks send at a time of a tensor that they add up.
+_PIECE_BYTES = 2**22
 # The dtypes that the operations send from the host.
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # The number of words of a tensor that its header holds. Tensors that fit need
@@ -90,8 +93,10 @@ def message_bytes(kind: str, sizes: Sequence[int], ranks: int) -> int:
     # them. Each is in two buffers, of the message and of gRPC.
     part = size // ranks
     if kind == "scatter":
-        # And it adds up the parts that it gets.
-        return size + 4 * (size - part)
+        # Of two tensors the sums, and of two pieces what is sent and received.
+        sums = sum(sorted(sizes)[-2:]) // ranks
+        pieces = min(size, 2 * _PIECE_BYTES)
+        return sums + 2 * pieces + 4 * (pieces - pieces // ranks)
     # A sum receives what it then adds up.
     return 4 * part + (size if kind == "sum" else 0)
 
@@ -125,6 +130,8 @@ class CollectiveTransport(EngineTransport):
         self.task: Task = task
         self._gpu: str | None = None
         self._tokens: dict[str, tf.Tensor] = {}
+        # While one piece is added up, the next one is sent.
+        self._turns = Turns(2)
         self._has_left, self._is_renewed = False, True
         watch.start_watch(self.rank, self.size)
 
@@ -261,7 +268,7 @@ class CollectiveTransport(EngineTransport):
         # Only GPUs have the operation.
         on_gpu = self._gpu is not None and "GPU" in self._gpu
         if not on_gpu or not self._goes_over_nccl(sent):
-            return super().engine_scatter(tensor, counts, key)
+            return self._scatter_on_host(tensor, counts, key)
         with tf.device(self._gpu):
             padded = messages.with_rows_each(sent, counts)
             instance = instance_key(key, "part", _signature(padded))
@@ -272,6 +279,32 @@ class CollectiveTransport(EngineTransport):
                 final_op="Id",
             )
             return messages.summed(part[: counts[self.rank]], tensor.dtype)
+
+    @_on_host
+    def _scatter_on_host(
+        self, tensor: tf.Tensor, counts: Sequence[int], key: str
+    ) -> tf.Tensor:
+        """Sum over the ranks in pieces, of which two are sent at a time."""
+        scatter, inner = super().engine_scatter, tensor.shape[1:]
+        if not inner.is_fully_defined():
+            return scatter(tensor, counts, key)
+        rows = max(counts)
+        padded = messages.with_rows_each(tensor, counts)
+        of_ranks = tf.reshape(padded, [self.size, rows, *inner])
+        row_bytes = self.size * inner.num_elements() * tensor.dtype.size
+        length = max(1, _PIECE_BYTES // max(1, row_bytes))
+
+        def add_up(first: int, turn: str) -> list[tf.Tensor]:
+            piece = of_ranks[:, first : first + length]
+            each = [min(length, rows - first)] * self.size
+            together = tf.reshape(piece, [sum(each), *inner])
+            return [scatter(together, each, f"{key}.{first}")]
+
+        sums = [
+            self._turns.take(functools.partial(add_up, first))[0]
+            for first in range(0, rows, length)
+        ]
+        return tf.concat(sums, 0)[: counts[self.rank]]
 
     def engine_gather_known(
         self, tensor: tf.Tensor, counts: Sequence[int], key: str

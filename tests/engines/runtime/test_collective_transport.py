@@ -112,3 +112,36 @@ def test_what_leaves_from_the_host_is_computed_there():
     on_host = host, "/device:CPU:0"
     elsewhere = {node.op for node in nodes if node.device not in on_host}
     assert elsewhere <= {"Placeholder", "EnsureShape", "Identity", "NoOp"}
+
+
+def test_ranks_add_up_in_pieces_that_take_turns():
+    """Whatever is added up, two pieces of it are in memory."""
+    cluster = SimpleNamespace(rank=1, size=2, local_rank=0, local_size=1)
+    task = SimpleNamespace(host="/device:CPU:0", cluster=cluster)
+    transport = CollectiveTransport(task)
+    with tf.Graph().as_default() as graph:
+        # 12 MiB, and one row more on rank 0.
+        tensor = tf.ones([3 * 1024 + 1, 1024])
+        counts = [1537, 1536]
+        result = transport.reduce_scatter(tensor, counts, "large")
+        few = transport.reduce_scatter(tf.ones([2, 8]), [1, 1], "small")
+    assert (result.shape, few.shape) == ((1536, 1024), (1, 8))
+    sent = [o for o in graph.get_operations() if "AllToAll" in o.type]
+    most = collective_transport._PIECE_BYTES
+    sizes = [o.inputs[0].shape.num_elements() * 4 for o in sent]
+    assert max(sizes) <= most
+    assert (len(sizes), sum(sizes)) == (5, 2 * 1537 * 4096 + 64)
+
+    def behind(operation):
+        """All that an operation needs, at any distance."""
+        found, waiting = set(), [operation]
+        while waiting:
+            one = waiting.pop()
+            before = {t.op for t in one.inputs} | {*one.control_inputs}
+            waiting += before - found
+            found |= before
+        return found
+
+    for index, operation in enumerate(sent):
+        earlier = [k for k in range(index) if sent[k] in behind(operation)]
+        assert earlier == [*range(index % 2, index, 2)]
