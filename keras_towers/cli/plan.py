@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -197,6 +198,11 @@ def _on_cpus(setting: PlanSetting, strategy: str) -> PlanSetting:
     )
 
 
+def _in_process(what: str, plan: Plan) -> str:
+    """Return what a process has of a kind of memory, as text."""
+    return format_bytes(plan.process[what])
+
+
 def _print(
     plans: Sequence[Plan],
     rows: Sequence[plan_hosts.OnHosts],
@@ -286,7 +292,7 @@ def _table(
     for what in plans[0].process:
         is_row = what not in _OF_DEVICES
         if is_row and any(plan.process[what] for plan in plans):
-            row(what, lambda p, what=what: size(p.process[what]))
+            row(what, functools.partial(_in_process, what))
     row("in all", lambda p: size(p.total))
     if memory is not None:
         answer = {True: "yes", False: "no", None: "unknown"}

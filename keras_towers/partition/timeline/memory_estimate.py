@@ -174,7 +174,7 @@ class MemoryEstimate:
             reused = self._reused(event, given)
             ended = [] if reused is None else [reused]
             is_exchange = isinstance(event, Exchange)
-            if not is_exchange and event.type in LOOPS:
+            if isinstance(event, Operation) and event.type in LOOPS:
                 # A loop frees elements while it makes others.
                 popped = set(map(self.rooted, popped_lists(event)))
                 ended += [t for t in ending if t in popped]

@@ -169,8 +169,8 @@ class PlanSearch:
                 break
         if best is None:
             # What the present layout does not have is only estimated.
-            most = self._choices()[-1]
-            tried = [t for t in self._tried.values() if t.plan.shards == most]
+            last = self._choices()[-1]
+            tried = [t for t in self._tried.values() if t.plan.shards == last]
             best = min(tried, key=lambda found: found.plan.total)
         return best
 
