@@ -329,7 +329,7 @@ class _Slicing:
             suffix=f"{operation.suffix}_slice",
         )
         for tensor, axis in zip(operation.outputs, use.outputs, strict=True):
-            shape = tensor.shape.as_list()
+            shape: list[Any] = tensor.shape.as_list()
             if axis is not None:
                 shape[axis] = cut.size(index)
             own = dataclasses.replace(
