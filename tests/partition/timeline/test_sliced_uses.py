@@ -42,9 +42,13 @@ def used(plan):
             lambda x, w: tf.einsum("ab,bc->ca", x, w),
             {"Einsum": ([1, 0], [None])},
         ),
-        # Nothing is known of the rows that it takes.
-        (lambda x, w: tf.raw_ops.MatMul(a=x, b=tf.random.shuffle(w)), {}),
-        (lambda x, w: (x @ w) + tf.cumsum(x @ w[::-1], 1), {}),
+        # A loop gets the whole.
+        (
+            lambda x, w: tf.while_loop(
+                lambda k, _: k < 2, lambda k, y: (k + 1, y @ w), (0, x)
+            )[1],
+            {},
+        ),
     ],
 )
 def test_products_run_on_slices_of_rows(function, wanted):
