@@ -21,4 +21,10 @@ it. Each module imports only those before it.
   Rematerialization: recomputes activations instead of keeping them.
 ``schedule``
   The schedule: in which order a program's operations run.
+``axis_slices``
+  Slices of an axis that towers divide: cutting, and putting together.
+``sliced_uses``
+  What of a step runs on slices of a large weight, or of its gradient.
+``weight_slices``
+  Large weights in shards, gathered, used, exchanged and updated in slices.
 """
