@@ -179,6 +179,7 @@ def measure(task: JsonObject) -> None:
         before = reset_peak_memory()
         # Ranks then need not exchange the weights.
         keras.utils.set_random_seed(0)
+        keras.config.set_dtype_policy(task["dtype"])
         model = case.build()
         model.compile("adam", case.loss)
         model.fit(data, verbose=0)
@@ -211,7 +212,7 @@ def run(task: JsonObject, timeout_s: float) -> list[JsonObject]:
 
 
 def _tasks(
-    models: str, engines: str, options: str, remat: str
+    models: str, engines: str, options: str, remat: str, dtype: str
 ) -> Iterator[JsonObject]:
     for model in split(models):
         for engine in split(engines):
@@ -222,6 +223,7 @@ def _tasks(
                         "engine": engine,
                         "options": OPTIONS[name],
                         "remat": again == "remat",
+                        "dtype": dtype,
                     }
 
 
@@ -230,12 +232,13 @@ def main(
     engines: str = ",".join(ENGINES),
     options: str = ",".join(OPTIONS),
     remat: str = "keep,remat",
+    dtype: str = "float32",
     timeout: float = 300,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Print measured over planned memory, of the process with most."""
     results = []
-    for task in _tasks(models, engines, options, remat):
+    for task in _tasks(models, engines, options, remat, dtype):
         found = run(task, timeout)
         line = f"{task['model']:13}{task['engine']:13}"
         line += f"{next(iter(task['options']), 'whole'):8}"

@@ -37,13 +37,17 @@ SHOWN_BY = {
         fit/data/tower_datasets fit/step/graph/step_inputs
     """,
     "fit/step/test_global_step.py": """
-        fit/components fit/step/graph/step_layout fit/step/graph/tower_functions
+        fit/components fit/step/eager_step fit/step/graph/pushed_gradients
+        fit/step/graph/step_comparison fit/step/graph/step_layout
+        fit/step/graph/tower_functions
+    """,
+    "fit/step/plan/test_device_memory.py": """
+        fit/step/plan/memory_limit fit/step/plan/memory_messages
     """,
     "fit/test_options.py": "fit/given_values",
     "fit/ranks/test_step_order.py": """
         fit/ranks/compared_step fit/ranks/step_agreement
     """,
-    "fit/update/test_optimizers.py": "fit/update/weight_update",
     "fit/weights/test_adoption.py": "fit/weights/model_state",
     "fit/weights/test_tower_variables.py": "fit/weights/copies",
     "inspection/bench/test_runner.py": "inspection/bench/rows",

@@ -126,7 +126,7 @@ def find_blind_ranks(
         # A file that another host has just made may take a moment.
         with contextlib.suppress(TimeoutError):
             sees = wait_for(
-                lambda: gfile.exists(path) or None, settings.SEES_FILE_S
+                lambda _: gfile.exists(path) or None, settings.SEES_FILE_S
             )
         seen = exchange(sees)
     return [rank for rank, sees in enumerate(seen) if not sees]

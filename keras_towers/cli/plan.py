@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,10 @@ from rich.table import Table
 from keras_towers.cli import plan_hosts
 from keras_towers.cli.plots import draw_memory
 from keras_towers.foundation.byte_sizes import format_bytes, parse_bytes
-from keras_towers.foundation.errors import TowerError
+from keras_towers.foundation.errors import TowerError, did_you_mean
 from keras_towers.foundation.object_types import JsonObject
 from keras_towers.inspection.user_models import check_named, find_named, naming
+from keras_towers.jobs.known_engines import ENGINES
 from keras_towers.jobs.launching.output import without_noise
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ _TIMES = (
 )
 # The argument of a function of layouts, in messages.
 _DEVICES = "of the list of the devices' names"
+# The parts of a process's memory that devices have, too.
+_OF_DEVICES = "variables", "a step"
 # The columns of a table of hosts, with all that it may have.
 _WIDTH = 100
 
@@ -50,6 +54,7 @@ def plan(
     layouts: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION")
     ] = None,
+    cpus: Annotated[str | None, typer.Option(metavar="STRATEGY")] = None,
     hosts: Annotated[str | None, typer.Option(metavar="N,N,...")] = None,
     link_between: Annotated[str | None, typer.Option(metavar="RATE")] = None,
     link_within: Annotated[str | None, typer.Option(metavar="RATE")] = None,
@@ -77,6 +82,9 @@ def plan(
         layouts: A function that gets the names of N devices, and returns a
             keras.distribution.LayoutMap or ModelParallel on them. Adds a
             column.
+        cpus: Plan N CPUs of this host, which share its memory, and count a
+            process as a whole: tower for one with N towers, or horovod or
+            multi-worker for N with a tower each.
         hosts: Numbers of hosts, such as 1,2,3 or 1,2,...,64, where three dots
             stand for repeated doubling.
         link_between: Rate of a host's link per direction, which its devices
@@ -103,6 +111,10 @@ def plan(
     several = plan_hosts.Hosts.of_options(
         hosts, towers, link_between, link_within, step_ms, plot
     )
+    others = {"--hosts": hosts, "--layouts": layouts, "--plot": plot}
+    for option, value in others.items():
+        if cpus is not None and value is not None:
+            raise TowerError(f"--cpus plans no {option}: leave one of them out")
     check_named(target)
     if layouts:
         check_named(layouts)
@@ -120,6 +132,8 @@ def plan(
         several.numbers if several else None,
         memory,
     )
+    if cpus is not None:
+        setting = _on_cpus(setting, cpus)
     if layouts:
         # Before what may take minutes.
         with naming(layouts, "cannot be planned"):
@@ -151,6 +165,38 @@ def plan(
             draw_memory(plans, memory, plot)
 
 
+def _on_cpus(setting: PlanSetting, strategy: str) -> PlanSetting:
+    """Return a setting with CPUs in place of GPUs.
+
+    Args:
+        setting: the setting.
+        strategy: ``tower``, or the name of an engine's strategy.
+    """
+    from keras_towers.transport.absent_ranks import AbsentRanks
+
+    number = len(setting.devices)
+    names = [f"/device:CPU:{index}" for index in range(number)]
+    if strategy == "tower":
+        return dataclasses.replace(setting, devices=names)
+    # What others send is known only when they run.
+    engines = {
+        e.strategy: e for e in ENGINES.values() if e.messages is not None
+    }
+    engine = engines.get(strategy)
+    if engine is None:
+        known = ["tower", *engines]
+        raise TowerError(
+            f"--cpus {strategy} is not allowed: give {', '.join(known)}"
+            f"{did_you_mean(strategy, known)}"
+        )
+    messages = engine.load(engine.messages) if engine.messages else None
+    return dataclasses.replace(
+        setting,
+        devices=names[:1],
+        ranks=AbsentRanks(number, number, messages),
+    )
+
+
 def _print(
     plans: Sequence[Plan],
     rows: Sequence[plan_hosts.OnHosts],
@@ -161,6 +207,8 @@ def _print(
     """Print a table, and what to know about it."""
     first, towers = plans[0], len(setting.devices)
     devices = f"{towers} device{'' if towers == 1 else 's'}"
+    if setting.ranks is not None:
+        devices = f"a device in each of {setting.processes} processes"
     each = f"{setting.batch_size} examples per step"
     if rows:
         devices, each = f"hosts of {devices}", f"{each} and host"
@@ -179,7 +227,7 @@ def _print(
         notes = [_ESTIMATE, *_whole(first)]
     for line in notes:
         console.print(line, style="dim", soft_wrap=True)
-    if memory is not None and not rows:
+    if memory is not None and not rows and not setting.is_on_host:
         console.print(_by_itself(plans, memory), soft_wrap=True)
     if rows:
         console.print(plan_hosts.verdict(rows), soft_wrap=True)
@@ -196,6 +244,7 @@ def _as_json(plan: Plan, memory: int | None) -> JsonObject:
         "gradients": plan.gradients,
         "gathered": costs.gathered,
         "total": plan.total,
+        "process": plan.process,
         "fits": plan.fits(memory),
         "sent": costs.sent.get("", 0),
         "sent_per_unit": {u: n for u, n in costs.sent.items() if u},
@@ -214,17 +263,19 @@ def _table(
     def size(number: int | None) -> str:
         return "unknown" if number is None else format_bytes(number)
 
+    in_process = bool(plans[0].process)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("on each device")
+    table.add_column("in each process" if in_process else "on each device")
     for one in plans:
         table.add_column(one.choice, justify="right")
 
     def row(name: str, cell: Callable[[Plan], str]) -> None:
         table.add_row(name, *map(cell, plans))
 
-    row("weights", lambda p: size(max(p.weights)))
-    row("optimizer state", lambda p: size(max(p.optimizer)))
-    row("step, at its peak", lambda p: size(p.step))
+    held = sum if in_process else max
+    row("weights", lambda p: size(held(p.weights)))
+    row("optimizer state", lambda p: size(held(p.optimizer)))
+    row("step, at its peak", lambda p: size(p.process.get("a step", p.step)))
     row("  its gradients", lambda p: size(p.gradients))
     row(
         "  gathered weights",
@@ -232,6 +283,10 @@ def _table(
     )
     if any(plan.costs.remat_summary for plan in plans):
         row("  computed again", _again)
+    for what in plans[0].process:
+        is_row = what not in _OF_DEVICES
+        if is_row and any(plan.process[what] for plan in plans):
+            row(what, lambda p, what=what: size(p.process[what]))
     row("in all", lambda p: size(p.total))
     if memory is not None:
         answer = {True: "yes", False: "no", None: "unknown"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 _INCHES = 7.0
 _BAR_INCHES = 0.28
+# Where a step runs, from the top down.
+_WHERE = "once", "towers", "exchange", "update"
 
 
 def check_plot(path: Path, command: str) -> None:
@@ -105,21 +108,47 @@ def axes_in(path: Path) -> Iterator[Axes]:
 def draw_memory(plans: Sequence[Plan], memory: int | None, path: Path) -> None:
     """Draw what a device has during the operations of a step, into a file.
 
+    Above it is where the operations of the last plan run, level by level.
+
     Args:
         plans: the plans, each of which has a line.
         memory: the bytes of a device, if given.
         path: the file, whose name ends as one of matplotlib's formats.
     """
-    with axes_in(path) as axes:
-        for plan in plans:
-            number = max(len(plan.over_time) - 1, 1)
-            axes.plot(
-                [index / number for index in range(len(plan.over_time))],
-                [(plan.held + bytes_) / 1e9 for bytes_ in plan.over_time],
-                label=plan.choice,
-            )
-        if memory is not None:
-            axes.axhline(memory / 1e9, color="k", linestyle=":", label="memory")
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("part of the step's operations")
-        axes.set_ylabel("GB on a device")
+    from matplotlib.figure import Figure
+
+    figure = Figure((_INCHES, 5.5), layout="constrained")
+    levels, axes = figure.subplots(2, sharex=True, height_ratios=(1, 3))
+    _draw_levels(levels, plans[-1])
+    for plan in plans:
+        number = max(len(plan.over_time) - 1, 1)
+        axes.plot(
+            [index / number for index in range(len(plan.over_time))],
+            [(plan.held + moment.bytes) / 1e9 for moment in plan.over_time],
+            label=plan.choice,
+        )
+    if memory is not None:
+        axes.axhline(memory / 1e9, color="k", linestyle=":", label="memory")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("part of the step's operations")
+    axes.set_ylabel("GB on a device")
+    axes.legend()
+    figure.savefig(path)
+
+
+def _draw_levels(axes: Axes, plan: Plan) -> None:
+    """Draw where the operations of a plan run, with a line at each level."""
+    number = max(len(plan.over_time), 1)
+    for place, where in enumerate(_WHERE):
+        spans = [
+            (index / number, 1 / number)
+            for index, moment in enumerate(plan.over_time)
+            if moment.where == where
+        ]
+        axes.broken_barh(spans, (place - 0.4, 0.8), color=f"C{place}")
+    for index, (last, moment) in enumerate(itertools.pairwise(plan.over_time)):
+        if last.level != moment.level:
+            axes.axvline((index + 1) / number, color="0.85", zorder=0)
+    axes.set_yticks(range(len(_WHERE)), _WHERE)
+    axes.invert_yaxis()
+    axes.set_title(f"{plan.choice}, level by level", loc="left", fontsize=9)

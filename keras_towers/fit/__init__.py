@@ -1,9 +1,9 @@
 """Runs Keras's own ``fit``, ``evaluate`` and ``predict`` on towers.
 
 Its parts, from the bottom up: ``given_values``, ``options`` and ``places``,
-``components``, ``context``, ``current_tower``, ``weights``, ``data``, ``ranks``,
-``update``, ``step``, ``calls``, ``keras_patches``. But ``weights`` asks an
-``update``, which it is given.
+``components``, ``context``, ``current_tower``, ``weights``, ``data``,
+``ranks``, ``update``, ``step``, ``calls``, ``keras_patches``. But ``weights``
+asks an ``update``, which it is given.
 
 ``components``
   The components that a strategy is composed of.

@@ -34,6 +34,8 @@ Patched classes and modules:
 * ``replicas/replica_calls.py``, ``replicas/hogwild.py``: ``assign`` of Keras
   variables and ``next`` of seed generators, while asynchronous towers train
 * ``parameter_servers/worker_fit.py``: the same, while a worker trains
+* ``fit/data/model_use.py``: uses of Keras variables, while Keras looks at the
+  first batches
 * ``fit/weights/without_memory.py``: how variables begin, while ``plan``
   builds models and traces their steps, or an optimizer makes slots in shards
 * ``fit/weights/moved_variable.py``: calls of functions, while another variable
@@ -58,8 +60,7 @@ Patched attributes of a single object:
 * ``fit/calls/callback_effects.py``, ``fit/calls/callback_roles.py``: callbacks
 * ``fit/calls/saving.py``: a variable that ranks sum, while it is saved
 * ``strategies/keras_distribution.py``: a distribution, during a call
-* ``fit/data/read_ahead_limit.py``, ``fit/data/epoch_iterator.py``: Keras's
-  reader of data
+* ``fit/data/epoch_iterator.py``: Keras's reader of data
 * ``inspection/explanation.py``: a strategy, while it explains a step
 """
 
@@ -80,7 +81,7 @@ from keras_towers.fit import components
 from keras_towers.fit.calls import keras_loop, saving, tower_call
 from keras_towers.fit.components import METHODS
 from keras_towers.fit.context import patches, recomputed_calls, thread_state
-from keras_towers.fit.data import read_ahead_limit, shared_files
+from keras_towers.fit.data import model_use, shared_files
 from keras_towers.fit.step.graph.tower_statistics import normalize
 from keras_towers.fit.step.reports import step_reports
 from keras_towers.fit.update.optimizers import attribute_of_optimizer
@@ -321,9 +322,6 @@ _PATCHES: tuple[patches.Patch, ...] = (
     (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
     # It can use the statistics of each tower's rows.
     (keras.layers.BatchNormalization, "call", normalize),
-    # Data that use a model's variables are read in turn with its steps.
-    (compat.KerasVariable, "value", read_ahead_limit.use_variable),
-    (compat.KerasVariable, "assign", read_ahead_limit.use_variable),
     # Models and users keep functions that were traced outside.
     *((compat.FunctionCache, n, _use_traces) for n in compat.USES_OF_TRACES),
     # It has to make sense outside, too, to the layers made here.
@@ -475,7 +473,7 @@ def _run(
             recomputed_calls.reporting.holding(report),
         ):
             call = components.KerasCall.of(kind, original, model, args, kwargs)
-            with read_ahead_limit.asking(model.variables), strategy.scope():
+            with model_use.calling(model), strategy.scope():
                 return runner.run_call(call)
     trains = kind in components.TRAINING
     if strategy is None and trains:

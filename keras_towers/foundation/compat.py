@@ -1,8 +1,8 @@
 """Every private name of TensorFlow and Keras that the package uses.
 
 Only this module imports from ``keras.src`` or ``tensorflow.python``. A release
-that lacks a name is a clear error at import. ``tests/foundation/private_names.txt`` lists
-the attributes that the package uses, and a test looks for each of them.
+that lacks a name is a clear error at import. ``private_names.txt`` among its
+tests lists the attributes that the package uses, and a test looks for each.
 """
 
 from __future__ import annotations

@@ -22,6 +22,10 @@ class TowerError(ValueError):
         __init__ = Exception.__init__
 
 
+class OtherRankError(TowerError):
+    """The error of a rank whose call has ended since another one's has."""
+
+
 class CompatibilityError(ImportError):
     """The installed TensorFlow or Keras is missing or incompatible."""
 
@@ -97,6 +101,17 @@ class EndOfJob(SystemExit):
 
 FAILED_ON = "because it failed on"
 """In the error of a rank whose call ends since it failed on another one."""
+
+
+def failed_elsewhere(what: str, cause: str) -> OtherRankError:
+    """Return the error of a rank whose call has ended.
+
+    Args:
+        what: what has ended, and where.
+        cause: on which rank it has failed, and why.
+    """
+    return OtherRankError(f"{what}, {FAILED_ON} {cause}")
+
 
 EXCHANGE_WITH = "the exchange with rank"
 """In the error of a rank whose connection to another one has ended."""

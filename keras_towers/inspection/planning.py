@@ -23,7 +23,6 @@ import tensorflow as tf
 from keras_towers.fit.data.batches import has_rows, of_any_size
 from keras_towers.fit.options import Bytes, StrategyOptions
 from keras_towers.fit.step.plan.dry_run import (
-    AbsentRanks,
     LaidOutStep,
     Needs,
     dry_run,
@@ -35,7 +34,10 @@ from keras_towers.fit.step.reports.step_costs import (
     costs_of,
     exchanged_in,
 )
-from keras_towers.fit.step.reports.step_reports import how_it_fits
+from keras_towers.fit.step.reports.step_reports import (
+    how_it_fits,
+    planned_memory,
+)
 from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.model_state import (
     collect,
@@ -52,6 +54,8 @@ from keras_towers.inspection.network_cost import work_of
 from keras_towers.inspection.user_models import model_and_data, random_examples
 from keras_towers.strategies.base import BaseStrategy, strategy_for_dry_run
 from keras_towers.strategies.device_mesh import Mesh
+from keras_towers.transport.absent_ranks import AbsentRanks
+from keras_towers.transport.devices import all_on_host
 
 _SEEDS = "global_seed_generator"
 # Counts the names of layers.
@@ -70,7 +74,8 @@ class PlanSetting:
         layouts: a function that gets the names of the devices, and returns a
             ``LayoutMap`` or a ``ModelParallel`` of Keras on a mesh of these
             devices; None: plan no mesh.
-        memory: the bytes of a device; None: unknown.
+        memory: the bytes of a device, or on CPUs of a process; None: unknown.
+        ranks: the processes of a host, each with these devices; None: one.
         hosts: numbers of hosts, in ascending order. Each host has these
             devices, and adds ``batch_size`` examples to a batch. The traced
             step then does not know the number of examples, as in ``fit``. None:
@@ -85,6 +90,17 @@ class PlanSetting:
     )
     hosts: Sequence[int] | None = None
     memory: int | None = None
+    ranks: AbsentRanks | None = None
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether devices are the host's memory."""
+        return all_on_host(self.devices)
+
+    @property
+    def processes(self) -> int:
+        """The number of processes of a host."""
+        return 1 if self.ranks is None else self.ranks.size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +119,9 @@ class Choice:
 def _on_towers(setting: PlanSetting, **options: Any) -> BaseStrategy:
     """Make ``TowerStrategy`` on devices, and hosts, that need not exist."""
     hosts, *_ = setting.hosts or [1]
+    ranks = setting.ranks or AbsentRanks(hosts)
     return strategy_for_dry_run(
-        setting.devices, StrategyOptions(**options), AbsentRanks(hosts)
+        setting.devices, StrategyOptions(**options), ranks
     )
 
 
@@ -184,6 +201,8 @@ class Plan(Needs):
         exchanged: all that the step exchanges.
         work: of each level, how much of the step's computing is in it.
         how: how it is made to fit into memory; empty: as it is.
+        process: on CPUs: the bytes of a process, as ``planned_memory``; empty:
+            devices have memory of their own.
     """
 
     choice: str
@@ -198,9 +217,15 @@ class Plan(Needs):
     exchanged: Sequence[Exchanged]
     work: Mapping[int, float]
     how: str = ""
+    process: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def total(self) -> int | None:
+        """The bytes of a process, or on the device that needs most."""
+        return sum(self.process.values()) if self.process else super().total
 
     def fits(self, memory: int | None) -> bool | None:
-        """Whether it fits into the memory of a device; None if unknown."""
+        """Whether it fits into memory; None if that is unknown."""
         if self.total is None or memory is None:
             return None
         return self.total <= memory
@@ -236,7 +261,8 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
     if len(setting.devices) > 1 and max(hosts) > 1:
         in_shards.append(_WITHIN_HOSTS)
     plans = _plan_all(copies, build, setting)
-    is_alone = len(setting.devices) * max(hosts) == 1
+    towers = len(setting.devices) * setting.processes
+    is_alone = towers * max(hosts) == 1
     choices = [] if is_alone or plans[0].is_small else [*in_shards]
     if setting.layouts is not None:
         choices.append(_LAYOUTS)
@@ -245,7 +271,8 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
     if setting.hosts is None:
         again = _plan_all(_AGAIN, build, setting)
         plans += [p for p in again if p.costs.remat_summary]
-        if setting.memory is not None:
+        # It compares what devices have, not processes.
+        if setting.memory is not None and not setting.is_on_host:
             plans += _plan_all(BY_ITSELF, build, setting)
     return plans
 
@@ -280,15 +307,20 @@ def _plan(
                 build(), None if open_size else size
             )
         make = functools.partial(choice.strategy, setting)
-        is_limited = choice is BY_ITSELF
         strategy = stack.enter_context(dry_run(model, make))
-        if is_limited and setting.memory is not None:
+        if choice is BY_ITSELF and setting.memory is not None:
             memory = strategy._runner.step.memory
             memory.assume(setting.memory, "each device")
             stack.enter_context(silence())
-        step = lay_out_dry(strategy, model, batch, size)
-        numbers = _like_first(step, setting)
-        return [_plan_on(step, choice, setting, n) for n in numbers]
+        emits = setting.is_on_host
+        step = lay_out_dry(strategy, model, batch, size, emits=emits)
+        process = planned_memory(strategy) if emits else {}
+        return [
+            dataclasses.replace(
+                _plan_on(step, choice, setting, number), process=process
+            )
+            for number in _like_first(step, setting)
+        ]
 
 
 def _like_first(step: LaidOutStep, setting: PlanSetting) -> list[int]:
@@ -313,14 +345,10 @@ def _plan_on(
 ) -> Plan:
     """Return the plan for a number of hosts."""
     config, model = step.config, step.model
-    columns = len(config.mesh[0])
-    size, towers = hosts * setting.batch_size, hosts * config.num_towers
-    needs, how = step.needs(size, hosts), ""
-    if choice is BY_ITSELF:
-        # The timeline is that of its micro-batches.
-        planned = step.timeline.plan.bytes
-        needs = dataclasses.replace(needs, step=planned)
-        how = how_it_fits(config)
+    columns, ranks = len(config.mesh[0]), hosts * setting.processes
+    size, towers = hosts * setting.batch_size, ranks * config.num_towers
+    needs = step.needs(size, ranks)
+    how = how_it_fits(config) if choice is BY_ITSELF else ""
     costs = costs_of(step.timeline, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
@@ -342,7 +370,7 @@ def _plan_on(
         examples=size,
         columns=columns,
         exchanged=[*exchanged_in(step.timeline, towers)],
-        work=work_of(step.timeline, step.sizes(size, hosts)),
+        work=work_of(step.timeline, step.sizes(size, ranks)),
         how=how,
     )
 

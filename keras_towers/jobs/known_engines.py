@@ -40,6 +40,9 @@ class Engine:
             ``keras_towers.<name>`` instead.
         transport: a reference to a function that connects this process and
             returns its ``Transport``; empty: it would need arguments.
+        messages: a reference to a function for ``AbsentRanks``: the memory of
+            an exchange; empty: that of most engines; None: it is not known
+            before steps run.
         recipe: a reference to the ``Recipe`` that builds it.
         servers: a reference to the class of the servers of a job.
         after_keras: a reference to a function to call when Keras is imported.
@@ -53,6 +56,7 @@ class Engine:
     module: str = ""
     keras_modules: tuple[str, ...] = ()
     transport: str = ""
+    messages: str | None = ""
     recipe: str = ""
     servers: str = ""
     after_keras: str = ""
@@ -114,6 +118,7 @@ BYTEPS: Engine = Engine(
     module="byteps.tensorflow",
     keras_modules=("byteps.keras", "byteps.tensorflow.keras"),
     transport="byteps_transport:BytePSTransport",
+    messages=None,
     recipe="byteps_recipe:BytePS",
     servers="byteps_servers:Servers",
 )
@@ -133,6 +138,7 @@ RUNTIME: Engine = Engine(
     strategy="multi-worker",
     strategy_class="MultiWorkerTowerStrategy",
     roles=("worker",),
+    messages="collective_transport:message_bytes",
     after_keras="tensorflow_task:prepare",
 )
 

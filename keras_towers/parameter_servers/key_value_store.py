@@ -185,7 +185,7 @@ def introduce(cluster: Cluster, server: int) -> None:
     # Tasks that are equal to the server are equal to one another.
     try:
         first = wait_for(
-            lambda: store.get(_introduction(_SERVER)), settings.ANSWER_S
+            lambda _: store.get(_introduction(_SERVER)), settings.ANSWER_S
         )
     except TimeoutError:
         raise TowerError(

@@ -208,6 +208,7 @@ def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
         _connection = Connection(cluster)
         separate_training.take_place(cluster)
         atexit.register(_connection.disconnect)
+        atexit.register(watch.tell_error, cluster.rank)
     elif _connection.cluster != cluster:
         raise TowerError(
             f"this process is already {_connection.cluster} of another job: "
@@ -293,7 +294,7 @@ class ServerPeers:
         missing_tasks = ""
         for waited_s in liveness.wait_loop(self.stall_timeout_s, 0):
             try:
-                return wait_for(read, look_s)
+                return wait_for(lambda _: read(), look_s)
             except TimeoutError:
                 self._poll()
             arrived = self.connection.store.by_rank(key, range(self.size))

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_towers.fit.data.same_data import different_data
 from keras_towers.foundation import settings, system
-from keras_towers.foundation.errors import FAILED_ON, TowerError, shorten
+from keras_towers.foundation.errors import TowerError, failed_elsewhere, shorten
 from keras_towers.foundation.message_lists import describe_each
 from keras_towers.foundation.notices import announce
 from keras_towers.jobs.rendezvous.liveness import Liveness, TaskState
@@ -248,7 +248,7 @@ class Workers:
         """Whether a worker's status becomes as wanted within a short time."""
         with contextlib.suppress(TimeoutError):
             wait_for(
-                lambda: is_there(self.status(rank)) or None,
+                lambda _: is_there(self.status(rank)) or None,
                 settings.LIVENESS_CHECK_S,
             )
             return True
@@ -320,9 +320,9 @@ class Workers:
                 f"{here} must end: {states}. Start all tasks of the job "
                 "again, from a backup."
             )
-        raise TowerError(
-            f"fit has ended on {here}, {FAILED_ON} {self._name(failed[0])}: "
-            f"{statuses[failed[0]].failed}"
+        raise failed_elsewhere(
+            f"fit has ended on {here}",
+            f"{self._name(failed[0])}: {statuses[failed[0]].failed}",
         )
 
     def loss_poller(self, on_lost: Callable[[int], None]) -> Callable[[], None]:

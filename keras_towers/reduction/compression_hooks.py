@@ -71,6 +71,8 @@ def sum_separately(
     return sums
 
 
+# A message takes two rounds: with 4 MiB, as in an all-reduce, four ranks took
+# 1.2 to 1.4 times as long.
 _BUCKET_BYTES = 16 * 2**20
 
 

@@ -102,8 +102,8 @@ class Packed(Collectives):
             grads,
             devices,
             self._groups(dense, len(grads[0])),
-            _joined,
-            _divided_as(dense),
+            messages.joined_group,
+            messages.divided_as(dense),
         )
 
     def broadcast(
@@ -115,8 +115,8 @@ class Packed(Collectives):
             [tensors],
             devices,
             self._groups(known, len(tensors)),
-            _joined,
-            _divided_as(known),
+            messages.joined_group,
+            messages.divided_as(known),
         )
 
     def reduce_scatter(
@@ -152,7 +152,7 @@ class Packed(Collectives):
         groups = self._groups_of_rows(tensors[0], shapes, rows)
 
         def unpack(
-            whole: tf.Tensor, group: Sequence[int], _: int
+            whole: tf.Tensor, group: Sequence[int], **_: int
         ) -> list[tf.Tensor]:
             of_group, own_rows = _all_of(group, shapes, rows)
             return messages.wholes_of(whole, of_group, own_rows)
@@ -161,7 +161,9 @@ class Packed(Collectives):
             self.collectives.all_gather,
             rows=_rows_of_buffers(groups, shapes, rows),
         )
-        return self._exchange(gather, tensors, devices, groups, _joined, unpack)
+        return self._exchange(
+            gather, tensors, devices, groups, messages.joined_group, unpack
+        )
 
     def _exchange(
         self,
@@ -170,7 +172,7 @@ class Packed(Collectives):
         devices: Sequence[str],
         groups: Sequence[Sequence[int]],
         pack: Callable[[Sequence[Any], Sequence[int]], tf.Tensor],
-        unpack: Callable[[Any, Sequence[int], int], list[tf.Tensor]],
+        unpack: Callable[..., list[tf.Tensor]],
     ) -> list[list[Any]]:
         """Exchange the buffers of groups; a single tensor is not copied.
 
@@ -180,25 +182,18 @@ class Packed(Collectives):
             devices: the devices.
             groups: the indices of the tensors of each buffer.
             pack: makes a buffer of what a device has for a group.
-            unpack: undoes that, given a buffer, its group, and which device.
+            unpack: undoes that, given a buffer, its group, and as ``k`` which
+                device.
         """
         if len(devices) == 1:
             return list(map(list, tensors))
 
         def packed(own: Sequence[Any]) -> list[Any]:
-            return [
-                own[group[0]] if len(group) == 1 else pack(own, group)
-                for group in groups
-            ]
+            return messages.pack(own, groups, pack)
 
         def unpacked(own: Sequence[Any], k: int) -> list[Any]:
-            found: dict[int, Any] = {}
-            for group, buffer in zip(groups, own, strict=True):
-                parts = [buffer]
-                if len(group) > 1:
-                    parts = unpack(buffer, group, k)
-                found.update(zip(group, parts, strict=True))
-            return [found[i] for i in sorted(found)]
+            divide = functools.partial(unpack, k=k)
+            return messages.unpack(own, groups, tensors[0], divide)
 
         buffers = on_each(devices[: len(tensors)], packed, tensors)
         exchanged = exchange(buffers, devices)
@@ -232,19 +227,6 @@ class Packed(Collectives):
             if own.is_known
         }
         return self._groups(specs, len(rows))
-
-
-def _joined(own: Sequence[tf.Tensor], group: Sequence[int]) -> tf.Tensor:
-    return messages.joined(own[i] for i in group)
-
-
-def _divided_as(
-    like: Mapping[int, tf.Tensor],
-) -> Callable[..., list[tf.Tensor]]:
-    """Return a function that undoes ``_joined``, for tensors like these."""
-    return lambda whole, group, _: messages.divided(
-        whole, [like[i].shape for i in group]
-    )
 
 
 def _all_of(group: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:

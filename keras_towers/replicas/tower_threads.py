@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from keras_towers.fit.components import ApplyCall, TowerFunction
 from keras_towers.fit.context import thread_state
-from keras_towers.fit.step.global_step import run_for_own_batch
 from keras_towers.fit.step.graph.step_clock import StepRecorder
+from keras_towers.fit.step.own_batch_step import run_for_own_batch
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights.copies import native
 from keras_towers.foundation import compat

@@ -16,6 +16,8 @@ The other modules here are shared by all transports.
   Lets the exchanges of a graph share memory, one after another.
 ``devices``
   The devices of the towers, and a rank's share of its machine.
+``absent_ranks``
+  Ranks that do not exist, for steps that are planned and never run.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def counted(
         tensors: what this rank sends.
     """
     if tf.executing_eagerly():
-        with activity.exchanges.running(name):
+        with activity.this_rank.exchanges.running(name):
             return collective(tensors)
     return _counts(name).counted(collective, tensors)
 
@@ -76,7 +76,7 @@ def counted(
 def _counts(name: str) -> GraphCounts:
     """Return the counts of the exchanges of a name."""
     counts = GraphCounts()
-    activity.exchanges.add(name, counts.read)
+    activity.this_rank.exchanges.add(name, counts.read)
     return counts
 
 

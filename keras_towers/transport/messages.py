@@ -220,36 +220,52 @@ def send_packed(
     groups = group_by_bytes(tensors, limit)
     if not groups:
         return list(tensors)
-    return unpack(send(pack(tensors, groups)), groups, tensors)
+    packed = pack(tensors, groups, joined_group)
+    return unpack(send(packed), groups, tensors, divided_as(tensors))
 
 
 def pack(
-    tensors: Sequence[tf.Tensor], groups: Sequence[Sequence[int]]
-) -> list[tf.Tensor]:
-    """Concatenate the tensors of each group; a single tensor is not copied."""
+    tensors: Sequence[Any],
+    groups: Sequence[Sequence[int]],
+    join: Callable[..., tf.Tensor],
+) -> list[Any]:
+    """Join the tensors of each group; a single tensor is not copied."""
     return [
-        joined(tensors[i] for i in group)
-        if len(group) > 1
-        else tensors[group[0]]
+        join(tensors, group) if len(group) > 1 else tensors[group[0]]
         for group in groups
     ]
 
 
 def unpack(
-    packed: Sequence[tf.Tensor],
+    packed: Sequence[Any],
     groups: Sequence[Sequence[int]],
-    tensors: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
+    tensors: Sequence[Any],
+    divide: Callable[..., list[tf.Tensor]],
+) -> list[Any]:
     """Undo ``pack``; tensors in no group are returned as they are."""
     results = list(tensors)
     for group, whole in zip(groups, packed, strict=True):
-        if len(group) == 1:
-            results[group[0]] = whole
-            continue
-        parts = divided(whole, [tensors[i].shape for i in group])
+        parts = divide(whole, group) if len(group) > 1 else [whole]
         for i, part in zip(group, parts, strict=True):
             results[i] = part
     return results
+
+
+def joined_group(
+    tensors: Sequence[tf.Tensor], group: Sequence[int]
+) -> tf.Tensor:
+    """Return the elements of the tensors of a group as one vector."""
+    return joined(tensors[i] for i in group)
+
+
+def divided_as(like: Any) -> Callable[..., list[tf.Tensor]]:
+    """Return a function that undoes ``joined_group``, for tensors like these.
+
+    What it gets besides a vector and a group does not matter.
+    """
+    return lambda whole, group, **_: divided(
+        whole, [like[i].shape for i in group]
+    )
 
 
 def joined(tensors: Iterable[tf.Tensor]) -> tf.Tensor:

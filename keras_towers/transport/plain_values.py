@@ -34,7 +34,8 @@ def encode(value: object) -> bytes:
 
     Args:
         value: None, a truth value, number, string, bytes or NumPy array; or a
-            tuple, list, set or dictionary of these.
+            tuple, list, set or dictionary of these. A named tuple is sent as
+            a tuple.
     """
     return json.dumps(_plain(value)).encode()
 
@@ -52,8 +53,9 @@ def _plain(value: Any) -> object:
         return value
     if type(value) is list:
         return [_plain(item) for item in value]
-    if type(value) in (tuple, set, frozenset):
-        return {type(value).__name__: [_plain(item) for item in value]}
+    kind = tuple if isinstance(value, tuple) else type(value)
+    if kind in (tuple, set, frozenset):
+        return {kind.__name__: [_plain(item) for item in value]}
     if type(value) is dict:
         return {"dict": [[_plain(k), _plain(v)] for k, v in value.items()]}
     if type(value) is bytes:

@@ -136,6 +136,29 @@ def test_a_table_has_each_choice_and_says_what_fits():
     assert "Nothing fits: the smallest plan misses by " in ended.stdout
 
 
+def test_on_cpus_a_process_has_rows_of_its_own():
+    options = ("--towers", "2", "--cpus")
+    ended = run("model", *options, "horovod", "--device-memory", "100KB")
+    assert ended.exit_code == 0, ended.output
+    title, *lines = ended.stdout.splitlines()
+    assert "on a device in each of 2 processes, 32 examples" in title
+    rows = {line[:25].strip(): line[25:].split() for line in lines}
+    assert rows["in each process"][0] == "copies"
+    assert rows["messages between ranks"][-2:] == ["262", "KB"]
+    assert rows["gaps between tensors"][-1] == "KB"
+    assert rows["the graphs of steps"][-1] == "MB"
+    assert rows["fits 100KB"] == ["no"] * 3
+    one = json.loads(run("model", *options, "tower", "--json").stdout)
+    two = json.loads(run("model", *options, "multi-worker", "--json").stdout)
+    for found in (*one["choices"], *two["choices"]):
+        held = sum(found["weights"]) + sum(found["optimizer"])
+        assert found["process"]["variables"] == held
+        assert found["total"] == sum(found["process"].values())
+    sent = "messages between ranks"
+    assert not any(found["process"][sent] for found in one["choices"])
+    assert all(found["process"][sent] for found in two["choices"])
+
+
 def test_json_has_numbers_of_bytes():
     ended = run("model", "--towers", "4", "--json", "--device-memory", "1MB")
     found = json.loads(ended.stdout)
@@ -309,6 +332,14 @@ ARRAY = np.zeros((99, 9))
         (
             ["model", "--towers", "2048", "--hosts", "4"],
             "--hosts 4 with --towers 2048 is not allowed: these are 8,192",
+        ),
+        (
+            ["model", "--towers", "2", "--cpus", "multi_worker"],
+            "give tower, horovod, multi-worker. Did you mean 'multi-worker'?",
+        ),
+        (
+            ["model", *ON_HOSTS, "--cpus", "tower"],
+            "--cpus plans no --hosts: leave one of them out",
         ),
         (["no_such_module:build"], "no module named 'no_such_module'"),
         (

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from keras_towers.fit.step.reports.step_reports import planned_memory
 from keras_towers.foundation.byte_sizes import format_bytes
 from keras_towers.foundation.errors import TowerError
 from keras_towers.inspection import planning
+from keras_towers.transport.absent_ranks import AbsentRanks
 from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.sampling import sample_of
 
@@ -126,6 +128,46 @@ def test_a_plan_is_what_a_step_has_and_sends(build):
         assert (replaced in said) == bool(costs.replaced_sums)
         gathers = f"at most {format_bytes(costs.gathered)} of gathered"
         assert (gathers in said) == bool(costs.gathered)
+
+
+@pytest.mark.parametrize("build", sample_of(MODELS))
+def test_on_cpus_a_plan_is_what_the_process_has(build):
+    by_host = plans_of(build, "CPU")
+    for choice, options in OPTIONS.items():
+        model, x, y = build()
+        with kt.TowerStrategy(TOWERS, **options) as strategy:
+            model.fit(x, y, batch_size=12, verbose=0)
+            described = planned_memory(strategy)
+        found = by_host[choice]
+        assert found.total == sum(found.process.values())
+        assert found.process.keys() == described.keys()
+        for what, size in described.items():
+            rel = 0.2 if what == "the graphs of steps" else 1e-3
+            assert found.process[what] == pytest.approx(size, rel=rel), what
+
+
+def test_processes_also_have_what_they_send():
+    def plans_with(messages=None):
+        ranks = AbsentRanks(2, 2, messages)
+        setting = planning.PlanSetting(["/device:CPU:0"], 12, ranks=ranks)
+        return planning.plan(images, setting)
+
+    def sent(plans):
+        return [plan.process["messages between ranks"] for plan in plans]
+
+    plans, largest = plans_with(), 3 * 3 * 96 * 96 * 4
+    for plan in plans:
+        held = sum(plan.weights) + sum(plan.optimizer)
+        assert plan.process["variables"] == held
+    # Copies have sums of all gradients in shared memory.
+    copies, *in_shards = sent(plans)
+    assert copies > sum(plans[0].weights)
+    # Of the largest gradient, the parts that it gets of others.
+    assert in_shards == [largest, largest]
+    # Another engine has other messages.
+    others = sent(plans_with(lambda kind, size, ranks: ranks))
+    assert others[0] > copies
+    assert max(others[1:]) < 20
 
 
 @pytest.mark.parametrize("build", sample_of(MODELS))

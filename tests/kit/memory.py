@@ -1,6 +1,6 @@
 """Strategies whose devices have next to no memory, to train all the same."""
 
-from keras_towers.fit.step.plan.device_memory import Limit
+from keras_towers.fit.step.plan.memory_limit import Limit
 
 _LIMIT = Limit(1, "/device:CPU:0", None)
 

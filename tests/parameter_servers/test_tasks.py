@@ -20,7 +20,7 @@ print("started", job.starts)
 def happens(what):
     job.store.put(f"{job.prefix}{what}", True)
 def wait_for(what):
-    store.wait_for(lambda: job.store.get(f"{job.prefix}{what}"))
+    store.wait_for(lambda _: job.store.get(f"{job.prefix}{what}"))
 """
 
 SPEAKS = f"""{BEGIN}

@@ -113,13 +113,6 @@ def dataset(it, ask, number=2 * BATCHES):
     )
 
 
-def of_dataset(ask):
-    return (
-        lambda it: s.fit(it, dataset(it, ask), None),
-        lambda it: one_by_one(it, batches(it, ask, 2 * BATCHES)),
-    )
-
-
 def assert_trained_in_turn(fits, options=None, strategy=None):
     mine, alone, (fit, reference) = s.model(), s.model(), fits
     mine.compile("adam", "mse", **(options or {}))
@@ -140,9 +133,24 @@ def data_that_ask_the_model_are_read_in_the_step_that_they_are_for():
         (of_generator(calls), {"steps_per_execution": BATCHES}),
         (of_sequence(lambda it: Asking(it, calls)), None),
         (of_sequence(Hard), None),
-        (of_dataset(predicts), None),
     ):
         assert_trained_in_turn(fits, options)
+
+
+@check
+def data_may_ask_another_model_wherever_they_are_read():
+    """Steps do not write its variables: ranks get the same of it."""
+    teacher = s.model(seed=3)
+
+    def teaches(_, x):
+        return predicts(teacher, x)
+
+    def fit(it):
+        s.fit(it, dataset(it, teaches).prefetch(2), None)
+
+    ahead = fit, lambda it: one_by_one(it, batches(it, teaches, 2 * BATCHES))
+    for fits in (of_generator(teaches), ahead):
+        assert_trained_in_turn(fits)
 
 
 @rare_check
@@ -156,7 +164,6 @@ def data_ask_the_model_wherever_they_are_read():
         (validated, None),
         (of_generator(predicts), {"steps_per_execution": BATCHES}),
         (of_generator(calls), {"run_eagerly": True}),
-        (of_dataset(calls), {"steps_per_execution": BATCHES}),
     ):
         assert_trained_in_turn(fits, options)
     # Each rank has a part of the weights, and they meet at the end of an epoch.
@@ -215,8 +222,9 @@ def what_data_cannot_ask_is_refused_on_all_ranks():
     def on_rank_1(it, x):
         return predicts(it, x) if s.RANK else 0.0
 
-    def read_ahead(it):
-        s.fit(it, dataset(it, predicts).prefetch(2), None)
+    def at_last(it):
+        data = itertools.chain([rows(0)] * 3, batches(it, predicts))
+        s.fit(it, (batch for batch in data), None, steps_per_epoch=8)
 
     def later(ask):
         return lambda it: of_generator(ask)[0](it)
@@ -224,11 +232,12 @@ def what_data_cannot_ask_is_refused_on_all_ranks():
     ahead = "read ahead, so ranks would get different batches"
     for make, fit, options, *words in (
         (
-            *(
-                s.model,
-                lambda it: s.fit(it, dataset(it, predicts).prefetch(2), None),
-            ),
+            *(s.model, lambda it: s.fit(it, dataset(it, predicts), None)),
             *({}, ahead, "Give fit a generator or a PyDataset"),
+        ),
+        (
+            *(s.model, at_last),
+            *({}, ahead, "Use the model in the first two batches, too"),
         ),
         (
             s.model,

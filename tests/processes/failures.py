@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.foundation import settings, system
-from keras_towers.jobs.rendezvous import watch
+from keras_towers.jobs.rendezvous import activity
 from keras_towers.transport.engine_transport import EngineTransport
 from tests.kit.leaving import Boom, Unprintable
 from tests.kit.processes import wait_until
@@ -246,7 +246,7 @@ def a_loop_over_batches_fails_on_all_ranks_and_goes_on():
 @contextlib.contextmanager
 def hearing_soon():
     """Ranks report how far they are more often."""
-    known = watch._watch
+    known = activity.this_rank.watch
     before, known._beat_s = known._beat_s, 0.2
     try:
         yield known

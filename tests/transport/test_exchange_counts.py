@@ -15,7 +15,7 @@ from tests.kit.processes import wait_until
 def counts(monkeypatch):
     """Those of this test."""
     own = activity.ExchangeCounts()
-    monkeypatch.setattr(activity, "exchanges", own)
+    monkeypatch.setattr(activity.this_rank, "exchanges", own)
     return own
 
 

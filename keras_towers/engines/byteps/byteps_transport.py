@@ -136,8 +136,14 @@ class BytePSTransport(EngineTransport):
 
     @property
     def kept_bytes(self) -> int:
-        # A buffer for each of the two names.
-        return sum(2 * r.length * r.dtype.size for r in _rounds.values())
+        # A buffer for each of the two names, from the first push on. A vector
+        # of unknown length has names that it may never need.
+        return sum(
+            min(2, int(rounds.begun.numpy()))
+            * rounds.length
+            * rounds.dtype.size
+            for rounds in _rounds.values()
+        )
 
     def message_bytes(self, kind: str, size: int) -> int:
         # What it pushes and, unless that is the result, what it pulls.

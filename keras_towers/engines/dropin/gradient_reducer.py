@@ -175,7 +175,7 @@ class Reducer(ABC):
         counts = GraphCounts()
         # Counts are compared between ranks, so all ranks have to count.
         if self.all_ranks:
-            activity.updates.add(self, counts.read)
+            activity.this_rank.updates.add(self, counts.read)
         return counts
 
     def _assert_same(self, described: list[tuple[str, str]]) -> tf.Operation:

@@ -77,6 +77,24 @@ def instance_key(*parts: object) -> int:
     return key
 
 
+def message_bytes(kind: str, size: int, ranks: int) -> int:
+    """Return the memory of an exchange from the host, as ``Transport`` does.
+
+    Args:
+        kind: the kind of the exchange.
+        size: the bytes of the whole that is summed or gathered.
+        ranks: the number of ranks.
+    """
+    # At a time it sends one part and receives another, in a ring, or all of
+    # them. Each is in two buffers, of the message and of gRPC.
+    part = size // ranks
+    if kind == "scatter":
+        # And it adds up the parts that it gets.
+        return size + 4 * (size - part)
+    # A sum receives what it then adds up.
+    return 4 * part + (size if kind == "sum" else 0)
+
+
 def _on_host(
     method: Callable[Concatenate[CollectiveTransport, _P], tf.Tensor],
 ) -> Callable[Concatenate[CollectiveTransport, _P], tf.Tensor]:
@@ -117,16 +135,9 @@ class CollectiveTransport(EngineTransport):
         return self._gpu is not None
 
     def message_bytes(self, kind: str, size: int) -> int:
-        own = super().message_bytes(kind, size)
         if self._gpu is not None:
-            return own
-        # At a time it sends one part and receives another, in a ring, or all of
-        # them. Each is in two buffers, of the message and of gRPC.
-        part = size // self.size
-        if kind == "scatter":
-            return own + 4 * (size - part)
-        # A sum receives what it then adds up.
-        return 4 * part + (size if kind == "sum" else 0)
+            return super().message_bytes(kind, size)
+        return message_bytes(kind, size, self.size)
 
     def abort(self) -> None:
         tensorflow_task.abort_call(failed_calls.calls.why)

@@ -290,10 +290,10 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
                 setattr(self.model, name, False)
                 self._waiting.add(name)
 
-    def meet(self, what: str, call: KerasCall | None = None) -> list[str]:
+    def meet(self, what: object, call: KerasCall | None = None) -> list[object]:
         why = ""
         if call is not None:
-            what += f" in {self._running}" if self._running else ""
+            what = f"{what} in {self._running}" if self._running else what
             if self._adoption is not None:
                 why = why_not_alone(call, self.model, self._adoption)
         with activity.within(f"the beginning of {what}", waits=True):
@@ -347,8 +347,8 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         is_together = is_same or any(actions)
         for reason in () if is_together else filter(None, reasons):
             calls = {
-                f"rank {rank}": f"calls {does}" if does else "does not"
-                for rank, does in enumerate(all_do)
+                f"rank {rank}": f"calls {all_do[rank]}" if why else "does not"
+                for rank, why in enumerate(reasons)
             }
             raise TowerError(f"{describe_each(calls)}, but {reason}.")
         return [*zip(all_do, actions, strict=True)]

@@ -20,7 +20,7 @@ from keras_towers.fit.calls import model_building
 from keras_towers.fit.calls.meeting import NoMeeting
 from keras_towers.fit.calls.tower_call import TowerCall
 from keras_towers.fit.components import KerasCall, TowerFunction
-from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.data import model_use
 from keras_towers.fit.step.running.adaptive_function import tower_function
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
@@ -73,13 +73,11 @@ def refuse_in_thread(call: KerasCall, outer: TowerCall) -> None:
             "each rank has a part of its weights. Call it in a callback, or in "
             "on_epoch_end of a PyDataset, where ranks meet"
         )
-    ahead = (
-        read_ahead_limit.reads_data() and not read_ahead_limit.waits_for_steps()
-    )
-    if not why and ahead and outer.why_not_asking():
+    advice = outer.why_not_use(call.model) if model_use.reads_data() else ""
+    if not why and advice:
         why = (
             "the data are read ahead, so ranks would get different batches. "
-            f"{outer.why_not_asking()}, or call it in a callback"
+            f"{advice}, or call it in a callback"
         )
     if why:
         raise outer.refuse(

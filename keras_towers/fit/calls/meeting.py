@@ -19,11 +19,12 @@ class Meeting:
     def __init__(self, ranks: Peers):
         self._ranks = ranks
 
-    def meet(self, what: str, call: KerasCall | None = None) -> list[str]:
+    def meet(self, what: object, call: KerasCall | None = None) -> list[object]:
         """Meet before an action, with the same effects until then. Collective.
 
         Args:
-            what: the action, the same text on all ranks that do the same.
+            what: the action, the same on all ranks that do the same: words, or
+                a tuple whose ``str`` they are.
             call: the call of Keras's method that it is; None: it is none.
 
         Returns:
@@ -48,6 +49,6 @@ class Meeting:
 class NoMeeting(Meeting):
     """A rank is alone, so it goes on at once."""
 
-    def meet(self, what: str, call: KerasCall | None = None) -> list[str]:
+    def meet(self, what: object, call: KerasCall | None = None) -> list[object]:
         own = self._ranks.rank
         return [what if rank == own else "" for rank in range(self._ranks.size)]

@@ -5,10 +5,10 @@ that saves to a path writes it, by a function of Keras or of TensorFlow. The
 others wait until then, and give it their parts of the weights meanwhile. A rank
 that saves to a path of its own writes it itself.
 
-How ranks find out what the others save depends on where they are. In a
-callback, and where each has a part of the weights, they meet. Elsewhere, rank
-0, which may be alone, waits for nobody, and tells the job's store what it
-saves.
+Ranks tell one another what they save and have saved (``Save``), and the first
+one to claim a path writes it. How they tell it depends on where they are. In a
+callback, and where each has a part of the weights, they meet. Elsewhere, they
+use the job's store, where rank 0, which may be alone, waits for nobody.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -65,15 +65,12 @@ _REMEDY = (
     "put saves of other ranks into `with kt.save_on_every_rank():`."
 )
 
-# The words of ranks that meet about a path.
-_SAVES, _SAVED = "saves ", "has saved "
-
 _on_every_rank: ThreadLocal[bool] = ThreadLocal()
 # Whether another rank has written the files of what this thread does.
 _elsewhere: ThreadLocal[bool] = ThreadLocal()
 
 
-# Agreement of the ranks of a job on which of them writes a path.
+# How ranks tell what they save.
 _Ranks: TypeAlias = "_RanksThatMeet | _RanksOfStore"
 # The ranks of this process's job, if it has a store.
 _job: _RanksOfStore | None = None
@@ -155,9 +152,10 @@ def _save(original: patches.Original, *args: Any, **kwargs: Any) -> object:
                 stack.enter_context(patches.shadowed(part, own))
         stack.enter_context(save_on_every_rank())
         stack.enter_context(thread_state.keeping_shards.holding(True))
-        failure = ranks.turn(path)
+        save = ranks.save_of(path)
+        failure = _turn(ranks, save)
         if failure is None:
-            return _write(ranks, path, write)
+            return _write(ranks, save, write)
         if failure:
             raise TowerError(failure)
         if not isinstance(saved, tf.train.Checkpoint):
@@ -167,7 +165,24 @@ def _save(original: patches.Original, *args: Any, **kwargs: Any) -> object:
             return write()
 
 
-def _write(ranks: _Ranks, path: str, write: Callable[[], object]) -> object:
+def _turn(ranks: _Ranks, save: Save) -> str | None:
+    """Wait until this rank can write a path, or another one has.
+
+    Returns:
+        None: this rank writes it; else why the other one could not; empty: it
+        could.
+    """
+    for told in ranks.told(save):
+        done = {s[:2]: s.failure for s in told.values() if s.is_over}
+        if save[:2] in done:
+            return done[save[:2]]
+        # One after another: this path may be the next of the one before.
+        if not done and next(iter(told)) == ranks.rank:
+            break
+    return None
+
+
+def _write(ranks: _Ranks, save: Save, write: Callable[[], object]) -> object:
     """Write a path, and tell the other ranks how that ended."""
     failure = "it was interrupted"
     try:
@@ -178,8 +193,8 @@ def _write(ranks: _Ranks, path: str, write: Callable[[], object]) -> object:
         raise
     finally:
         if failure:
-            failure = f"rank {ranks.rank} could not save {path}: {failure}"
-        ranks.end(path, failure)
+            failure = f"rank {ranks.rank} could not save {save.path}: {failure}"
+        ranks.tell(save._replace(failure=failure))
 
 
 def _parts_of(saved: Any) -> list[Any]:
@@ -274,6 +289,30 @@ PATCHES: tuple[patches.Patch, ...] = (
 """Replaces the writers of Keras and TensorFlow, and one that cannot work."""
 
 
+class Save(NamedTuple):
+    """What a rank tells the others of a path that it saves.
+
+    Attributes:
+        path: the path; empty: it saves no more before its next call.
+        number: how often the rank has saved it before, since the last call.
+        failure: None: it is about to write it; empty: it has; else why it could
+            not.
+
+    The first two are equal on all ranks that save the same.
+    """
+
+    path: str
+    number: int = 0
+    failure: str | None = None
+
+    def __str__(self) -> str:
+        return f"{'has saved' if self.is_over else 'saves'} {self.path!r}"
+
+    @property
+    def is_over(self) -> bool:
+        return self.failure is not None
+
+
 class _RanksThatMeet:
     """Ranks that meet, and exchange which paths they save.
 
@@ -282,148 +321,116 @@ class _RanksThatMeet:
         meet: tells what this rank does; returns what each of them does.
     """
 
-    def __init__(self, rank: int, meet: Callable[[str], list[str]]):
+    save_of = Save
+
+    def __init__(self, rank: int, meet: Callable[[Save], list[object]]):
         self.rank = rank
         self._meet = meet
 
-    def turn(self, path: str) -> str | None:
-        """Wait until this rank can write a path, or another one has.
+    def tell(self, save: Save) -> dict[int, Save]:
+        """Tell the others of a save; return what they tell, by their ranks."""
+        all_do = enumerate(self._meet(save))
+        return {r: Save(*does) for r, does in all_do if isinstance(does, tuple)}
 
-        Returns:
-            None: this rank writes it; else why the other one could not; empty:
-            it could.
-        """
-        # Quotation marks tell where a path ends and why it failed begins.
-        saved = f"{_SAVED}{path!r}: "
+    def told(self, save: Save) -> Iterator[dict[int, Save]]:
+        """Yield what ranks tell, in one order, while this one waits to save."""
         while True:
-            all_do = self._meet(f"{_SAVES}{path!r}")
-            done = [does for does in all_do if does.startswith(_SAVED)]
-            for does in done:
-                if does.startswith(saved):
-                    return does.removeprefix(saved)
-            # One after another: this path may be the next of the one before.
-            saving = [does.startswith(_SAVES) for does in all_do]
-            if not done and saving.index(True) == self.rank:
-                return None
-
-    def end(self, path: str, failure: str) -> None:
-        """Tell the others that this rank has written a path.
-
-        Args:
-            path: the path.
-            failure: why it could not be written; empty: it could.
-        """
-        self._meet(f"{_SAVED}{path!r}: {failure}")
+            yield self.tell(save)
 
 
 class _RanksOfStore:
-    """Ranks that learn from the store which paths rank 0 has saved.
+    """Ranks that tell what they save between two calls in a store.
 
-    Between two calls, rank 0 lists there what it saves, and at last that it
-    goes on. Only then can another rank have a path of its own.
+    Rank 0 lists there what it has saved, and at last that it goes on. Only then
+    can another rank have a path of its own: the first one to claim it.
     """
 
     def __init__(self, rank: int, store: Store):
         self.rank = rank
         self._store = store
-        self._begin()
+        self._call = -1
         if rank == 0:
             atexit.register(self._go_on_at_exit)
 
     def _begin(self) -> None:
-        """Begin to count, after a call of all ranks."""
-        self._number = failed_calls.calls.number
-        # How often this rank has saved each path since the last call.
-        self._turns: collections.Counter[str] = collections.Counter()
-        # The list of rank 0: paths, each with why it could not save it.
-        self._listed: dict[int, list[str]] = {}
-        self._index = itertools.count()
+        """Begin another list if ranks have made a call since."""
+        if self._call != failed_calls.calls.number:
+            self._call = failed_calls.calls.number
+            self._saved: collections.Counter[str] = collections.Counter()
+            # What rank 0 has listed, as far as this rank has told or read it.
+            self._list: list[Save] = []
 
     def go_on(self, in_loop: bool) -> None:
         """On rank 0, announce that it saves no more before its next call.
 
         In a loop of short calls it does so only if it has saved.
         """
-        if self._number != failed_calls.calls.number:
-            self._begin()
-        if self.rank == 0 and (self._turns or not in_loop):
-            self.end("", "")
+        self._begin()
+        if self.rank == 0 and (self._saved or not in_loop):
+            self.tell(Save(""))
 
     def _go_on_at_exit(self) -> None:
         # Python sets it before it ends with an error.
         if getattr(sys, "last_value", None) is None:
-            # The store may be gone.
-            with contextlib.suppress(OSError):
-                self.go_on(in_loop=False)
+            self.go_on(in_loop=False)
 
-    def turn(self, path: str) -> str | None:
-        if self._number != failed_calls.calls.number:
-            self._begin()
-        self._turns[path] += 1
-        if self.rank == 0:
-            return None
-        earlier = self._turns[path] - 1
-        for index in itertools.count():
-            if index not in self._listed:
-                listed = self._wait(path, 0, self._key_of_list(index))
-                if listed is None:
-                    break
-                self._listed[index] = listed
-            saved, failure = self._listed[index]
-            if not saved:
-                break
-            if saved == path:
-                if not earlier:
-                    return failure
-                earlier -= 1
-        try:
-            writer = self._store.setdefault(
-                f"writer-{self._key_of(path)}", self.rank
-            )
-        except OSError:
-            # The store was beside rank 0, and has ended with it.
-            return None
-        if writer == self.rank:
-            return None
-        failure = self._wait(path, writer, self._key_of(path))
-        if failure is None:
-            return f"rank {writer} has not saved {path}"
-        return failure
+    def save_of(self, path: str) -> Save:
+        self._begin()
+        self._saved[path] += 1
+        return Save(path, self._saved[path])
 
-    def end(self, path: str, failure: str) -> None:
+    def tell(self, save: Save) -> None:
+        key = self._key_of(len(self._list) if self.rank == 0 else save[:2])
         if self.rank == 0:
-            key = self._key_of_list(next(self._index))
-            self._store.put(key, [path, failure])
-            return
+            self._list.append(save)
+        # The store may be gone.
         with contextlib.suppress(OSError):
-            self._store.put(self._key_of(path), failure)
+            self._store.put(key, save)
 
-    def _key_of_list(self, index: int) -> str:
-        return f"saves-{self._number}-{index}"
+    def told(self, save: Save) -> Iterator[dict[int, Save]]:
+        if self.rank == 0:
+            yield {0: save}
+        for index in itertools.count():
+            if index == len(self._list):
+                told = self._hear(0, save.path, self._key_of(index))
+                if told is None:
+                    break
+                self._list.append(told)
+            if not self._list[index].path:
+                break
+            yield {0: self._list[index]}
+        key, writer = self._key_of(save[:2]), self.rank
+        # The store may have been beside rank 0, and have ended with it.
+        with contextlib.suppress(OSError):
+            writer = self._store.setdefault(f"writer-{key}", writer)
+        yield {writer: save}
+        told = self._hear(writer, save.path, key)
+        failure = f"rank {writer} has not saved {save.path}"
+        yield {writer: told or save._replace(failure=failure)}
 
-    def _key_of(self, path: str) -> str:
-        named = f"{path}\n{self._turns[path]}"
-        digest = hashlib.sha256(named.encode(errors="surrogateescape"))
-        return f"saves-{self._number}-{digest.hexdigest()[:16]}"
+    def _key_of(self, told: object) -> str:
+        """Return the key of a message of rank 0, by its index, or of a save."""
+        named = repr((self._call, told)).encode()
+        return f"saves-{hashlib.sha256(named).hexdigest()[:16]}"
 
-    def _wait(self, path: str, writer: int, key: str) -> Any:
+    def _hear(self, rank: int, path: str, key: str) -> Save | None:
         """Wait for a message of a rank; None if the rank no longer sends it."""
         limit_s = seconds(
             settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
         )
         given_up = threading.Event()
-        waits = f"waits for rank {writer} to save {path}"
+        waits = f"waits for rank {rank} to save {path}"
         try:
             with (
                 activity.within(f"a save of {path}", waits=True),
                 activity.doing(f"{waits} ({_REMEDY})"),
-                activity.exchanges.running(activity.SAVE, is_counted=False),
+                activity.this_rank.exchanges.running(activity.SAVE),
                 activity.refusing_by(TowerError),
             ):
                 told = watch.wait_for_ranks(
                     lambda: self._store.wait(key, limit_s or math.inf, given_up)
                 )
-                return json.loads(told)
+                return Save(*json.loads(told))
         except TimeoutError:
             raise TowerError(
                 f"rank {self.rank} has waited {limit_s} s: it {waits}. "

@@ -26,10 +26,9 @@ from keras_towers.fit.components import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.data import model_use
 from keras_towers.fit.data.data_use import DataUse
 from keras_towers.fit.data.epoch_iterator import TowerEpochIterator
-from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.options import Shards
 from keras_towers.fit.places import Places
 from keras_towers.fit.step.global_step import GlobalStep
@@ -184,6 +183,7 @@ class TowerCall:
     def installed(self) -> Iterator[None]:
         """Install this call on the model inside a ``with`` block."""
         with (
+            contextlib.ExitStack() as ending,
             _calls.holding(self),
             keras_loop.iterators.holding(self.iterator),
             patches.shadowed(self.model, self.shadows()),
@@ -195,8 +195,7 @@ class TowerCall:
                 yield
             finally:
                 self.end_threads()
-                for iterator in self._iterators:
-                    iterator.read_limit.end()
+                ending.enter_context(model_use.ending)
                 if self.epoch_iterator is not None:
                     # The process would hang at its exit if TensorFlow were
                     # still running Python code that reads an unused batch.
@@ -259,6 +258,7 @@ class TowerCall:
                 and iterator is not None
                 and iterator.has_unknown_rows(),
                 from_now=from_now,
+                one_by_one=iterator is not None and iterator.is_read_by_steps,
             )
 
     def _make_function(self, step: Step) -> Step:
@@ -327,7 +327,7 @@ class TowerCall:
     @property
     def outer_variables(self) -> list[OuterVariable]:
         """The variables outside of the model that its steps use."""
-        return self._step.outer_variables(self.model)
+        return self._step.comparison.outer_variables(self.model)
 
     def iterator(self, **kwargs: object) -> TowerEpochIterator:
         # The second iterator of a fit is for validation.
@@ -355,23 +355,17 @@ class TowerCall:
         # The validation of a fit has its own.
         is_own = kind == self.kind
         places = self.places if is_own else self._places_of(kind)
-        order = self._step.order
-        counted = order.steps_done if self.config.transport.size > 1 else None
         # What still reads the data later must not keep the model.
-        read_limit = ReadAheadLimit(
-            functools.partial(_variables_of, weakref.ref(self.model)),
-            self.model.steps_per_execution,
-            None if self.is_alone else counted,
-        )
+        model = weakref.ref(self.model)
         return DataUse(
             self.config,
             places,
             kind,
             self.shuffle_order,
             epochs=self._epochs(kind),
-            read_limit=read_limit,
-            end_data=lambda batches: self._step.end_data(
-                batches, self.model, places.ranks
+            state=functools.partial(_variables_of, model),
+            end_data=lambda batches: self._step.order.end_data(
+                batches, self.model, places.ranks.share_step
             ),
             within=self.meeting.within_data,
         )
@@ -379,13 +373,18 @@ class TowerCall:
     def refuse(self, why: str) -> TowerError:
         """Return an error for data to raise, which ends the call."""
         error = TowerError(why)
-        if read_ahead_limit.reads_data():
+        if model_use.reads_data():
             self.refused = error
         return error
 
-    def why_not_asking(self) -> str:
-        """Return why threads that read the data must not use the model."""
-        reasons = [iterator.why_not_asking for iterator in self._iterators]
+    def why_not_use(self, model: keras.Model) -> str:
+        """Return why threads that read the data must not use a model."""
+        written = model_state.collect(self.model).everything()
+        if not model_use.are_any(model.variables, written) or any(
+            iterator.is_read_by_steps for iterator in self._iterators
+        ):
+            return ""
+        reasons = [iterator.why_not_use for iterator in self._iterators]
         return next(filter(None, reasons), "")
 
     def build(
@@ -498,7 +497,7 @@ class TowerCall:
         """Replacement for ``_get_metrics_result_or_logs``."""
         if not self.is_alone:
             # The step in which the data has ended was cancelled.
-            activity.exchanges.settle()
+            activity.this_rank.exchanges.settle()
             self.config.transport.note_wait(f"end of {self.kind}")
             self._step.order.begin_epoch()
         logs = self.finish_steps(logs)

@@ -31,7 +31,7 @@ from keras_towers.fit.components import (
     TowerConfig,
 )
 from keras_towers.fit.context import step_errors, thread_state
-from keras_towers.fit.data import read_ahead_limit
+from keras_towers.fit.data import model_use
 from keras_towers.fit.data.epoch_iterator import Undistributed
 from keras_towers.fit.data.shuffle_order import ShuffleOrder
 from keras_towers.fit.ranks import call_agreement
@@ -39,9 +39,9 @@ from keras_towers.fit.step.graph.trace import Trace
 from keras_towers.fit.weights import agreement, model_state, writes
 from keras_towers.foundation import compat
 from keras_towers.foundation.errors import (
-    FAILED_ON,
     EndOfJob,
     TowerError,
+    failed_elsewhere,
     shorten,
 )
 from keras_towers.foundation.object_types import Structure
@@ -94,7 +94,7 @@ class TowerRunner(Runner):
             separate_training.refuse_child()
         if (
             joint
-            and read_ahead_limit.reads_data()
+            and model_use.reads_data()
             and failed_calls.calls.are_elsewhere
         ):
             raise TowerError(
@@ -188,7 +188,7 @@ class TowerRunner(Runner):
             return
         model, trains = keras_call.model, keras_call.trains
         number, seen = 0, self._seen_writes.setdefault(model, {})
-        outside = self.step.outer_variables(model)
+        outside = self.step.comparison.outer_variables(model)
         # A step may use variables for the first time after writes of them.
         noted = writes.number(), len(outside)
         if seen.get(trains) != noted:
@@ -253,6 +253,7 @@ class TowerRunner(Runner):
         batch: Structure,
         examples: int | None,
         kind: str = "fit",
+        emits: bool = False,
     ) -> tuple[Trace, Timeline]:
         """Trace and plan a step without running it.
 
@@ -261,6 +262,7 @@ class TowerRunner(Runner):
             batch: the specs of a global batch, as Keras passes it to the step.
             examples: the number of examples of a batch; None: unknown.
             kind: the method of Keras that the step belongs to.
+            emits: whether it is added to a graph, too.
         """
         with self._planned_call(model, kind) as call:
             call.examples[kind] = examples
@@ -268,7 +270,7 @@ class TowerRunner(Runner):
             with compat.FuncGraph("plan").as_default():
                 inputs = model_building.placeholders(batch)
                 step = compat.convert_call(model_building.step_of(model, kind))
-                return self.step.plan(step, inputs, call.settings)
+                return self.step.plan(step, inputs, call.settings, emits)
 
     def plan_variables(self, model: keras.Model, kind: str) -> None:
         """Place the variables of a built model, for steps that never run."""
@@ -414,12 +416,13 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
     """
     transport, calls = config.transport, failed_calls.calls
     joint, first = transport.size > 1, None
+    here = f"{kind} has ended on rank {transport.rank}"
     if joint:
         with call_agreement.naming_ended_ranks(config, kind):
             saving.go_on(in_loop=kind.endswith("_on_batch"))
             first = calls.begin(transport)
         if first is not None:
-            raise _failed_elsewhere(config, kind, _described(first))
+            raise failed_elsewhere(here, _described(first))
     try:
         yield
         # Steps of a loop over batches, and ranks with data of their own, do not
@@ -445,22 +448,17 @@ def failing_together(config: TowerConfig, kind: str) -> Iterator[None]:
             raise
         if first is not None:
             # The error is that of a collective which other ranks have left.
-            raise _failed_elsewhere(config, kind, _described(first)) from None
+            raise failed_elsewhere(here, _described(first)) from None
         gone = watch.gone_ranks() if isinstance(cause, MAYBE_LOST) else {}
         if gone:
             ranks = "; ".join(f"{n}, which {how}" for n, how in gone.items())
-            raise _failed_elsewhere(config, kind, ranks) from None
+            raise failed_elsewhere(here, ranks) from None
         if cause is not error:
             raise cause from None
         raise
     finally:
         if joint:
             calls.end()
-
-
-def _failed_elsewhere(config: TowerConfig, kind: str, cause: str) -> TowerError:
-    rank = config.transport.rank
-    return TowerError(f"{kind} has ended on rank {rank}, {FAILED_ON} {cause}")
 
 
 def _described(failure: Failure) -> str:

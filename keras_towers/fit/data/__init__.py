@@ -12,8 +12,8 @@
   Keeps ranks from writing a file of data that another one writes or reads.
 ``shuffle_order``
   Shuffles data in the same order on all ranks.
-``read_ahead_limit``
-  How far data in Python that use the model may be read ahead of its steps.
 ``tower_datasets``
   Datasets of batches that are divided over towers before a step.
+``model_use``
+  Data in Python that use the model that trains on them.
 """

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+import keras
 import tensorflow as tf
 
 from keras_towers.fit.components import TowerConfig, words_for_another
-from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.fit.places import Places
 from keras_towers.foundation.errors import TowerError
 
@@ -40,7 +40,7 @@ class DataUse:
         whole: whether each batch is for one tower.
         epochs: how often it is iterated over with the same data iterator; None:
             unknown.
-        read_limit: lets threads that read data wait for steps.
+        state: returns the variables that steps write.
         on_next_step: called before each step.
         end_data: called with the number of batches if data that all ranks share
             ends at a batch that Keras expects.
@@ -54,9 +54,7 @@ class DataUse:
     order: ShuffleOrder | None = None
     whole: bool = False
     epochs: int | None = None
-    read_limit: ReadAheadLimit = dataclasses.field(
-        default_factory=lambda: ReadAheadLimit(list)
-    )
+    state: Callable[[], Collection[keras.Variable]] = list
     on_next_step: Callable[[], None] = lambda: None
     end_data: Callable[[int], None] = lambda batches: None
     within: Callable[[str], contextlib.AbstractContextManager[None]] = (

@@ -19,12 +19,11 @@ from keras_towers.fit.components import FitStart
 from keras_towers.fit.context import patches
 from keras_towers.fit.data import (
     batches as data_lib,
-    read_ahead_limit,
+    model_use,
     same_data,
     tower_datasets,
 )
 from keras_towers.fit.data.data_use import DataUse, Owner
-from keras_towers.fit.data.read_ahead_limit import ReadAheadLimit
 from keras_towers.foundation import compat
 from keras_towers.foundation.errors import TowerError, shorten
 from keras_towers.foundation.notices import first_time, logger
@@ -56,13 +55,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._config, self._places = use.config, use.places
         batch_ranks, order = use.places.ranks.batch, use.order
         self.at_last_step: bool = False
-        self.read_limit: ReadAheadLimit = use.read_limit
-        self._is_skipping = False
         name = type(kwargs.get("x")).__name__
         with order.of_arrays() if order else contextlib.nullcontext():
             with (
                 use.within(f"{name}'s first batches"),
-                self.read_limit.first_batches(),
+                model_use.noting() as used,
             ):
                 super().__init__(distribute_strategy=Undistributed, **kwargs)
             adapter, local_rows = self.data_adapter, None
@@ -71,13 +68,20 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._owner: Owner = use.owner_of(self.source)
             is_global = self._owner is Owner.ALL
             self._run_events_within(name)
-            # Asynchronous towers take batches whenever they need them.
-            if self._owner is not Owner.TOWER:
-                self.read_limit.order_reads(adapter)
-            # Why what reads the data must not ask the model.
-            self.why_not_asking: str = ""
+            # Whether steps read their batches themselves, one by one, as these
+            # use what steps write.
+            self.is_read_by_steps: bool = (
+                model_use.is_read_by_steps(adapter)
+                # Asynchronous towers take batches whenever they need them.
+                and self._owner is not Owner.TOWER
+                and model_use.are_any(used, use.state())
+            )
+            if self.is_read_by_steps:
+                self.source = model_use.without_read_ahead(self.source)
+            # Why what reads the data must not use the model.
+            self.why_not_use: str = ""
             if is_global and batch_ranks.size > 1:
-                self.why_not_asking = read_ahead_limit.why_not_asking(adapter)
+                self.why_not_use = model_use.why_not_use(adapter)
             if self._has_arrays and is_global and batch_ranks.size > 1:
                 local_rows = tower_datasets.read_local_rows(adapter, use.places)
         self._common_steps: int | None = None
@@ -100,8 +104,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if is_global and batch_ranks.size > 1:
                 dataset = tower_datasets.in_one_order(dataset, use.config)
             self._distributed_dataset = self._prefetch(dataset)
-        if self._owner is Owner.RANK:
-            self.read_limit.per_step = use.config.num_towers
         self._set_steps()
         if use.epochs is not None and is_global:
             self._limit_reads(use.epochs)
@@ -181,8 +183,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
         is_python = isinstance(self.data_adapter, adapters)
         strategy, towers = self._config.strategy, self._config.num_towers
         is_global = self._owner is Owner.ALL
-        if is_global and read_ahead_limit.is_countable(self.data_adapter):
-            dataset = self.read_limit.counted(dataset)
         batch = data_lib.Batch.of(self.source.element_spec)
         # TensorFlow may divide batches over towers, before steps, if they have
         # only parts with a row for each example.
@@ -269,10 +269,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def skip_batches(self, batches: int) -> tuple[int, int]:
         """Read batches as ``fit`` does, without training on them."""
-        with patches.shadowed(self, {"_is_skipping": True}):
-            return self._skip(batches)
-
-    def _skip(self, batches: int) -> tuple[int, int]:
         epochs = 0
         while batches:
             before = batches
@@ -286,7 +282,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
                     size = self.steps_per_execution
                     _, _, data = compat.execution_of(step, size)
                     for _ in range(size):
-                        self.read_limit.skip(self.read_limit.per_step)
                         next(data)
                         batches -= 1
             if batches == before:
@@ -308,8 +303,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _get_iterator(self) -> Iterable[Structure]:
         skip, self._batches_to_skip = self._batches_to_skip, 0
-        self.read_limit.begin_iterator()
-        self.read_limit.skip(skip * self.read_limit.per_step)
         # Only iterators over arrays are reused: creating one over a dataset may
         # draw a new shuffle, as it would on one device.
         if not skip and not self._has_arrays:
@@ -329,10 +322,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._fresh_iterator = None
         size = self.steps_per_execution
         first, last, self._read = compat.execution_of(step, size)
-        if not self._is_skipping:
-            # predict reads all batches of an execution first.
-            one_by_one = self._kind != "predict"
-            self.read_limit.begin_steps(self._read if one_by_one else None)
         steps = self.num_batches
         self.at_last_step = steps is not None and last + 1 >= steps
         ranks = self._places.ranks
@@ -369,11 +358,9 @@ class TowerEpochIterator(compat.TFEpochIterator):
             read, tf.data.Iterator | tf.distribute.DistributedIterator
         ):
             return False
-        self.read_limit.begin_steps()
         return bool(read.get_next_as_optional().has_value())
 
     def reset(self) -> None:
-        self.read_limit.begin_iterator()
         super().reset()
         self._set_steps()
 

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_towers.fit.data.batches import (
@@ -76,10 +77,6 @@ class StepOrder:
         finally:
             self._is_first.assign(was_first)
 
-    def steps_done(self) -> int:
-        """Return how many steps of several ranks are done; eager only."""
-        return int(self._turn)
-
     @property
     def at_first_step(self) -> bool:
         """Whether the next step is the first one of an epoch; eager only."""
@@ -125,6 +122,33 @@ class StepOrder:
                 yield
         finally:
             self._same_step, self._batch = None, []
+
+    def end_data(
+        self, batches: int, model: keras.Model, shares_step: bool
+    ) -> None:
+        """Check that the data of all ranks ends after so many batches.
+
+        Collective: ranks whose data goes on are in a step of the same method,
+        whose first exchanges are the same.
+
+        Args:
+            batches: the batches of all executions, also where the last one had
+                fewer.
+            model: the model.
+            shares_step: whether ranks take the same steps.
+        """
+        eagerly = model.run_eagerly
+        compare = self.agreement.all_end if eagerly else self._all_end_in_graph
+        # In the first step of an epoch ranks compare themselves in rounds, too.
+        in_rounds = not (eagerly or shares_step or self.at_first_step)
+        if not compare(tf.constant(batches, tf.int64), in_rounds):
+            has_exact = model.steps_per_execution == 1
+            number = str(batches) if has_exact else f"at most {batches}"
+            raise self.agreement.mismatch_error(number)
+
+    @functools.cached_property
+    def _all_end_in_graph(self) -> Callable[[tf.Tensor, bool], tf.Tensor]:
+        return tf.function(self.agreement.all_end, autograph=False)
 
     def check_first_results(self, values: Callable[[], Structure]) -> None:
         """Check that ranks get the same from the first eager step of an epoch.

@@ -16,6 +16,10 @@ A step from top to bottom, as ``GlobalStep`` in ``global_step.py`` has it:
 
 ``global_step``
   A step on all towers, stage by stage, from a batch to new weights.
+``eager_step``
+  Steps that run eagerly: as on one device, with a warning.
+``own_batch_step``
+  The step of a tower that has a batch of its own, which XLA compiles.
 ``graph``
   Adds a step to a TensorFlow graph: traced, laid out, divided over towers.
 ``plan``

@@ -60,8 +60,9 @@ class Action(NamedTuple):
 # Takes an action together with the other ranks, given what this one writes;
 # returns what it reads.
 TakeAction = Callable[[Action, Any], tf.Tensor | None]
-# What a rank is about to do, in words, and its action on a variable, if any.
-Intent = tuple[str, Sequence[str] | None]
+# What a rank is about to do, as for `JointAccess.meet`, and its action on a
+# variable, if any.
+Intent = tuple[Any, Sequence[str] | None]
 ExchangeIntents = Callable[[Intent], list[Intent]]
 
 
@@ -192,23 +193,24 @@ class JointAccess:
             pass
 
     def meet(
-        self, does: str, exchange: ExchangeIntents | None = None
-    ) -> list[str]:
+        self, does: object, exchange: ExchangeIntents | None = None
+    ) -> list[object]:
         """Meet ranks that may be about to do something else. Collective.
 
         Until no rank is about to do something with a variable, this one takes
         part in that.
 
         Args:
-            does: what this rank is about to do, the same text on all ranks that
-                do the same; empty: nothing, it serves others.
+            does: what this rank is about to do, the same on all ranks that do
+                the same: words, or a tuple whose ``str`` they are; empty:
+                nothing, it serves others.
             exchange: exchanges intents with the other ranks; None: as between
                 two calls.
 
         Returns:
             What each rank is about to do.
         """
-        exchange = exchange or functools.partial(self._exchange, doing=does)
+        exchange = exchange or self._exchange
         while True:
             ranks = exchange((does, None))
             actions = _actions(ranks)
@@ -232,16 +234,20 @@ class JointAccess:
         Returns:
             What this rank has read.
         """
-        does = str(action)
-        exchange = exchange or functools.partial(self._exchange, doing=does)
-        return self.take_part(_actions(exchange((does, tuple(action)))), value)
+        exchange = exchange or self._exchange
+        return self.take_part(_actions(exchange((str(action), action))), value)
 
-    def _exchange(self, mine: Intent, doing: str) -> list[Intent]:
+    def _exchange(self, mine: Intent, doing: str = "") -> list[Intent]:
         """Exchange intents with the other ranks, between two calls.
+
+        Args:
+            mine: what this rank is about to do.
+            doing: the words for it, to follow "rank 0"; empty: ``str`` of it.
 
         Raises:
             NoValueError: they are not there.
         """
+        doing = doing or str(mine[0])
         if self._is_at_exit:
             # The others may be waiting for the end of this rank.
             return self.compare(mine, doing)

@@ -280,6 +280,8 @@ def call_as_rank(folder_name: str) -> None:
             if rank == 0:
                 _dump(None, folder / _RESULT, "")
             return
+        # For code that runs at exit, as for an error that nobody catches.
+        sys.last_value = error
         trace = error.__traceback__
         # Drop the frame of this function unless it is the only one.
         error.__traceback__ = (trace and trace.tb_next) or trace

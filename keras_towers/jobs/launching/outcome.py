@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_towers.foundation import settings
-from keras_towers.foundation.errors import EXCHANGE_WITH, EXIT_AGAIN, FAILED_ON
+from keras_towers.foundation.errors import EXCHANGE_WITH, EXIT_AGAIN
 from keras_towers.jobs import agent
 from keras_towers.jobs.launching.output import Console
 from keras_towers.jobs.launching.rank_process import RankProcess, signal_name
@@ -20,7 +20,6 @@ from keras_towers.jobs.launching.rank_process import RankProcess, signal_name
 # reports that a rank has left, or that its connection to it breaks. What a
 # script says of connections of its own is no such report.
 _CONSEQUENCES = (
-    FAILED_ON,
     EXCHANGE_WITH,
     "Horovod has been shut down",
     "HorovodInternalError",
@@ -112,11 +111,13 @@ def find_culprit(
     notifies all ranks, and they may exit while that one is still cleaning up.
     Among ranks that are still running, ``failed_calls`` tells it.
     """
-    failed = [rank for rank in ended if rank.code]
-    for rank in failed:
-        if not is_consequence(rank):
-            return rank, True
-    return (failed[0], False) if failed else None
+    failed, first = [rank for rank in ended if rank.code], _failed_first(ended)
+    return ([*first, *failed][0], bool(first)) if failed else None
+
+
+def _failed_first(ended: Sequence[RankProcess]) -> list[RankProcess]:
+    """The processes that failed, though no other one is why."""
+    return [rank for rank in ended if rank.code and not is_consequence(rank)]
 
 
 def failed_by_themselves(ended: Sequence[RankProcess]) -> list[RankProcess]:
@@ -124,23 +125,16 @@ def failed_by_themselves(ended: Sequence[RankProcess]) -> list[RankProcess]:
 
     One that asks to be started again has not failed.
     """
-    return [
-        rank
-        for rank in ended
-        if rank.code not in (None, 0, EXIT_AGAIN)
-        and not rank.stopped
-        and not is_consequence(rank)
-    ]
+    failed = (r for r in _failed_first(ended) if r.code != EXIT_AGAIN)
+    return [rank for rank in failed if not rank.stopped]
 
 
 def lost_among(ended: Sequence[RankProcess]) -> tuple[RankProcess, ...]:
     """The ranks that were killed, lost their host, or ask for a new start."""
     return tuple(
         rank
-        for rank in ended
-        if rank.code
-        and not is_consequence(rank)
-        and (rank.code == EXIT_AGAIN or rank.killed or lost_its_host(rank))
+        for rank in _failed_first(ended)
+        if rank.code == EXIT_AGAIN or rank.killed or lost_its_host(rank)
     )
 
 
@@ -155,7 +149,8 @@ def is_consequence(rank: RankProcess) -> bool:
     if rank.code and signal_name(rank.code) not in (None, "SIGABRT"):
         return False
     lines = [line for line in rank.tail().splitlines() if _OWN_END not in line]
-    return any(text in line for text in _CONSEQUENCES for line in lines)
+    has_text = any(text in line for text in _CONSEQUENCES for line in lines)
+    return rank.follows or has_text
 
 
 def describe(

@@ -90,7 +90,10 @@ class RankProcess:
         hostname: the name of its host in the job's plan.
         code: its exit code; None while it runs.
         stopped: whether the launcher has ended it.
+        follows: whether it has told that another one's failure is why it ends.
     """
+
+    follows = False
 
     def __init__(self, run: ProcessContext, start: RankStart):
         self.name, self.index = start.name, start.index

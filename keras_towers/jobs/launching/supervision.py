@@ -191,6 +191,8 @@ class Supervisor:
                 self._run.stand_by()
             return
         self._ended.append(event)
+        told = self._run.server.get(f"{store.ERROR}{event.index}")
+        event.follows = bool(told and told[1])
         # Not every engine tells ranks that another one has left the job.
         name = f"{self._kind} {event.name}"
         self._run.server.gone[event.index] = name, TaskState.ENDED

@@ -62,11 +62,9 @@ class UpdateCounts:
             self._of_gone += begun
 
 
-updates = UpdateCounts()
-
-
 SAVE = "a save of another rank"
-"""A wait of a rank that is for no exchange, wherever the others are."""
+"""A wait of a rank that is for no exchange, wherever the others are, and is
+not counted."""
 
 
 class ExchangeCounts:
@@ -84,10 +82,10 @@ class ExchangeCounts:
         self._settled: dict[str, int] = {}
 
     @contextlib.contextmanager
-    def running(self, name: str, is_counted: bool = True) -> Iterator[None]:
-        """Record the exchange of this block; count it unless told not to."""
+    def running(self, name: str) -> Iterator[None]:
+        """Record, and count, the exchange of this block."""
         with self._lock:
-            if is_counted:
+            if name != SAVE:
                 self._begun[name] += 1
             self._running[name] += 1
         try:
@@ -130,18 +128,21 @@ class ExchangeCounts:
         return begun, sorted(running), sorted(in_graphs)
 
 
-exchanges = ExchangeCounts()
-
-
-class Activity:
-    """The current action of this rank; used by several threads.
+class ThisRank:
+    """What this process knows of itself in its job; used by several threads.
 
     Attributes:
+        updates: the weight updates of this process.
+        exchanges: its exchanges.
+        watch: its ``StallWatch``; None: it has no other ranks to watch.
+        rank0_name: the name of rank 0 if our launcher did not start the job. A
+            helper process then sends each rank's heartbeat, and rank 0's serves
+            the store, and knows which ranks are gone.
         marks: how many actions were marked.
         action: the last of them; empty outside of training.
         waits: whether the action may take long because of other ranks.
         is_over: whether the rank is known to do something else since.
-        exchanges: whether it waits for them in exchanges that are counted.
+        is_counted: whether it waits for them in exchanges that are counted.
         does: what this rank does in an exchange, to follow "rank 0"; empty:
             the action says it.
         since: when the action began, by ``time.monotonic``.
@@ -156,25 +157,25 @@ class Activity:
     """
 
     thread: threading.Thread | None = None
+    watch: Any = None
+    rank0_name: str = ""
 
     def __init__(self):
+        self.updates: UpdateCounts = UpdateCounts()
+        self.exchanges: ExchangeCounts = ExchangeCounts()
         self.running: list[InThread[Any]] = []
         self._refusing: list[Callable[[str], Exception]] = []
         self.marks = 0
         self.action = self.does = ""
-        self.waits = self.exchanges = self.is_over = False
+        self.waits = self.is_counted = self.is_over = False
         self.since: float = time.monotonic()
         self.begin_round(0)
 
     def begin_round(self, number: int) -> None:
         """Begin to count again, as all ranks do when they have connected."""
-        self.first: tuple[int, int] = self.marks, updates.total()[0]
-        self.exchanged: collections.Counter[str] = exchanges.read()[0]
+        self.first: tuple[int, int] = self.marks, self.updates.total()[0]
+        self.exchanged: collections.Counter[str] = self.exchanges.read()[0]
         self.round, self.in_order = number, True
-
-    def leave_order(self) -> None:
-        """Record that a call has failed, and ranks have yet to meet again."""
-        self.in_order = False
 
     def mark(self, action: str, exchanges: bool = False) -> None:
         """Record the next action of this rank, or what it waits for.
@@ -186,7 +187,7 @@ class Activity:
         """
         self.marks += 1
         self.action, self.waits = action, bool(action)
-        self.exchanges, self.is_over = exchanges, False
+        self.is_counted, self.is_over = exchanges, False
         self.since = time.monotonic()
 
     def mark_done(self) -> None:
@@ -247,14 +248,12 @@ class Activity:
             self._refusing.remove(refuse)
 
 
-this_rank = Activity()
+this_rank = ThisRank()
 mark = this_rank.mark
 mark_done = this_rank.mark_done
 mark_over = this_rank.mark_over
 preparing = this_rank.preparing
 within = this_rank.within
 doing = this_rank.doing
-begin_round = this_rank.begin_round
-leave_order = this_rank.leave_order
 refusing_by = this_rank.refusing_by
 refusal = this_rank.refusal

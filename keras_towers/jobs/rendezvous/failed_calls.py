@@ -8,25 +8,42 @@ again, and the next one can begin.
 
 Without a store, ranks connect again when their next call begins, and do not
 know each other's errors.
+
+A rank is in one of five states. The thread of its calls and the one that hears
+of the failures of others change it, by these events; in a state that the table
+does not name, an event changes nothing:
+
+========  =======  =======  ====================================================
+event     from     to       it is that
+========  =======  =======  ====================================================
+begins    BETWEEN  RUNNING  a call begins, or goes on to repeat a step
+begins    BROKEN   ABORTED  likewise, while this rank hears that one has failed
+ends      RUNNING  BETWEEN  it ends well
+fails     BETWEEN  BROKEN   a call has failed, on another rank
+fails     RUNNING  ABORTED  likewise, or on this one: what it waits for is ended
+ends      ABORTED  BROKEN   its call ends by that, or in spite of it
+leaves    BROKEN   LEAVING  it waits until all have left their calls
+is free   LEAVING  BROKEN   all have, and the next round begins; or not in time
+connects  BROKEN   BETWEEN  the ranks have connected again
+========  =======  =======  ====================================================
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import enum
 import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.errors import FAILED_ON
 from keras_towers.foundation.message_lists import describe_each
 from keras_towers.jobs.rendezvous import activity, store as store_lib, watch
 from keras_towers.jobs.rendezvous.rank_checks import Peers
-from keras_towers.jobs.rendezvous.store import StoreClient
 
 # Keys of the store, each followed by the number of a round: the first failure;
 # that all ranks have left their calls; and that they can connect again.
@@ -89,10 +106,32 @@ class Failure:
     repeats: bool = False
 
 
+class State(enum.Enum):
+    """Where a rank is among the calls that all ranks make."""
+
+    BETWEEN = "between two calls"
+    RUNNING = "in a call"
+    ABORTED = "in a call, though one has failed since ranks have connected"
+    BROKEN = "between two calls, and has to connect again"
+    LEAVING = "between two calls, and waits until all are"
+
+
+NEXT: dict[str, dict[State, State]] = {
+    "begins": {State.BETWEEN: State.RUNNING, State.BROKEN: State.ABORTED},
+    "ends": {State.RUNNING: State.BETWEEN, State.ABORTED: State.BROKEN},
+    "fails": {State.BETWEEN: State.BROKEN, State.RUNNING: State.ABORTED},
+    "leaves": {State.BROKEN: State.LEAVING},
+    "is free": {State.LEAVING: State.BROKEN},
+    "connects": {State.BROKEN: State.BETWEEN},
+}
+"""The state after each event, by the one before; another one stays."""
+
+
 class JointCalls:
     """The calls that all ranks make, in this process.
 
     Attributes:
+        state: where this rank is.
         number: of the last call that has begun.
         round: how often ranks have connected again after a failure.
         failed: how many calls have failed.
@@ -100,22 +139,27 @@ class JointCalls:
     """
 
     def __init__(self) -> None:
+        self.state: State = State.BETWEEN
         self.number = 0
         self.round = 0
         self.failed = 0
         self.why = "a call has failed on one of the ranks"
-        self._is_broken = False
         # How often ranks have left again in this round, since some had lost
         # exchanges.
         self._losses = 0
-        # The ranks of a call while it runs.
-        self._running: Abortable | None = None
-        # The ranks of the last call, and whether they connect again.
+        # The ranks, and the thread, of the last call.
         self._ranks: Abortable | None = None
-        self._connects = False
         self._thread: int | None = None
-        self._lock = threading.Lock()
+        # Held where the state must not change meanwhile.
+        self._lock = threading.RLock()
         self._listens = False
+
+    def _move(self, *events: str) -> None:
+        with self._lock:
+            for event in events:
+                self.state = NEXT[event].get(self.state, self.state)
+                if event == "fails":
+                    activity.this_rank.in_order = False
 
     def begin(self, ranks: Abortable) -> Failure | None:
         """Begin a call; return the failure of another rank in it, if any.
@@ -124,13 +168,11 @@ class JointCalls:
             TowerError: ranks have ended, and cannot connect again.
         """
         missed = self.connect_if_broken(ranks)
-        if missed is not None:
-            return missed
-        self.number += 1
-        with self._lock:
-            self._running = ranks
+        if missed is None:
+            self.number += 1
             self._thread = threading.get_ident()
-        return None
+            self._move("begins")
+        return missed
 
     def begin_again(self, ranks: Abortable) -> bool:
         """Begin a call again that was aborted because an earlier one failed.
@@ -138,12 +180,11 @@ class JointCalls:
         Returns:
             Whether that is so, and the ranks have connected again.
         """
-        failure = self._failure(store_lib.store_of_job())
+        failure = self._failure()
         if failure is None or failure.call >= self.number:
             return False
-        self.end()
+        self._move("fails", "ends")
         self.number -= 1
-        self._break()
         return self.begin(ranks) is None
 
     def connect_if_broken(self, ranks: Abortable) -> Failure | None:
@@ -155,22 +196,26 @@ class JointCalls:
         Raises:
             TowerError: ranks have ended, and cannot connect again.
         """
-        self._ranks = ranks
         self._listen()
-        if not self._is_broken or self._running is not None:
+        if not self._is_in_call:
+            self._ranks = ranks
+        if self.state is not State.BROKEN:
             return None
-        failure = self._failure(store_lib.store_of_job())
+        failure = self._failure()
         is_missed = failure is not None and failure.call > self.number
         activity.mark("the end of a call that has failed")
         if not self._connect_again(ranks, math.inf):
-            raise activity.refusal(describe_each(watch.gone_ranks()))
+            gone = describe_each(watch.gone_ranks())
+            raise activity.refusal(gone or "the job's store has ended")
         return failure if is_missed else None
+
+    @property
+    def _is_in_call(self) -> bool:
+        return self.state in (State.RUNNING, State.ABORTED)
 
     def runs_in_another_thread(self) -> bool:
         """Whether a call runs, but not in this thread."""
-        with self._lock:
-            is_here = self._thread == threading.get_ident()
-            return self._running is not None and not is_here
+        return self._is_in_call and self.are_elsewhere
 
     @property
     def are_elsewhere(self) -> bool:
@@ -179,8 +224,7 @@ class JointCalls:
 
     def end(self) -> None:
         """End a call."""
-        with self._lock:
-            self._running = None
+        self._move("ends")
 
     def fail(self, ranks: Abortable, why: str) -> Failure | None:
         """End a call that has failed, on all ranks.
@@ -192,22 +236,20 @@ class JointCalls:
         Returns:
             The failure of another rank that is the cause, if one is known.
         """
-        store = store_lib.store_of_job()
         own = Failure(ranks.rank, self.number, why)
-        first = self._first(store, own)
+        first = self._first(own)
         self.why = f"the call has ended, {FAILED_ON} rank {first.rank}: "
         self.why += first.why
-        self._break()
-        self.end()
+        self._move("fails", "ends")
         # Also what another thread waits for.
         ranks.abort()
         ranks.leave()
-        if store is None:
+        if store_lib.store_of_job() is None:
             ranks.renew()
         else:
             limit_s, repeats = settings.FAILED_CALL_S, first.repeats
             again = self._connect_again(ranks, limit_s, repeats)
-            if again and first.repeats:
+            if again and repeats:
                 # The others go on in the call.
                 return self.fail(ranks, why)
         # If all ranks fail for the same reason, none is the cause.
@@ -224,45 +266,38 @@ class JointCalls:
         Returns:
             Whether all ranks have left the step, and have connected again.
         """
-        store = store_lib.store_of_job()
-        if store is None:
+        if store_lib.store_of_job() is None:
             return False
         if why is None:
-            first = self._failure(store)
+            first = self._failure()
         else:
             own = Failure(ranks.rank, self.number, why, repeats=True)
-            first = self._first(store, own)
+            first = self._first(own)
         if first is None or not first.repeats:
             return False
-        self._break()
-        self.end()
-        if not self._connect_again(ranks, math.inf, repeats=True):
-            return False
-        with self._lock:
-            self._running = ranks
-        return True
-
-    def _break(self) -> None:
-        self._is_broken = True
-        activity.leave_order()
+        self._move("fails", "ends")
+        again = self._connect_again(ranks, math.inf, repeats=True)
+        if again:
+            self._move("begins")
+        return again
 
     def has_failed(self) -> bool:
         """Whether a call has failed on a rank since ranks have connected."""
-        store = store_lib.store_of_job()
-        return self._is_broken or self._failure(store) is not None
+        is_sound = self.state in (State.BETWEEN, State.RUNNING)
+        return not is_sound or self._failure() is not None
 
-    def _first(self, store: StoreClient | None, own: Failure) -> Failure:
+    def _first(self, own: Failure) -> Failure:
         """Report a failure of this rank; return the first one of all ranks."""
+        store = store_lib.store_of_job()
         if store is not None:
             with contextlib.suppress(OSError):
                 key, value = f"{_FAILED}{self.round}", dataclasses.asdict(own)
                 return Failure(**store.setdefault(key, value))
         return own
 
-    def _failure(
-        self, store: StoreClient | None, hold_s: float = 0
-    ) -> Failure | None:
-        failure = None
+    def _failure(self, hold_s: float = 0) -> Failure | None:
+        """Return the first failure in this round, if any is known."""
+        store, failure = store_lib.store_of_job(), None
         if store is not None:
             with contextlib.suppress(OSError):
                 failure = store.get(f"{_FAILED}{self.round}", hold_s)
@@ -273,48 +308,60 @@ class JointCalls:
     ) -> bool:
         """Connect again once all ranks have left their calls; or return False.
 
-        They may be gone, or not leave within the limit.
+        They, or the store, may be gone, or they do not leave within the limit.
         """
-        store = store_lib.store_of_job()
-        with self._lock:
-            self._connects = True
-        until, again = time.monotonic() + limit_s, True
+        until = time.monotonic() + limit_s
+        self._move("leaves")
+        again = store_lib.store_of_job() is not None
         try:
-            while store is not None and again:
+            while again:
                 ranks.leave()
                 lost = ranks.loses_exchanges and not watch.join_wait()
-                again = self._leave_together(ranks, store, until, lost)
-        except TimeoutError:
-            self._connects = False
+                again = self._leave_together(ranks, until, lost)
+        except OSError:
             return False
-        with self._lock:
-            self.round += 1
-            self._losses, self._connects = 0, False
+        finally:
+            with self._lock:
+                if not again:
+                    self.round, self._losses = self.round + 1, 0
+                self._move("is free")
         if not repeats:
             self.failed += 1
         ranks.reconnect()
-        activity.begin_round(self.round)
+        activity.this_rank.begin_round(self.round)
         self.number = max(ranks.gather_objects(self.number))
-        self._is_broken = False
+        self._move("connects")
         return True
 
     def _leave_together(
-        self, ranks: Abortable, store: StoreClient, until: float, lost: bool
+        self, ranks: Abortable, until: float, lost: bool
     ) -> bool:
         """Leave a call with all ranks; return whether to do it again.
 
         Args:
             ranks: the ranks.
-            store: the job's store.
             until: when to give up, by ``time.monotonic``.
             lost: whether this rank waits in an exchange that is lost.
 
         Raises:
-            TimeoutError: not all ranks have left their calls.
+            OSError: not all ranks have left their calls; or the store is gone.
         """
-        number = f"{self.round}-{self._losses}"
+        store, number = store_lib.store_of_job(), f"{self.round}-{self._losses}"
+        assert store is not None
+
+        def all_do(act: Callable[[], None], key: str, part: int | None) -> Any:
+            """Act until all ranks have acted; return their parts."""
+            act()
+            store.give(key, ranks.rank, ranks.size, part)
+            hold_s = settings.POLL_S
+            while (parts := store.get(key, hold_s)) is None:
+                if time.monotonic() > until or watch.gone_ranks():
+                    raise TimeoutError
+                act()
+                hold_s = min(2 * hold_s, settings.HOLD_S)
+            return parts
+
         part = ranks.rank if lost else None
-        all_do = functools.partial(self._all_do, ranks, store, until)
         losers = all_do(ranks.leave, f"{_LEFT}{number}", part)
         all_do(ranks.renew, f"{_RENEWED}{number}", None)
         if losers:
@@ -324,47 +371,18 @@ class JointCalls:
             self._losses += 1
         return bool(losers)
 
-    def _all_do(
-        self,
-        ranks: Abortable,
-        store: StoreClient,
-        until: float,
-        act: Callable[[], None],
-        key: str,
-        part: int | None,
-    ) -> list[int]:
-        """Act again and again until all ranks have acted; return their parts.
-
-        Raises:
-            TimeoutError: not all have done so in time, or some are gone.
-        """
-        act()
-        store.give(key, ranks.rank, ranks.size, part)
-        hold_s = settings.POLL_S
-        while (parts := store.get(key, hold_s)) is None:
-            if time.monotonic() > until or watch.gone_ranks():
-                raise TimeoutError
-            act()
-            hold_s = min(2 * hold_s, settings.HOLD_S)
-        return parts
-
     def _listen(self) -> None:
         """Start the thread that waits for failures of other ranks."""
-        store = store_lib.store_of_job()
-        if not self._listens and store is not None:
+        if not self._listens and store_lib.store_of_job() is not None:
             self._listens = True
             threading.Thread(
-                target=self._hear,
-                args=(store,),
-                name="keras-towers-failures",
-                daemon=True,
+                target=self._hear, name="keras-towers-failures", daemon=True
             ).start()
 
-    def _hear(self, store: StoreClient) -> None:
+    def _hear(self) -> None:
         while True:
-            round_ = self.round
-            begun = time.monotonic()
-            if self._failure(store, settings.LISTEN_S) is None:
+            round_, begun = self.round, time.monotonic()
+            if self._failure(settings.LISTEN_S) is None:
                 # The store may be gone.
                 if time.monotonic() - begun < settings.LISTEN_S / 2:
                     time.sleep(settings.BEAT_S)
@@ -373,42 +391,37 @@ class JointCalls:
             while self._abort(round_):
                 time.sleep(settings.NETWORK_POLL_S)
                 if time.monotonic() > late_at:
-                    self._end_lost(store, round_)
+                    self._abort(round_, ends_lost=True)
                     late_at = time.monotonic() + settings.BEAT_S
 
-    def _abort(self, round_: int) -> bool:
-        """Abort the call that runs in a round; return whether it lasts."""
-        with self._lock:
-            if self.round != round_:
-                return False
-            self._break()
-            ranks = self._waiting()
-            if ranks is not None:
-                ranks.abort()
-            return True
-
-    def _waiting(self) -> Abortable | None:
-        """Return the ranks with which a call, or one of its exchanges, waits.
+    def _abort(self, round_: int, ends_lost: bool = False) -> bool:
+        """Abort what this rank waits for in a round that a call has failed.
 
         Between two calls, Python exchanges values, such as to read a variable.
-        """
-        _, in_python, _ = activity.exchanges.read()
-        between = None if self._connects or not in_python else self._ranks
-        return self._running or between
 
-    def _end_lost(self, store: StoreClient, round_: int) -> None:
-        """End the running exchanges, if they may be lost.
+        Args:
+            round_: the number of the round.
+            ends_lost: whether to end exchanges that may be lost.
 
-        The thread that waits in them then gets an error.
+        Returns:
+            Whether the round goes on.
         """
         with self._lock, contextlib.suppress(OSError):
-            ranks = self._waiting()
-            if self.round != round_ or ranks is None:
-                return
-            _, in_python, in_graphs = activity.exchanges.read()
-            if ranks.loses_exchanges and (in_python or in_graphs):
+            if self.round != round_:
+                return False
+            self._move("fails")
+            ranks = self._ranks
+            _, in_python, in_graphs = activity.this_rank.exchanges.read()
+            between = self.state is State.BROKEN and in_python
+            if ranks is None or not (self._is_in_call or between):
+                return True
+            ranks.abort()
+            may_be_lost = ranks.loses_exchanges and (in_python or in_graphs)
+            if ends_lost and may_be_lost:
+                # The thread that waits in them then gets an error.
                 until = time.monotonic() + settings.FAILED_CALL_S
-                self._leave_together(ranks, store, until, lost=True)
+                self._leave_together(ranks, until, lost=True)
+        return True
 
 
 calls: JointCalls = JointCalls()

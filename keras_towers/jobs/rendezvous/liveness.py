@@ -7,7 +7,6 @@ servers and launchers use these classes.
 from __future__ import annotations
 
 import enum
-import itertools
 import math
 import threading
 import time
@@ -90,6 +89,7 @@ class Liveness:
         limit_s: a process is lost if silent for longer.
         may_restart: whether a process that has ended may come back within the
             limit; otherwise it is gone at once.
+        clock: returns the time; by default, in seconds.
 
     Attributes:
         signs: the last sign of each rank, None before the first.
@@ -102,19 +102,21 @@ class Liveness:
         limit_s: float,
         *,
         may_restart: bool = False,
+        clock: Callable[[], float] | None = None,
     ):
         self._source = source
+        self._clock = clock or time.monotonic
         self.limit_s = limit_s
         self._may_restart = may_restart
         self.signs: dict[int, Hashable | None] = dict.fromkeys(ranks)
         self._ended: set[int] = set()
-        self._refreshed = time.monotonic()
+        self._refreshed = self._clock()
         self._last_sign = dict.fromkeys(self.signs, self._refreshed)
 
     def refresh(self) -> None:
         """Read the signs of all processes."""
         signs = self._source(tuple(self.signs))
-        self._refreshed = time.monotonic()
+        self._refreshed = self._clock()
         self._ended = {
             r for r, sign in signs.items() if sign == TaskState.ENDED
         }
@@ -141,52 +143,6 @@ class Liveness:
         """Return the processes that have ended or are lost."""
         states = {rank: self.state(rank) for rank in self.signs}
         return {rank: state for rank, state in states.items() if state.is_gone}
-
-
-class Heartbeats:
-    """Decides which processes are gone by the signs that they send.
-
-    A sign and a beat cost the same for any number of processes. Silence is
-    counted in beats of this process, because this process may have been
-    stopped, too.
-
-    Args:
-        ranks: the processes to watch.
-        limit: a process is lost if silent for so many beats.
-    """
-
-    def __init__(self, ranks: Iterable[int], limit: float):
-        self._limit = limit
-        self._beat = 0
-        # The beat of the last sign of each process, the oldest first.
-        self._last = dict.fromkeys(ranks, 0)
-        self._ended: dict[int, TaskState] = {}
-        self._lock = threading.Lock()
-
-    def sign(self, rank: int, sign: Hashable = ANSWERED) -> None:
-        """Record a sign of life of a process, or its end."""
-        with self._lock:
-            if self._last.pop(rank, None) is None:
-                return
-            if sign == TaskState.ENDED:
-                self._ended[rank] = TaskState.ENDED
-            else:
-                self._last[rank] = self._beat
-
-    def beat(self) -> None:
-        """Count a beat."""
-        with self._lock:
-            self._beat += 1
-
-    def gone(self) -> dict[int, TaskState]:
-        """Return the processes that have ended or are lost."""
-        with self._lock:
-            silent = itertools.takewhile(
-                lambda rank: self._beat - self._last[rank] >= self._limit,
-                self._last,
-            )
-            lost = dict.fromkeys(silent, TaskState.LOST)
-            return self._ended | lost
 
 
 def wait_loop(

@@ -159,7 +159,7 @@ class LocalStore(Store):
             reports.add(rank, progress)
             # Every rank gets this list, however many are gone: keep it short.
             others = (
-                (f"{name} ({error})" if error else name, state)
+                (f"{name} ({error[0]})" if error else name, state)
                 for r, (name, state) in self.gone.items()
                 if r != rank
                 for error in [self.get(f"{store.ERROR}{r}")]

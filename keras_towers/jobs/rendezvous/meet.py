@@ -36,10 +36,10 @@ from keras_towers.foundation.settings import (
 )
 from keras_towers.jobs import agent
 from keras_towers.jobs.rendezvous import (
+    activity,
     launchers,
     network,
     rank_environment,
-    watch,
 )
 from keras_towers.jobs.rendezvous.file_store import FileStore
 from keras_towers.jobs.rendezvous.hosts import RankPlacement
@@ -321,7 +321,7 @@ def _introduction(endpoint: Endpoint, nonce: str) -> JsonObject:
 def _take_place(endpoint: Endpoint, placement: JsonObject) -> dict[str, str]:
     """Start this rank's heartbeat and set up its host; return its variables."""
     slot = RankPlacement(**placement["slot"])
-    watch.name_rank0(placement["rank0_name"])
+    activity.this_rank.rank0_name = placement["rank0_name"]
     if slot.rank > 0:
         start_heartbeat(endpoint, slot.rank, slot.size)
     common = rank_environment.process_environment(

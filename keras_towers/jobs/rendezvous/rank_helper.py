@@ -19,7 +19,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from keras_towers.foundation import settings
@@ -27,7 +27,7 @@ from keras_towers.foundation.object_types import JsonObject
 from keras_towers.foundation.system import allow_open_files
 from keras_towers.jobs import agent
 from keras_towers.jobs.rendezvous.hosts import place_ranks
-from keras_towers.jobs.rendezvous.liveness import Heartbeats, TaskState
+from keras_towers.jobs.rendezvous.liveness import Liveness, TaskState
 from keras_towers.jobs.rendezvous.store import HEARTBEAT, Endpoint, StoreClient
 from keras_towers.jobs.rendezvous.store_server import StoreServer
 
@@ -154,19 +154,31 @@ def serve(
             return
         introductions = server.get(INTRODUCTIONS, settings.NETWORK_POLL_S)
     server.begin_round(place_ranks([rank["host"] for rank in introductions]))
-    heartbeats = Heartbeats(range(size), lost_s / beat_s)
-    server.on_heartbeat = heartbeats.sign
+    signs: dict[int, Any] = dict.fromkeys(range(size))
+    beats = 0
+
+    def keep(rank: int, sign: Hashable) -> None:
+        # What a rank has sent before its end may come late.
+        if signs.get(rank, TaskState.ENDED) != TaskState.ENDED:
+            signs[rank] = sign
+
+    server.on_heartbeat = keep
+    # Counted in beats: this process may have been stopped, too.
+    liveness = Liveness(
+        signs, lambda _: signs.copy(), lost_s / beat_s, clock=lambda: beats
+    )
     for rank, placement in enumerate(_placements(introductions)):
         server.put(f"{PLACEMENT}-{rank}", placement)
     stop = agent.StopDetector(os.getppid())
     while not ended.wait(beat_s):
+        beats += 1
         # Its heartbeats are the answers of this process.
         if not stop.is_stopped():
-            heartbeats.sign(0)
-        heartbeats.beat()
+            signs[0] = beats
+        liveness.refresh()
         server.gone = {
             rank: (_name(rank, introductions[rank]), state)
-            for rank, state in heartbeats.gone().items()
+            for rank, state in liveness.gone().items()
         }
 
 

@@ -48,7 +48,8 @@ CONTRIBUTIONS = "contributions-"
 ADDED = "added-"
 """Followed by a key, the key under which ranks add items to it."""
 ERROR = "error-"
-"""Followed by a rank, the key of the error by which the rank's script ends."""
+"""Followed by a rank, the key of the error by which the rank's script ends, and
+of whether the failure of another rank is why."""
 OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
 
@@ -134,14 +135,14 @@ class Store(ABC):
         Raises:
             TimeoutError: none has written them in this time.
         """
-        until = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, until - time.monotonic())
+
+        def read(left_s: float) -> bytes | None:
             content = self.read(SCOPE, key, min(left_s, settings.LISTEN_S))
-            if content is not None:
-                return content
-            if not left_s or (given_up is not None and given_up.is_set()):
+            if content is None and given_up is not None and given_up.is_set():
                 raise TimeoutError
+            return content
+
+        return wait_for(read, timeout_s)
 
     def get(self, key: str, hold_s: float = 0) -> Any:
         """Read a value, waiting ``hold_s`` for a missing one; None if none."""
@@ -311,15 +312,20 @@ def report_connected(rank: int) -> None:
 
 
 def wait_for(
-    read: Callable[[], _Value | None], timeout_s: float | None = None
+    read: Callable[[float], _Value | None], timeout_s: float = math.inf
 ) -> _Value:
-    """Wait until ``read`` returns a value, or raise TimeoutError."""
-    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    """Wait until ``read`` returns a value, or raise TimeoutError.
+
+    Args:
+        read: reads the value, given for how many seconds it may wait itself.
+        timeout_s: the limit.
+    """
+    until, left_s = time.monotonic() + timeout_s, timeout_s
     pause_s = settings.FIRST_PAUSE_S
-    while (value := read()) is None:
-        left_s = until - time.monotonic()
+    while (value := read(left_s)) is None:
         if left_s <= 0:
             raise TimeoutError(f"not written after {timeout_s} s")
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, settings.POLL_S)
+        left_s = max(0.0, until - time.monotonic())
     return value

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
-from keras_towers.foundation import settings, system
+from keras_towers.foundation import errors, settings, system
 from keras_towers.foundation.errors import EXIT_AGAIN, TowerError, shorten
 from keras_towers.foundation.message_lists import describe_each
 from keras_towers.foundation.notices import logger
@@ -103,7 +103,6 @@ class StallWatch(threading.Thread):
         store: the job's store.
         warning_s: seconds of waiting between two warnings; ``inf``: never.
         shutdown_s: seconds of waiting until the process is ended; 0: never.
-        rank0_name: the name of rank 0 if the store is beside it; else empty.
     """
 
     def __init__(
@@ -113,12 +112,10 @@ class StallWatch(threading.Thread):
         store: StoreClient,
         warning_s: float = settings.STALL_WARNING_S,
         shutdown_s: float = 0,
-        rank0_name: str = "",
     ):
         super().__init__(name="keras-towers-stall", daemon=True)
         self.rank, self.size = rank, size
         self.store: StoreClient = store
-        self._rank0_name = rank0_name
         self._rank0 = Liveness([0], self._report, settings.LOST_S)
         self._awaited: dict[str, str] = {}
         self._apart: dict[str, str] = {}
@@ -126,7 +123,7 @@ class StallWatch(threading.Thread):
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
         this_rank.begin_round(0)
-        self._updates = self._first_updates = activity.updates.total()
+        self._updates = self._first_updates = this_rank.updates.total()
         self._reading = threading.Lock()
         self._beat_s: float = min(
             warning_s / _BEATS_PER_WARNING, settings.STALL_BEAT_S
@@ -181,8 +178,8 @@ class StallWatch(threading.Thread):
         with self._reading:
             if self._ended.is_set():
                 return False
-            begun, ended = counts = activity.updates.total()
-            exchanged, in_python, in_graphs = activity.exchanges.read()
+            begun, ended = counts = this_rank.updates.total()
+            exchanged, in_python, in_graphs = this_rank.exchanges.read()
         if counts != self._updates:
             self._updates = counts
             this_rank.since = time.monotonic()
@@ -201,7 +198,7 @@ class StallWatch(threading.Thread):
             progress.position = position
             this_rank.since = time.monotonic()
         in_exchange = bool(in_python or (this_rank.action and in_graphs))
-        pauses = this_rank.exchanges and not in_exchange
+        pauses = this_rank.is_counted and not in_exchange
         waits = (this_rank.waits and not pauses) or bool(in_python)
         progress.waits = waits = waits or ended < begun
         progress.action = this_rank.action or (_UNMARKED if waits else "")
@@ -221,8 +218,8 @@ class StallWatch(threading.Thread):
     def gone(self) -> dict[str, TaskState]:
         """The other ranks that are gone, with their states."""
         state = self._rank0.state(0)
-        if self._rank0_name and state.is_gone:
-            return {self._rank0_name: state}
+        if this_rank.rank0_name and state.is_gone:
+            return {this_rank.rank0_name: state}
         return self._gone
 
     def _report(self, _: Sequence[int]) -> dict[int, Hashable]:
@@ -315,25 +312,10 @@ def end_process(text: str, code: int = EXIT_AGAIN) -> NoReturn:
     os._exit(code)
 
 
-# One per process, whatever the number of strategies.
-_watch: StallWatch | None = None
-_rank0_name = ""
-
-
-def name_rank0(name: str) -> None:
-    """Name rank 0 for later watches, if our launcher did not start the job.
-
-    In such a job a helper process sends each rank's heartbeat, and rank 0's
-    helper serves the store, and knows which ranks are gone.
-    """
-    global _rank0_name
-    _rank0_name = name
-
-
 def start_watch(rank: int, size: int) -> None:
     """Watch this process under a new rank, if others have a store in common."""
-    global _watch
-    if _watch is not None and (_watch.rank, _watch.size) == (rank, size):
+    before = this_rank.watch
+    if before is not None and (before.rank, before.size) == (rank, size):
         return
     stop_watch()
     # Without a store, as under MPI, Horovod's own inspector does this.
@@ -347,8 +329,8 @@ def start_watch(rank: int, size: int) -> None:
         warning_s = math.inf
     shutdown_s = seconds(settings.ENV_STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S)
     activity.mark("")
-    _watch = StallWatch(rank, size, store, warning_s, shutdown_s, _rank0_name)
-    _watch.start()
+    this_rank.watch = StallWatch(rank, size, store, warning_s, shutdown_s)
+    this_rank.watch.start()
     _stop_at_exit()
 
 
@@ -360,38 +342,47 @@ def _stop_at_exit() -> None:
     ranks at the end of the script, registered since, are still watched.
     """
     atexit.register(stop_watch)
-    atexit.register(_tell_error)
+    atexit.register(
+        lambda: tell_error(this_rank.watch and this_rank.watch.rank)
+    )
 
 
-def _tell_error() -> None:
-    """Tell the other ranks the error by which the script of this one ends."""
+def tell_error(rank: int | None) -> None:
+    """Tell the job the error by which the script of a rank ends, if any.
+
+    Its launcher, and the other ranks, get the text, and whether the failure of
+    another rank is why.
+    """
     # Python sets it.
-    error = getattr(sys, "last_value", None)
-    if error is not None and _watch is not None:
+    error = cause = getattr(sys, "last_value", None)
+    while cause is not None and not isinstance(cause, errors.OtherRankError):
+        cause = cause.__cause__ or cause.__context__
+    store = store_lib.store_of_job()
+    if error is not None and store is not None:
+        told = shorten(error), cause is not None
         with contextlib.suppress(OSError):
-            _watch.store.put(f"{store_lib.ERROR}{_watch.rank}", shorten(error))
+            store.put(f"{store_lib.ERROR}{rank}", told)
 
 
 def stop_watch() -> None:
     """Stop watching this process."""
-    global _watch
-    if _watch is not None:
-        _watch.stop()
-    _watch = None
+    if this_rank.watch is not None:
+        this_rank.watch.stop()
+    this_rank.watch = None
 
 
 def gone_ranks() -> dict[str, TaskState]:
     """Return the states of ranks that are gone, as far as known."""
-    if _watch is None:
+    if this_rank.watch is None:
         return {}
-    _watch.refresh()
-    return _watch.gone
+    this_rank.watch.refresh()
+    return this_rank.watch.gone
 
 
 def wait_for_gone_ranks() -> dict[str, TaskState]:
     """Wait a little until a rank is known as gone; return the known ones."""
     for _ in wait_loop(settings.LEFT_S, settings.NETWORK_POLL_S):
         gone = gone_ranks()
-        if gone or _watch is None:
+        if gone or this_rank.watch is None:
             return gone
     return {}

@@ -35,7 +35,7 @@ def estimated_work(operation: Any, entries: Callable[[Any], int]) -> float:
     """
     facts, result = facts_of(operation.type), operation.outputs[0]
     work, inputs = facts.work, operation.inputs
-    if facts.memory in ("input", "variable"):
+    if facts.memory == "input":
         return 0
     # Of a table, only what is picked is read.
     read = operation.outputs if work == "picked" else inputs

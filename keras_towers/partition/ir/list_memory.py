@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from keras_towers.partition.ir.builder import NEW_LISTS
 from keras_towers.partition.ir.program import Function, Operation, Tensor
 from keras_towers.partition.ir.registry import facts_of
 
 _PUSH = "TensorListPushBack"
 # The input of an operation that it adds to a list.
 _ADDED = {_PUSH: 1, "TensorListSetItem": 2}
-_EMPTY = "EmptyTensorList", "TensorListReserve"
-# Where facts say that an output is in the memory of an input.
-_SAME = "input", "variable"
 
 
 def shared_lists(loop: Operation) -> Mapping[Tensor, Tensor]:
@@ -44,7 +42,7 @@ def shared_lists(loop: Operation) -> Mapping[Tensor, Tensor]:
         loop.inputs, loop.outputs, body.outputs, strict=True
     ):
         added, first = source_of(result).operation, source_of(given).operation
-        if not (added and first and first.type in _EMPTY):
+        if not (added and first and first.type in NEW_LISTS):
             continue
         if added.type in _ADDED:
             element = added.inputs[_ADDED[added.type]]
@@ -76,7 +74,7 @@ def popped_lists(loop: Operation) -> list[Tensor]:
 def source_of(tensor: Tensor) -> Tensor:
     """Return the tensor whose memory another one of its function has."""
     operation = tensor.operation
-    while operation and facts_of(operation.type).memory in _SAME:
+    while operation and facts_of(operation.type).memory == "input":
         tensor = operation.inputs[tensor.index]
         operation = tensor.operation
     return tensor

@@ -185,9 +185,9 @@ class OperationFacts:
         factor: what it does with an input in which it is not linear:
             ``divides`` by it, or only ``selects`` by it, so that it may be
             infinite; None: it may multiply by it.
-        memory: the memory of a result: that of its ``input`` or of a
-            ``variable``, or that of an input which ends there is ``reused``;
-            None: its own.
+        memory: the memory of a result: that of its ``input``, which a variable
+            may be, or that of an input which ends there is ``reused``; None:
+            its own.
         work: what it computes: a ``product``, as of matrices, several
             ``products``, or a ``convolution``; ``picked``: it moves only as
             many entries of its inputs as it makes; None: it moves all.
@@ -207,7 +207,7 @@ class OperationFacts:
     fold: Callable[..., Any] | None = None
     bounds: Literal["finite", "inputs"] | None = None
     factor: Literal["divides", "selects"] | None = None
-    memory: Literal["input", "reused", "variable"] | None = None
+    memory: Literal["input", "reused"] | None = None
     work: Literal["product", "products", "convolution", "picked"] | None = None
     entry_work: int = 0
     effect: Literal["reads", "checks", "writes", "once"] | None = None

@@ -10,6 +10,8 @@ XLA chooses its own order, and fuses operations.
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -86,51 +88,69 @@ class MemoryEstimate:
         made: set[Tensor] = set()
         for event in self.events:
             made.update(event.made)
-            if isinstance(event, Exchange):
-                continue
-            # Some operations have further inputs, such as a shape.
-            pairs = zip(
-                inputs.get(event, event.inputs), event.outputs, strict=False
-            )
-            shared = shared_lists(event)
-            for source, copy in pairs:
-                root = self.rooted(shared.get(copy, source))
-                # A loop changes a list, unless it begins with an empty one,
-                # which is repeated where it is used.
-                is_list = event.type in LOOPS and copy.dtype == tf.variant
-                if copy in shared:
-                    self._root[copy] = root
-                elif is_list and root in made:
-                    self._root[copy] = root
-                    most = self._bytes.get(root, sizes.bytes_of(root))
-                    self._bytes[root] = max(most, sizes.bytes_of(copy))
-                elif facts_of(event.type).memory in ("input", "variable"):
-                    self._root[copy] = root
+            if isinstance(event, Operation):
+                self._share(event, inputs.get(event, event.inputs), made)
         # Repeated tensors and sizes take no memory.
         made.update(program.inputs.of_graph)
         self._used: list[list[Tensor]] = []
         # By the first event of a level: what the operations use that the level
         # repeats.
-        self._taken = collections.defaultdict[int, list[Tensor]](list)
-        begins, level = 0, -1
+        self._taken: dict[int, list[Tensor]] = {}
+
+        @functools.cache
+        def behind(tensor: Tensor) -> list[Tensor]:
+            rooted = map(self.rooted, unrepeated([tensor]))
+            return [tensor for tensor in rooted if tensor in made]
+
+        begins, level, root = 0, -1, self._root
         for index, event in enumerate(self.events):
             if timeline.levels[event] != level:
                 begins, level = index, timeline.levels[event]
             uses = event.used
             if isinstance(event, Operation):
                 uses = inputs.get(event, uses)
-            used = dict.fromkeys(map(self.rooted, uses))
+            used = dict.fromkeys([root.get(t, t) for t in uses])
             self._used.append([tensor for tensor in used if tensor in made])
             for tensor in self._used[-1]:
                 self.users.setdefault(tensor, []).append(index)
-            for tensor in map(self.rooted, unrepeated(uses)):
+            repeated = [
+                t for t in uses if t.operation and t.operation.is_repeated
+            ]
+            for tensor in itertools.chain.from_iterable(map(behind, repeated)):
                 last = self.users.get(tensor, [-1])[-1]
-                is_earlier = timeline.level_of(tensor) < level
-                if is_earlier and tensor in made and last < begins:
-                    self._taken[begins].append(tensor)
+                if last < begins and timeline.level_of(tensor) < level:
+                    self._taken.setdefault(begins, []).append(tensor)
                     self.users.setdefault(tensor, []).append(begins)
         self._results = set(map(self.rooted, program.results))
         self._walk()
+
+    def _share(
+        self, event: Operation, given: Sequence[Tensor], made: set[Tensor]
+    ) -> None:
+        """Note which results of an operation are in the memory of others.
+
+        Args:
+            event: the operation.
+            given: its inputs.
+            made: what is made until then.
+        """
+        if event.type not in LOOPS:
+            if facts_of(event.type).memory == "input":
+                # Some operations have further inputs, such as a shape.
+                for source, copy in zip(given, event.outputs, strict=False):
+                    self._root[copy] = self.rooted(source)
+            return
+        shared = shared_lists(event)
+        for source, copy in zip(given, event.outputs, strict=True):
+            root = self.rooted(shared.get(copy, source))
+            # A loop changes a list, unless it begins with an empty one, which
+            # is repeated where it is used.
+            if copy in shared:
+                self._root[copy] = root
+            elif copy.dtype == tf.variant and root in made:
+                self._root[copy] = root
+                most = self._bytes.get(root, self._sizes.bytes_of(root))
+                self._bytes[root] = max(most, self._sizes.bytes_of(copy))
 
     def _walk(self) -> None:
         program, timeline = self._timeline.program, self._timeline
@@ -149,31 +169,30 @@ class MemoryEstimate:
                 )
             ending = self.ending(index)
             own = [t for t in event.made if t not in self._root]
-            size = sum(map(self.bytes_of, own))
-            given = [t for t in ending if t not in self._taken[index]]
+            size = sum([self.bytes_of(t) for t in own])
+            taken = self._taken.get(index, ())
+            given = [t for t in ending if t not in taken] if taken else ending
             reused = self._reused(event, given)
             ended = [] if reused is None else [reused]
-            if isinstance(event, Operation):
+            is_exchange = isinstance(event, Exchange)
+            if not is_exchange and event.type in LOOPS:
                 # A loop frees elements while it makes others.
                 popped = set(map(self.rooted, popped_lists(event)))
                 ended += [t for t in ending if t in popped]
-            made = max(0, size - sum(map(self.bytes_of, ended)))
+            made = max(0, size - sum([self.bytes_of(t) for t in ended]))
             self.made.append(made)
             self.reused.append(reused)
-            is_exchange = isinstance(event, Exchange)
             self.live.append(now + made + (0 if is_exchange else before))
-            now += size - sum(map(self.bytes_of, ending))
-            now -= sum(
-                self.bytes_of(t)
-                for t in own
-                if t not in self.users and t not in self._results
-            )
+            now += size - sum([self.bytes_of(t) for t in ending])
+            for tensor in own:
+                if tensor not in self.users and tensor not in self._results:
+                    now -= self.bytes_of(tensor)
 
     def ending(self, index: int) -> list[Tensor]:
         """Return the tensors whose memory becomes free after an event."""
         return [
             tensor
-            for tensor in (*self._used[index], *self._taken[index])
+            for tensor in (*self._used[index], *self._taken.get(index, ()))
             if self.users[tensor][-1] == index and tensor not in self._results
         ]
 
@@ -186,15 +205,18 @@ class MemoryEstimate:
 
         A tensor that it holds for all micro-batches counts as often.
         """
-        number = (
-            self._parts
-            if tensor in self._held and "micro_batches" in tensor.axes
-            else 1
-        )
-        if "towers" in tensor.axes and tensor not in self._alike:
-            number *= self._sharing
         size = self._bytes.get(tensor)
-        return number * (self._sizes.bytes_of(tensor) if size is None else size)
+        if size is None:
+            size = self._sizes.bytes_of(tensor)
+        if tensor in self._held and "micro_batches" in tensor.axes:
+            size *= self._parts
+        if (
+            self._sharing > 1
+            and "towers" in tensor.axes
+            and tensor not in self._alike
+        ):
+            size *= self._sharing
+        return size
 
     def peak_bytes(self) -> int:
         """Return the peak bytes of a tower, without variables.
@@ -230,7 +252,7 @@ class MemoryEstimate:
             return given if is_added and given in ending else None
         if facts_of(event.type).memory != "reused":
             return None
-        (result, *_), sizes = event.outputs, self._sizes
+        result, sizes = event.outputs[0], self._sizes
         size = sizes.bytes_of(result)
         for tensor in ending:
             is_computed = tensor.operation is not None

@@ -218,7 +218,7 @@ class _Peak:
         self._crossing = [*itertools.accumulate(crossing)]
 
     def plans(self, limit: float, most_work: float) -> Iterator[_Plan]:
-        """Yield the plans to try.
+        """Yield the plans to try, none of which is worse than one that fits.
 
         Args:
             limit: the bytes to stay below.
@@ -240,11 +240,14 @@ class _Peak:
                     )
                     self._keep(chosen, used, prices[middle])
                     plan = _Plan(self, chosen)
-                    yield plan
                     # At a higher price, more is computed again.
-                    if plan.work > most_work or plan.bytes <= limit:
+                    if plan.work > most_work:
                         high = middle - 1
+                    elif plan.bytes <= limit:
+                        yield plan
+                        high, most_work = middle - 1, plan.work
                     else:
+                        yield plan
                         low = middle + 1
                     middle = (low + high) // 2
 

@@ -133,7 +133,11 @@ def schedule(
         rounds = rounds_over_ranks(timeline, sizes)
     work = sum(map(sizes.work_of, timeline.program.operations))
     plan = dataclasses.replace(
-        timeline.plan, shared=shared, rounds=rounds, multiplications=work
+        timeline.plan,
+        parts=parts,
+        shared=shared,
+        rounds=rounds,
+        multiplications=work,
     )
     return dataclasses.replace(timeline, plan=plan, is_paced=bool(begins))
 

@@ -36,6 +36,7 @@ class StepPlan:
 
     Attributes:
         bytes: the peak bytes of a tower, for an assumed batch.
+        parts: the number of micro-batches of a tower.
         shared: the peak bytes of all towers that share memory, while ranks
             exchange.
         rounds: the bytes that ranks exchange at a time, by kind of exchange, at
@@ -49,6 +50,7 @@ class StepPlan:
     """
 
     bytes: int = 0
+    parts: int = 1
     shared: int = 0
     rounds: Sequence[Mapping[str, int]] = ()
     recomputed: int = 0

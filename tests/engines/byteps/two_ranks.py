@@ -94,6 +94,21 @@ def sums_of_unknown_length():
 
 
 @check
+def only_lengths_that_are_sent_take_memory():
+    transport = BytePSTransport()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def total(tensor):
+        return transport.all_reduce([tensor], "few")[0]
+
+    total.get_concrete_function()
+    before = transport.kept_bytes
+    for _ in range(3):
+        total(tf.ones([5, 3]))
+    assert 0 < transport.kept_bytes - before < 2**12
+
+
+@check
 def a_broadcast_keeps_nan_out_and_bits_as_they_are():
     transport = BytePSTransport()
     root = [tf.constant([-0.0, NAN, 1.0]), tf.constant(7), tf.zeros([0])]

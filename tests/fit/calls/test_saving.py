@@ -209,10 +209,12 @@ def test_ranks_that_meet_write_one_after_another():
         own = f"of-{rank}"
         first = ["all: 1"] if rank == 0 else []
         for path in [*first, "all", own]:
-            failure = here.turn(path)
+            save = here.save_of(path)
+            failure = saving._turn(here, save)
             if failure is None:
                 written.append((rank, path))
-                here.end(path, "no space" if path == "all" else "")
+                why = "no space" if path == "all" else ""
+                here.tell(save._replace(failure=why))
             else:
                 assert (path, failure) == ("all", "no space")
         meeting.leave(rank)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.options import StrategyOptions
-from keras_towers.fit.step.dry_run import AbsentRanks
+from keras_towers.foundation.errors import TowerError
 from keras_towers.strategies.base import strategy_for_dry_run
+from keras_towers.transport.absent_ranks import AbsentRanks
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -37,18 +37,22 @@ def ended(code, text="", name="0"):
         host=None,
         index=int(name),
         stopped=False,
+        follows=False,
         killed=signal_name(code) is not None,
         send=lambda number: None,
     )
 
 
-def supervised(ranks, events=(), elastic=False, told=None):
+def supervised(ranks, events=(), elastic=False, told=None, errors=()):
     """Let ranks end after some events; return how the job has ended."""
+    values = {store.RESUMES: told}
+    for rank, error in enumerate(errors):
+        values[f"{store.ERROR}{rank}"] = error
     said = []
     run = SimpleNamespace(
         events=queue.SimpleQueue(),
         console=SimpleNamespace(say=said.append),
-        server=SimpleNamespace(gone={}, get={store.RESUMES: told}.get),
+        server=SimpleNamespace(gone={}, get=values.get),
         processes=ranks,
         stand_by=lambda: None,
         may_restart=True,
@@ -111,6 +115,16 @@ def test_ranks_that_wait_for_one_that_has_ended_are_told():
     outcome, _, run = supervised(ranks, [Connected(0), Connected(1)])
     assert outcome == Outcome()
     assert run.server.gone[1] == ("rank 1", "has ended")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_tells_of_the_failure_of_another_is_not_to_blame(first):
+    """Whatever its output says, and whichever ends first."""
+    ranks = [ended(1, "ValueError", name=str(n)) for n in (first, 1 - first)]
+    errors = [("TowerError: fit has ended", True), ("ValueError", False)]
+    outcome, said, _ = supervised(ranks, errors=errors)
+    assert outcome.cause.index == 1
+    assert said == ["rank 1 ended with exit code 1; its last lines are above"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
 """Ranks leave a call that has failed on one of them, and connect again."""
 
+import re
 import threading
 
 import pytest
 
 from keras_towers.foundation.errors import TowerError
 from keras_towers.jobs.rendezvous import activity, failed_calls, watch
-from keras_towers.jobs.rendezvous.failed_calls import Failure, JointCalls
+from keras_towers.jobs.rendezvous.failed_calls import (
+    NEXT,
+    Failure,
+    JointCalls,
+    State,
+)
 from keras_towers.jobs.rendezvous.store_server import StoreServer
 from tests.kit.processes import wait_until
 
@@ -43,6 +49,22 @@ class Ranks:
         return [value]
 
 
+class Walking(JointCalls):
+    """Notes by which events this rank has come to another state."""
+
+    def __init__(self):
+        super().__init__()
+        self.walked = []
+
+    def _move(self, *events):
+        with self._lock:
+            for event in events:
+                before = self.state
+                super()._move(event)
+                if self.state is not before:
+                    self.walked.append((event, before.name, self.state.name))
+
+
 @pytest.fixture
 def job(monkeypatch):
     """So many ranks, each in a thread, with the calls of its process."""
@@ -54,7 +76,7 @@ def job(monkeypatch):
 
     def make(size):
         meeting = threading.Barrier(size)
-        ranks = [(JointCalls(), Ranks(r, size, meeting)) for r in range(size)]
+        ranks = [(Walking(), Ranks(r, size, meeting)) for r in range(size)]
         for _, own in ranks:
             own.all = [other for _, other in ranks]
         made.extend(calls for calls, _ in ranks)
@@ -84,6 +106,88 @@ def in_threads(*functions):
         thread.join(30)
         assert not thread.is_alive()
     return results
+
+
+def test_every_transition_of_the_table(job, monkeypatch):
+    (calls, own), (others, other) = job(2)
+
+    def step():
+        """What this rank has walked since the last step."""
+        walked, calls.walked = calls.walked, []
+        seen.update(walked)
+        return walked
+
+    seen = set()
+    again = [
+        ("leaves", "BROKEN", "LEAVING"),
+        ("is free", "LEAVING", "BROKEN"),
+        ("connects", "BROKEN", "BETWEEN"),
+    ]
+    begins = ("begins", "BETWEEN", "RUNNING")
+    for one, ranks in ((calls, own), (others, other)):
+        one.begin(ranks)
+        one.end()
+    assert step() == [begins, ("ends", "RUNNING", "BETWEEN")]
+    # The other fails in the next call, before this one comes to it.
+    others.begin(other)
+    in_threads(
+        lambda: others.fail(other, "my bug"),
+        lambda: (
+            wait_until(lambda: calls.state is State.BROKEN)
+            and calls.connect_if_broken(own)
+        ),
+    )
+    assert step() == [("fails", "BETWEEN", "BROKEN"), *again]
+    # Now in it.
+    calls.begin(own)
+    others.begin(other)
+    in_threads(
+        lambda: others.fail(other, "my bug"),
+        lambda: own.aborted.wait(20) and calls.fail(own, "AbortedError"),
+    )
+    aborted = [("fails", "RUNNING", "ABORTED"), ("ends", "ABORTED", "BROKEN")]
+    assert step() == [begins, *aborted, *again]
+    # When this one has seen that it may begin the next one.
+    others.begin(other)
+    own.aborted.clear()
+    may_begin = threading.Event()
+
+    def fails():
+        assert may_begin.wait(20)
+        return others.fail(other, "my bug")
+
+    def begins_meanwhile():
+        with monkeypatch.context() as patch:
+            patch.setattr(calls, "connect_if_broken", hears)
+            assert calls.begin(own) is None
+        # It waits in a graph.
+        assert own.aborted.wait(20)
+        return calls.fail(own, "AbortedError")
+
+    def hears(ranks):
+        assert connect_if_broken(ranks) is None
+        may_begin.set()
+        assert wait_until(lambda: calls.state is State.BROKEN)
+
+    connect_if_broken = calls.connect_if_broken
+    _, found = in_threads(fails, begins_meanwhile)
+    assert (found.rank, found.why) == (1, "my bug")
+    late = ("begins", "BROKEN", "ABORTED")
+    assert step() == [("fails", "BETWEEN", "BROKEN"), late, aborted[1], *again]
+    # This one fails, and the other does not leave in time.
+    monkeypatch.setattr(failed_calls.settings, "FAILED_CALL_S", 0.3)
+    calls.begin(own)
+    calls.fail(own, "my bug")
+    assert step() == [begins, *aborted, *again[:2]]
+    after = {
+        (event, before.name, after.name)
+        for event, afters in NEXT.items()
+        for before, after in afters.items()
+    }
+    row = r"(\w[\w ]*?) +([A-Z]{6,}) +([A-Z]{6,}) .*"
+    told = re.findall(row, failed_calls.__doc__)
+    assert seen == after == {*told}
+    assert len(told) == len(after)
 
 
 def test_a_failure_aborts_the_calls_of_all_and_names_the_first(job):
@@ -127,7 +231,7 @@ def test_an_exchange_that_is_lost_when_ranks_leave_ends(
         calls.begin(own)
 
     def waits():
-        with activity.exchanges.running("a lost one"):
+        with activity.this_rank.exchanges.running("a lost one"):
             assert own.aborted.wait(20) and own.found.wait(20)
         if in_call:
             return calls.fail(own, "Horovod has been shut down")
@@ -224,7 +328,9 @@ def test_a_call_that_has_failed_elsewhere_does_not_begin(job):
     calls.begin(own)
     found = in_threads(
         lambda: calls.fail(own, "my bug"),
-        lambda: wait_until(lambda: late._is_broken) and late.begin(other),
+        lambda: (
+            wait_until(lambda: late.state is State.BROKEN) and late.begin(other)
+        ),
     )
     assert found == [None, Failure(0, 2, "my bug")]
     assert calls.begin(own) is None
@@ -240,7 +346,10 @@ def test_a_call_that_others_have_left_well_does_not_fail(job):
     ahead.end()
     found = in_threads(
         lambda: calls.fail(own, "my bug"),
-        lambda: wait_until(lambda: ahead._is_broken) and ahead.begin(other),
+        lambda: (
+            wait_until(lambda: ahead.state is State.BROKEN)
+            and ahead.begin(other)
+        ),
     )
     assert found == [None, None]
 
@@ -275,6 +384,22 @@ def test_a_rank_does_not_wait_long_for_others_or_for_ended_ones(
     assert own.reconnected == 0
     job.gone["rank 1"] = "has ended"
     with pytest.raises(TowerError, match="rank 1 has ended"):
+        calls.begin(own)
+
+
+def test_a_failure_is_raised_although_the_store_has_gone(job, monkeypatch):
+    (calls, own), _ = job(2)
+    calls.begin(own)
+    store = failed_calls.store_lib.store_of_job()
+
+    def refuse(*_):
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(store, "give", refuse)
+    monkeypatch.setattr(store, "setdefault", refuse)
+    assert calls.fail(own, "my bug") is None
+    assert calls.state is State.BROKEN
+    with pytest.raises(TowerError, match="the job's store has ended"):
         calls.begin(own)
 
 

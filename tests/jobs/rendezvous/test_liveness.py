@@ -5,7 +5,6 @@ import pytest
 from keras_towers.jobs.rendezvous import liveness as liveness_lib
 from keras_towers.jobs.rendezvous.liveness import (
     ANSWERED,
-    Heartbeats,
     Liveness,
     TaskState,
 )
@@ -74,24 +73,24 @@ def test_a_process_that_may_restart_has_until_the_limit(observe):
     assert observe(*ended, ANSWERED, may_restart=True)[-1] == TaskState.ALIVE
 
 
-def test_silence_is_counted_in_beats():
-    """However long this process itself was stopped between two of them."""
-    beats = Heartbeats(range(4), 3)
-    for _ in range(3):
-        assert beats.gone() == {}
-        beats.beat()
-        beats.sign(2)
-        beats.sign(1, 7)
+def test_silence_is_counted_by_a_clock():
+    """However long this process itself was stopped between two of its beats."""
+    signs, beats = dict.fromkeys(range(4)), 0
+    liveness = Liveness(signs, lambda _: signs, 3, clock=lambda: beats)
+    for beats in range(1, 5):
+        assert liveness.gone() == {}
+        signs[1] = signs[2] = beats
+        liveness.refresh()
     lost = dict.fromkeys((0, 3), TaskState.LOST)
-    assert beats.gone() == lost
-    # It comes back; another one ends, and what it has sent before comes late.
-    beats.sign(0)
-    beats.sign(1, TaskState.ENDED)
-    beats.sign(1, 8)
-    # That of no rank of the job.
-    beats.sign(9)
-    for _ in range(2):
-        beats.beat()
-    assert beats.gone() == {1: TaskState.ENDED, 3: TaskState.LOST}
-    beats.beat()
-    assert beats.gone() == lost | {1: TaskState.ENDED, 2: TaskState.LOST}
+    assert liveness.gone() == lost
+    # It comes back, and another one ends.
+    beats, signs[0], signs[1] = 5, 5, TaskState.ENDED
+    liveness.refresh()
+    assert liveness.gone() == {1: TaskState.ENDED, 3: TaskState.LOST}
+    beats = 8
+    liveness.refresh()
+    assert liveness.gone() == {
+        1: TaskState.ENDED,
+        2: TaskState.LOST,
+        3: TaskState.LOST,
+    }

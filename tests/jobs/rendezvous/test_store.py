@@ -392,19 +392,20 @@ def test_a_rank_that_is_gone_is_named_with_its_error(server):
     server.here.gone[1] = "rank 1 on h", "has ended"
     report = functools.partial(server.client.report, 0, Progress(2, 5))
     assert report()["gone"] == {"rank 1 on h": "has ended"}
-    server.client.put(f"{store.ERROR}1", "Boom: my bug")
+    server.client.put(f"{store.ERROR}1", ("Boom: my bug", False))
     assert report()["gone"] == {"rank 1 on h (Boom: my bug)": "has ended"}
     server.here.begin_round(place_ranks(["h"] * 2))
     assert report()["gone"] == {}
 
 
 def test_a_wait_has_a_limit():
-    assert store.wait_for(iter([None, None, 3]).__next__, 60) == 3
+    values = iter([None, None, 3])
+    assert store.wait_for(lambda left_s: next(values), 60) == 3
     asked = []
     with pytest.raises(TimeoutError, match="not written after 0.05 s"):
         # As often as there is time for, also within the last pause.
-        store.wait_for(lambda: asked.append(0), 0.05)
-    assert len(asked) > 1
+        store.wait_for(asked.append, 0.05)
+    assert len(asked) > 1 and asked[0] == 0.05 and asked[-1] == 0
 
 
 def test_a_forged_answer_is_not_believed():

@@ -4,15 +4,23 @@ import dataclasses
 import logging
 import math
 import queue
+import sys
 import threading
 
 import pytest
 
 from keras_towers import TowerError
 from keras_towers.foundation import settings
+from keras_towers.foundation.errors import failed_elsewhere, shorten
 from keras_towers.jobs.rendezvous import activity, watch as watch_lib
 from keras_towers.jobs.rendezvous.liveness import TaskState
-from keras_towers.jobs.rendezvous.store import OUTSIDE, Endpoint, StoreClient
+from keras_towers.jobs.rendezvous.store import (
+    ERROR,
+    OUTSIDE,
+    Endpoint,
+    StoreClient,
+)
+from keras_towers.jobs.rendezvous.store_server import StoreServer
 from tests.kit.leaving import Boom
 from tests.kit.processes import wait_until
 from tests.kit.scripts import run_python
@@ -115,7 +123,8 @@ def test_a_rank_that_waits_for_a_lost_one_ends(
     monkeypatch.setattr(watch_lib.settings, "LOST_S", 0.3)
     codes, _ = exits
     # The store is at the first of them.
-    watch(store, marks, rank0_name="rank 1 on b")
+    monkeypatch.setattr(activity.this_rank, "rank0_name", "rank 1 on b")
+    watch(store, marks)
     assert wait_until(lambda: codes if said else len(store.reports) > 12)
     assert codes == ([75] if said else [])
     assert (said or "") in capfd.readouterr().err
@@ -213,7 +222,7 @@ def test_a_step_waits_in_its_exchanges_only(watch, caplog):
         activity.mark("step 1", exchanges=True)
         wait_until(lambda: len(store.reports) > 24)
         assert not (store.reports[-1].waits or caplog.records)
-        with activity.exchanges.running("sum"):
+        with activity.this_rank.exchanges.running("sum"):
             assert wait_until(lambda: caplog.records)
             last = store.reports[-1]
             assert (last.exchanges, last.in_python) == (["sum"], True)
@@ -223,7 +232,10 @@ def test_a_step_waits_in_its_exchanges_only(watch, caplog):
 def test_a_rank_that_python_lets_wait_outside_of_a_call_warns(watch, caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         watch(Store(LATE), [""])
-        with activity.exchanges.running("sum"), activity.doing("compares"):
+        with (
+            activity.this_rank.exchanges.running("sum"),
+            activity.doing("compares"),
+        ):
             assert wait_until(lambda: caplog.records)
     assert " s in an exchange: rank 1" in caplog.records[0].getMessage()
 
@@ -255,11 +267,11 @@ def test_a_wait_in_vain_that_nothing_interrupts_ends_the_process(
 def test_ranks_do_other_things_until_a_failed_call_has_ended(exits, watch):
     store = Store(apart=APART)
     watch(store, ["step 3"])
-    activity.leave_order()
-    with activity.exchanges.running("sum"):
+    activity.this_rank.in_order = False
+    with activity.this_rank.exchanges.running("sum"):
         wait_until(lambda: len(store.reports) > 24)
     assert not (exits[0] or store.reports[-1].exchanges)
-    activity.begin_round(1)
+    activity.this_rank.begin_round(1)
     seen = len(store.reports)
     wait_until(lambda: len(store.reports) > seen + 1)
     assert store.reports[-1].position == [1, 0, 0]
@@ -268,7 +280,7 @@ def test_ranks_do_other_things_until_a_failed_call_has_ended(exits, watch):
 def test_no_watch_without_other_ranks_or_a_store(monkeypatch):
     watched = []
     monkeypatch.setattr(watch_lib.StallWatch, "start", watched.append)
-    monkeypatch.setattr(watch_lib, "_watch", None)
+    monkeypatch.setattr(activity.this_rank, "watch", None)
     for at, size in ((None, 2), (Endpoint("127.0.0.1", 1, "s"), 1)):
         client = at and StoreClient(at)
         monkeypatch.setattr(
@@ -298,12 +310,12 @@ def test_when_a_watch_warns_and_ends_the_job(monkeypatch, variables, limits):
         monkeypatch.setenv(name, value)
     made, store = [], Store()
     monkeypatch.setattr(watch_lib, "StallWatch", lambda *of: made.append(of))
-    monkeypatch.setattr(watch_lib, "_watch", None)
+    monkeypatch.setattr(activity.this_rank, "watch", None)
     monkeypatch.setattr(watch_lib.store_lib, "store_of_job", lambda: store)
     # What is made here is no watch that could start.
     with pytest.raises(AttributeError):
         watch_lib.start_watch(1, 2)
-    assert made == [(1, 2, store, *limits, "")]
+    assert made == [(1, 2, store, *limits)]
 
 
 _AT_EXIT = """
@@ -331,6 +343,27 @@ def test_what_ranks_do_at_the_end_of_the_script_is_watched():
     end = run_python("-c", _AT_EXIT)
     said = ["1 starts", "1 stops", "0 starts", "ranks meet", "0 stops"]
     assert end.stdout.splitlines() == said, end.stderr
+
+
+def test_the_launcher_learns_whether_another_rank_is_why_a_script_ends(
+    monkeypatch,
+):
+    server, of_other = StoreServer("127.0.0.1"), failed_elsewhere("fit", "1")
+    monkeypatch.setattr(watch_lib.store_lib, "store_of_job", lambda: server)
+    handled, own = KeyError("a"), ValueError("mine")
+    handled.__context__ = of_other
+    try:
+        for error, follows in (
+            (of_other, True),
+            (handled, True),
+            (own, False),
+        ):
+            monkeypatch.setattr(sys, "last_value", error, raising=False)
+            watch_lib.tell_error(3)
+            told = [shorten(error), follows]
+            assert server.get(f"{ERROR}3") == told
+    finally:
+        server.stop()
 
 
 def test_thirty_silent_processes_are_found_as_fast_as_one():

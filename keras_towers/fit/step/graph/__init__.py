@@ -30,4 +30,8 @@
   BatchNormalization with the statistics of each tower's rows.
 ``trace``
   The trace of a step on one device, which is then divided over towers.
+``pushed_gradients``
+  Gradients that a step passes on, rather than update variables with them.
+``step_comparison``
+  What ranks compare of a step that they have traced, and share of it.
 """

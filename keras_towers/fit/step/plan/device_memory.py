@@ -2,8 +2,9 @@
 
 Variables are checked before they are placed; a step is checked when it is
 traced, before it runs. If either needs more than devices have, options that the
-user has left out help: ``plan_search.py`` tries them.
-``partition/timeline/memory_estimate.py`` estimates the memory.
+user has left out help: ``plan_search.py`` tries them, and
+``memory_messages.py`` says so. ``partition/timeline/memory_estimate.py``
+estimates the memory.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -25,13 +24,14 @@ from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.options import Shards, free_shards
 from keras_towers.fit.places import ALONE
 from keras_towers.fit.step.graph.step_layout import StepLayout, StepSettings
+from keras_towers.fit.step.plan import memory_messages
 from keras_towers.fit.step.plan.dry_run import (
-    AbsentRanks,
     Needs,
     PlacedModel,
     dry_run,
     lay_out_dry,
 )
+from keras_towers.fit.step.plan.memory_limit import MARGIN, Limit
 from keras_towers.fit.step.plan.plan_search import PlanSearch, Room, Tried
 from keras_towers.fit.step.reports import step_reports
 from keras_towers.fit.weights.copies import bytes_on
@@ -46,77 +46,15 @@ from keras_towers.foundation.notices import (
     silence,
 )
 from keras_towers.foundation.object_types import Structure
-from keras_towers.foundation.settings import ENV_DEVICE_MEMORY
-from keras_towers.jobs.rendezvous import rank_checks
 from keras_towers.jobs.rendezvous.rank_checks import Peers
-from keras_towers.transport.devices import memory_of, short_name
+from keras_towers.transport.absent_ranks import AbsentRanks
 
-# Estimates that are wrong by less stop nothing.
-_MARGIN = 0.1
 # If variables take this part of the memory, their slots fit, too.
 _ROOM = 16
 
 
 class DoesNotFit(TowerError):
     """Raised on all ranks if a model does not fit into their devices."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Limit:
-    """The smallest memory of the devices of all ranks.
-
-    Attributes:
-        size: its bytes.
-        device: the name of the device.
-        rank: its rank, of several; None: there is one.
-        others: the bytes that it holds of other models.
-    """
-
-    size: int
-    device: str
-    rank: int | None
-    others: int = 0
-
-    @property
-    def room(self) -> float:
-        """The bytes that a model and its steps may take."""
-        return self.size * (1 - _MARGIN) - self.others
-
-    def __str__(self) -> str:
-        rank = "" if self.rank is None else f" of rank {self.rank}"
-        return f"{self.device}{rank} has {format_bytes(self.size)}"
-
-    @classmethod
-    def of(
-        cls,
-        config: TowerConfig,
-        peers: Peers,
-        others: Mapping[str, int] = MappingProxyType({}),
-    ) -> Limit | None:
-        """Return the limit for all ranks' devices; None: unknown. Collective.
-
-        Args:
-            config: the towers of this rank.
-            peers: the ranks.
-            others: the bytes that devices hold of other models, by short name.
-        """
-        mesh = [*itertools.chain(*config.mesh)]
-        sizes = zip(memory_of(mesh), map(short_name, mesh), strict=True)
-        known = [(n, name, others.get(name, 0)) for n, name in sizes if n]
-        own = min(known, key=_left, default=None)
-        where = "compares the memory of its devices"
-        of_ranks = rank_checks.gather(peers, own, where)
-        found = [(n, rank) for rank, n in enumerate(of_ranks) if n]
-        if not found:
-            return None
-        (size, device, held), rank = min(found, key=lambda pair: _left(pair[0]))
-        return cls(size, device, rank if peers.size > 1 else None, held)
-
-
-def _left(memory: tuple[int, str, int]) -> int:
-    """Return what a device has left, given its size and what it holds."""
-    size, _, held = memory
-    return size - held
 
 
 class DeviceMemory:
@@ -399,41 +337,21 @@ class DeviceMemory:
 
         Args:
             found: its plan.
-            whole: the bytes that it needs otherwise; None: unknown.
-
-        Returns:
-            Empty: it is as the user says.
+            whole: as for ``how_it_fits``.
         """
         settings, plan = found.layout.settings, found.plan
-        step, how = found.layout.scheduled.plan, []
-        model, options = settings.model, self._config.options
-        if self._divided_for.get(model) == settings.kind:
-            state = "its" if plan.shards == "weights" else "its optimizer's"
-            how.append(f"has {state} variables in shards")
-        if found.computes_again and options.remat is None:
-            how.append(
-                f"computes {step.recomputed} operations again "
-                f"({step.work:.0%} of the step's work) instead of keeping "
-                f"{format_bytes(step.saved)} on each device"
-            )
-        if plan.micro_batches > 1 and settings.rows is not None:
-            how.append(
-                f"processes a tower's rows in {plan.micro_batches} parts"
-            )
-        if not how:
-            return ""
-        why = "memory has run out" if settings.failed else str(self._limit)
-        does = " and ".join([", ".join(how[:-1]), how[-1]] if how[1:] else how)
-        line = f"{does}: {why}"
-        if found.is_compared:
-            line += f", and it needs {format_bytes(plan.total)}"
-            if whole is not None:
-                line += f" instead of {format_bytes(whole)}"
-            line += " on each device"
+        model, kind = settings.model, settings.kind
+        how = memory_messages.how_it_fits(
+            found,
+            self._config.options,
+            self._divided_for.get(model) == kind,
+            "memory has run out" if settings.failed else str(self._limit),
+            whole,
+        )
         is_first = settings.places.ranks.job.rank == 0
-        if is_first and first_time(model, (settings.kind, plan)):
-            announce(f"{settings.kind} of model {model.name!r} {line}")
-        return line
+        if how and is_first and first_time(model, (kind, plan)):
+            announce(f"{kind} of model {model.name!r} {how}")
+        return how
 
     def _compare(
         self, model: keras.Model, kind: str, needs: Needs, may_fit: bool = False
@@ -455,56 +373,18 @@ class DeviceMemory:
         if own <= limit.room or not self._refuses:
             return
         total = own + limit.others
-        may_fit = may_fit or total <= limit.size * (1 + _MARGIN)
-        weights, slots = max(
-            zip(needs.weights, needs.optimizer, strict=True), key=sum
-        )
-        parts = [f"{format_bytes(weights)} of weights"]
-        if slots:
-            parts.append(f"{format_bytes(slots)} of optimizer state")
-        if needs.step is not None:
-            parts.append(f"{format_bytes(needs.step)} while a step runs")
-        if limit.others:
-            parts.append(f"{format_bytes(limit.others)} of other models")
-        does, about = ("may", "about ") if may_fit else ("does", "")
-        if needs.step is None:
-            about = "at least "
+        may_fit = may_fit or total <= limit.size * (1 + MARGIN)
+        does = "may" if may_fit else "does"
         text = (
             f"{kind} of model {model.name!r} {does} not fit into memory: "
-            f"{limit}, and it needs {about}{format_bytes(total)} "
-            f"({', '.join(parts)})"
+            f"{memory_messages.needed(needs, limit, may_fit)}"
         )
         if not may_fit:
             least = format_bytes(total - limit.size)
-            raise DoesNotFit(
-                f"{text}, which is {least} too much. {self._advice(needs)}"
-            )
+            advice = memory_messages.advice(self._config.options, needs, limit)
+            raise DoesNotFit(f"{text}, which is {least} too much. {advice}")
         if first_time(model, ("memory", kind)):
             logger.warning("%s", text)
-
-    def _advice(self, needs: Needs) -> str:
-        """Return what a step may fit with, the cheapest first."""
-        options, limit = self._config.options, self._limit
-        assert limit is not None
-        names = ["weights", "updates"]
-        if needs.step and needs.held <= limit.room:
-            # More room beside the variables would do.
-            names = ["remat", "micro_batches", *names]
-        given = [(name, getattr(options, name)) for name in names]
-        fixed = [
-            f"{name}={value!r}"
-            for name, value in given
-            # 1 is equal to True.
-            if not (value is True or value in (None, "auto", "sharded"))
-        ]
-        advice = ["more devices"]
-        if fixed:
-            advice.insert(0, f"leaving {' and '.join(fixed)} out")
-        return (
-            f"Try {', '.join(advice)} or a smaller batch; `keras-towers plan` "
-            "shows what devices then need. If they have more memory, set "
-            f"{ENV_DEVICE_MEMORY}; 0 skips this check."
-        )
 
 
 def _known_examples(spec: Structure, examples: int | None) -> int | None:

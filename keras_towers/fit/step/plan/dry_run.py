@@ -36,22 +36,35 @@ from keras_towers.fit.weights.without_memory import (
 from keras_towers.foundation import compat
 from keras_towers.foundation.object_types import Structure
 from keras_towers.partition import Program
-from keras_towers.partition.ir.program import Tensor
+from keras_towers.partition.ir.program import (
+    Event,
+    Exchange,
+    Phase,
+    Tensor,
+)
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
 from keras_towers.partition.timeline.memory_estimate import MemoryEstimate
 from keras_towers.partition.timeline.timeline import Timeline
-from keras_towers.transport import SingleProcess
 from keras_towers.transport.devices import short_name
 
 _S = TypeVar("_S", bound=KerasStrategy)
 _SEEDS = "global_seed_generator"
 
 
-class AbsentRanks(SingleProcess):
-    """The last of several ranks, whose towers have the most rows."""
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """A time of a step: that of one operation or exchange.
 
-    def __init__(self, size: int):
-        self.rank, self.size = size - 1, size
+    Attributes:
+        level: its level.
+        where: what runs then: ``once``, ``towers``, an ``update``, or an
+            ``exchange``.
+        bytes: what a device has then, besides variables.
+    """
+
+    level: int
+    where: str
+    bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,15 +77,14 @@ class Needs:
         step: the bytes that a device has at a time while a step runs, besides
             these variables, by ``MemoryEstimate``; None: unknown.
         gradients: the bytes of the gradients that a device updates with.
-        over_time: the bytes that it has besides these variables during each of
-            N operations and exchanges, in order.
+        over_time: the N operations and exchanges of the step, in order.
     """
 
     weights: list[int]
     optimizer: list[int]
     gradients: int | None
     step: int | None
-    over_time: Sequence[int]
+    over_time: Sequence[Moment]
 
     @property
     def held(self) -> int:
@@ -170,14 +182,15 @@ class LaidOutStep(PlacedModel):
         """What it does."""
         return self.timeline.program
 
-    def sizes(self, examples: int, ranks: int) -> TensorSizes:
+    def sizes(self, examples: int, ranks: int, parts: int = 1) -> TensorSizes:
         """Return the sizes of its tensors.
 
         Args:
             examples: the number of examples of a global batch.
             ranks: the number of ranks that share it.
+            parts: the number of micro-batches of a tower.
         """
-        cells = ranks * self.config.num_towers
+        cells = ranks * self.config.num_towers * parts
         return TensorSizes(self.program, cells, -(-examples // cells))
 
     def needs(self, examples: int, ranks: int) -> Needs:
@@ -187,15 +200,30 @@ class LaidOutStep(PlacedModel):
             examples: the number of examples of the global batch.
             ranks: the number of ranks.
         """
-        program, sizes = self.program, self.sizes(examples, ranks)
-        gradients = _gradients_in(self.traced, program)
-        estimate = MemoryEstimate(self.timeline, sizes)
+        parts = self.timeline.plan.parts
+        sizes = self.sizes(examples, ranks, parts)
+        gradients = _gradients_in(self.traced, self.program)
+        estimate = MemoryEstimate(self.timeline, sizes, parts)
         return dataclasses.replace(
             self.held(ranks),
             gradients=sum(map(sizes.bytes_of, gradients)),
             step=estimate.peak_bytes(),
-            over_time=estimate.live,
+            over_time=[
+                Moment(self.timeline.levels[event], _where_runs(event), live)
+                for event, live in zip(
+                    estimate.events, estimate.live, strict=True
+                )
+            ],
         )
+
+
+def _where_runs(event: Event) -> str:
+    """Return ``once``, ``towers``, ``update`` or ``exchange``."""
+    if isinstance(event, Exchange):
+        return "exchange"
+    if event.phase is Phase.ONCE:
+        return "once"
+    return "update" if event.phase is Phase.UPDATE else "towers"
 
 
 @contextlib.contextmanager
@@ -247,6 +275,7 @@ def lay_out_dry(
     batch: Structure,
     examples: int,
     kind: str = "fit",
+    emits: bool = False,
 ) -> LaidOutStep:
     """Trace and lay out a step, within ``dry_run``.
 
@@ -256,8 +285,12 @@ def lay_out_dry(
         batch: the specs of a global batch.
         examples: the number of its examples.
         kind: the method of Keras that the step belongs to.
+        emits: whether it is also added to a graph, whose memory then counts in
+            ``planned_memory``.
     """
-    traced, timeline = strategy._runner.plan(model, batch, examples, kind)
+    traced, timeline = strategy._runner.plan(
+        model, batch, examples, kind, emits
+    )
     return LaidOutStep(strategy._config, model, traced, timeline)
 
 

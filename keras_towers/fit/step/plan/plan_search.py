@@ -155,13 +155,18 @@ class PlanSearch:
             return first
         best: Tried | None = None
         for number in self._numbers_of_parts():
-            least = self._cost_of_parts(number)
-            if best is not None and least + _ALIKE_COSTS >= best.cost:
+            before = best
+            for move in self._moves(number):
+                least = self._cost_of_parts(number)
+                least += self._cost_of_shards(move, first.layout)
+                if best is None or least + _ALIKE_COSTS < best.cost:
+                    most = math.inf if best is None else best.cost - least
+                    found = self._try(move, most)
+                    if found.fits and (best is None or found.cost < best.cost):
+                        best = found
+            # Twice as many parts then save half as much more.
+            if best is not None and best is before:
                 break
-            found = [t for t in self._with_parts(number) if t.fits]
-            if best is not None:
-                found.append(best)
-            best = min(found, key=_cost, default=None)
         if best is None:
             # What the present layout does not have is only estimated.
             most = self._choices()[-1]
@@ -194,26 +199,19 @@ class PlanSearch:
     def _cost_of_parts(self, number: int) -> float:
         return _FOR_DOUBLED_PARTS * math.log2(number / self._fewest)
 
-    def _with_parts(self, number: int) -> Iterator[Tried]:
-        """Try the plans with a number of micro-batches."""
-        *more, _ = self._gather_bytes()
-        smallest = self._smallest(number)
-        yield smallest
-        if smallest.fits:
-            # Gathering more at a time costs less.
-            yield from (self._try(_Move(self._now, number, n)) for n in more)
-        costs = [smallest.cost] if smallest.fits else []
+    def _moves(self, number: int) -> Iterator[_Move]:
+        """Yield the moves with a number of micro-batches, the cheapest first.
+
+        Those that need less follow, unless one before them fits.
+        """
+        for size in self._gather_bytes():
+            move = _Move(self._now, number, size)
+            yield move
+            if move in self._tried and self._tried[move].fits:
+                break
         for shards in self._choices():
-            move = _Move(shards, number)
-            least = self._cost_of_parts(number)
-            least += self._cost_of_shards(move, smallest.layout)
-            is_dear = bool(costs) and least + _ALIKE_COSTS >= min(costs)
-            if shards == self._now or is_dear:
-                continue
-            found = self._try(move)
-            if found.fits:
-                costs.append(found.cost)
-            yield found
+            if shards != self._now:
+                yield _Move(shards, number)
 
     def _smallest(self, number: int) -> Tried:
         """Try the plan that gathers least, with the present layout."""
@@ -237,20 +235,26 @@ class PlanSearch:
         fewer = [number * self._room.largest for number in _LARGEST_GATHERED]
         return [None, *(size for size in fewer if size < most)]
 
-    def _try(self, move: _Move) -> Tried:
-        """Plan a step with a move, and with as little remat as possible."""
+    def _try(self, move: _Move, most_work: float = math.inf) -> Tried:
+        """Plan a step with a move, and with as little remat as possible.
+
+        Args:
+            move: the move.
+            most_work: the part of the step's work that may be computed again;
+                with more, the plan would be of no use.
+        """
         if move not in self._tried:
             is_there = move.shards == self._now
             plan = self._planned if is_there else self._estimated
-            self._tried[move] = plan(move)
+            self._tried[move] = plan(move, most_work)
         return self._tried[move]
 
-    def _planned(self, move: _Move) -> Tried:
+    def _planned(self, move: _Move, most_work: float) -> Tried:
         """Plan a step with the present layout."""
         held = self._room.held(move.shards)
-        return self._tried_with(move, held, held, move.gather_bytes)
+        return self._tried_with(move, most_work, held, held, move.gather_bytes)
 
-    def _estimated(self, move: _Move) -> Tried:
+    def _estimated(self, move: _Move, most_work: float) -> Tried:
         """Estimate a plan whose layout is another one."""
         room = self._room
         held = beside = room.held(move.shards)
@@ -267,7 +271,7 @@ class PlanSearch:
         )
         if move.micro_batches == self._fewest and plan.total <= room.size:
             # With more room, less is computed again.
-            return self._tried_with(move, held, beside)
+            return self._tried_with(move, most_work, held, beside)
         return dataclasses.replace(
             now,
             plan=plan,
@@ -278,6 +282,7 @@ class PlanSearch:
     def _tried_with(
         self,
         move: _Move,
+        most_work: float,
         held: int,
         beside: int,
         gather_bytes: int | None = None,
@@ -286,11 +291,12 @@ class PlanSearch:
 
         Args:
             move: the plan but for what is computed again.
+            most_work: as for ``_try``.
             held: the bytes of variables.
             beside: these, and others that the present layout does not have.
             gather_bytes: as for ``with_timeline``.
         """
-        limits = self._limits(max(self._room.size - beside, 0))
+        limits = self._limits(max(self._room.size - beside, 0), most_work)
         layout = with_timeline(
             self._laid_out(move.micro_batches),
             self._config,
@@ -340,16 +346,17 @@ class PlanSearch:
             self._layouts[number] = self._lay_out(settings, fewer)
         return self._layouts[number]
 
-    def _limits(self, room: float) -> RematLimits:
+    def _limits(self, room: float, most_work: float) -> RematLimits:
         """Return the limits for recomputing.
 
         Args:
             room: the bytes that a step may need.
+            most_work: as for ``_try``.
         """
         option, failed = self._config.options.remat, self._settings.failed
         if option is None:
             most = math.inf if failed is None else failed.bytes / _SHRINKS
-            return RematLimits(max(min(room, most), 1))
+            return RematLimits(max(min(room, most), 1), most_work)
         if option is False:
             return KEEP_ALL
         return RematLimits(0) if option is True else RematLimits(0, option)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_towers.fit.components import TowerConfig, TowerFunction
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.thread_state import ThreadLocal
-from keras_towers.fit.data import batches as data_lib, read_ahead_limit
+from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.step.graph.step_layout import StepLayout, StepSettings
 from keras_towers.fit.step.running.memory_retries import MemoryRetries
 from keras_towers.foundation.notices import announce
@@ -65,7 +65,7 @@ class AdaptiveFunction(TowerFunction):
         self._retries: MemoryRetries | None = None
         if settings.repeats:
             self._retries = MemoryRetries(model.name, config, self._retrace)
-        self._inspects = False
+        self._inspects = self._one_by_one = False
         # For batches of how many examples a step gathers rows; None: of any.
         self._gathers_for: int | None = None
         self._undivided: set[str] = set()
@@ -79,6 +79,7 @@ class AdaptiveFunction(TowerFunction):
         settings: StepSettings,
         rows_may_differ: bool,
         from_now: bool,
+        one_by_one: bool,
     ) -> None:
         """Inspect the first batches of a call, if needed.
 
@@ -88,6 +89,7 @@ class AdaptiveFunction(TowerFunction):
                 of rows.
             from_now: whether batches may differ from the batches of earlier
                 calls.
+            one_by_one: whether each batch is read, then its step run.
         """
         self._settings = settings
         self._inspects = not self._model.run_eagerly and (
@@ -95,7 +97,7 @@ class AdaptiveFunction(TowerFunction):
         )
         if not from_now:
             return
-        self._steps = 0
+        self._steps, self._one_by_one = 0, one_by_one
         expected, examples = self._gathers_for, settings.examples
         # The choice to gather rows was made for much smaller batches.
         if expected and examples and examples > _RETRACE_RATIO * expected:
@@ -116,12 +118,7 @@ class AdaptiveFunction(TowerFunction):
         # Whoever gets fewer batches than an execution has runs fewer steps, so
         # the batches to inspect are read and run one by one.
         number, done, result = self._model.steps_per_execution, 0, None
-        limit = read_ahead_limit.limit_of(data)
-        while done < number and (
-            self._must_inspect(data) or (limit and limit.has_to_wait())
-        ):
-            if limit:
-                limit.begin_step(done)
+        while done < number and (self._one_by_one or self._must_inspect(data)):
             if not self._has_read:
                 self._has_read = True
                 self._settings.make()

@@ -471,10 +471,11 @@ def note_lengths(units: Units, lengths: Tensor, entries: Sharded) -> None:
 
 def skip_reshapes(tensor: Tensor) -> Tensor:
     """Return the tensor at the start of a chain of reshapes."""
-    while (
-        tensor.operation is not None
-        and facts_of(tensor.operation.type).memory == "input"
-    ):
+    while tensor.operation is not None:
+        facts = facts_of(tensor.operation.type)
+        # What it reads of a variable may be another value each time.
+        if facts.memory != "input" or facts.effect is not None:
+            break
         tensor = tensor.operation.inputs[tensor.index]
     return tensor
 

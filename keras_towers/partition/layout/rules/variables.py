@@ -385,7 +385,7 @@ def _without_row(units: Units, rows: Tensor, layout: Sharded) -> Tensor:
 # ---- what is known of them ---------------------------------------------------
 
 # fmt: off
-operation("ReadVariableOp", _read, memory="variable", effect="reads")
+operation("ReadVariableOp", _read, memory="input", effect="reads")
 operation("AssignVariableOp", _assign)
 operation("AssignAddVariableOp AssignSubVariableOp", _add_to)
 operation("VariableShape", _shape_of_variable, effect="reads")
