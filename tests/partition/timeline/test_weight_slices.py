@@ -193,3 +193,15 @@ def test_what_is_no_larger_than_the_limit_is_whole(small_slices):
     program = small_slices[0].program
     assert not any(exchange.part for exchange in program.exchanges)
     assert not any("slice" in o.suffix for o in program.operations)
+
+
+def test_predictions_use_slices(small_slices):
+    x = np.random.default_rng(0).random((15, 6)).astype("float32")
+    found = []
+    for strategy in (contextlib.nullcontext(), in_slices()):
+        keras.utils.set_random_seed(0)
+        with strategy:
+            model = dense()
+            found.append(model.predict(x, 8, 0))
+    np.testing.assert_allclose(*found, 1e-5, 1e-6)
+    assert any(e.part for e in small_slices[0].program.exchanges)
