@@ -71,6 +71,9 @@ SHOWN_BY = {
     "partition/layout/test_conversions.py": "partition/layout/list_conversions",
     "partition/ir/test_layouts.py": "partition/ir/values",
     "partition/test_ranks.py": "partition/layout/undivided",
+    "partition/timeline/test_weight_slices.py": (
+        "partition/timeline/slice_writer"
+    ),
     "partition/test_partitioned.py": """
         partition/emission partition/layout/nodes partition/ir/program
     """,

@@ -20,6 +20,7 @@ from keras_towers.fit.weights.joint_access import access_of
 from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.fit.weights.without_memory import DeferredVariable
 from keras_towers.foundation import settings
+from keras_towers.partition.timeline import sliced_uses
 from tests.kit.compare import assert_all_close
 from tests.kit.memory import without_room
 from tests.kit.ranks import check, rare_check
@@ -532,3 +533,29 @@ def a_model_made_in_the_block_is_whole_on_no_rank():
     if s.RANK == 0:
         train(reference)
     assert_same_state(mine, reference)
+
+
+@check
+def large_weights_and_tables_are_used_in_slices():
+    """A table and a head, which are the largest weights of a model."""
+    tokens = np.random.default_rng(0).integers(0, 64, (22, 5)).astype("int32")
+
+    def trained(**options):
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((5,), dtype="int32")]
+        layers += [keras.layers.Embedding(64, 8), keras.layers.Dense(64)]
+        made = keras.Sequential(layers)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        slow = keras.optimizers.AdamW(0.02, epsilon=0.1)
+        made.compile(slow, loss, **options)
+        made.fit(tokens, tokens, 8, 2, 0, shuffle=False)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliced_uses, "_LEAST_BYTES", 1)
+        with sharded(weights="sharded", updates=None, gather_bytes=600) as way:
+            mine = trained()
+        described = way.describe()
+    # Of the 2048 bytes of the head, and the next ones.
+    assert "at most 768 bytes of gathered weights" in described, described
+    assert_same_state(mine, trained(run_eagerly=True))

@@ -151,9 +151,9 @@ class DeferredVariable(compat.UninitializedVariable):
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
 
 
-def is_deferred(variable: keras.Variable) -> bool:
-    """Whether a Keras variable is still deferred."""
-    value = variable._value
+def is_deferred(variable: Variable) -> bool:
+    """Whether a variable, of Keras or TensorFlow, is still deferred."""
+    value = getattr(variable, "_value", variable)
     return isinstance(value, DeferredVariable) and value.first_value is not None
 
 

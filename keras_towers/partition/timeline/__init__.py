@@ -7,6 +7,14 @@ it. Each module imports only those before it.
   A timeline: when a program computes and exchanges what.
 ``gathers``
   When a step gathers weights in shards, within ``gather_bytes``.
+``axis_slices``
+  Slices of an axis that towers divide: cutting, and putting together.
+``sliced_uses``
+  What of a step runs on slices of a large weight, or of its gradient.
+``slice_writer``
+  Operations on slices of a large weight, as a program gets them.
+``weight_slices``
+  Large weights in shards, gathered, used, exchanged and updated in slices.
 ``memory_estimate``
   An estimate of the memory of a tower at each time of a step.
 ``local_step``
@@ -21,10 +29,4 @@ it. Each module imports only those before it.
   Rematerialization: recomputes activations instead of keeping them.
 ``schedule``
   The schedule: in which order a program's operations run.
-``axis_slices``
-  Slices of an axis that towers divide: cutting, and putting together.
-``sliced_uses``
-  What of a step runs on slices of a large weight, or of its gradient.
-``weight_slices``
-  Large weights in shards, gathered, used, exchanged and updated in slices.
 """

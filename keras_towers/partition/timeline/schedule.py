@@ -168,6 +168,8 @@ def compute_late(timeline: Timeline, sizes: TensorSizes) -> Timeline:
     for used in [*ends, *([tensor] for tensor in program.results)]:
         level = max(map(timeline.level_of, used))
         use(unrepeated(used), _Place.at_end_of(level))
+    # What comes after operations although it uses no result of theirs.
+    follows: dict[Event, list[_Place]] = collections.defaultdict(list)
     places: list[tuple[_Place, Operation]] = []
     for index, operation in reversed([*enumerate(program.operations)]):
         if operation.is_repeated:
@@ -176,7 +178,7 @@ def compute_late(timeline: Timeline, sizes: TensorSizes) -> Timeline:
         phase = operation.phase
         place = _Place(levels[operation], phase, index, index)
         if users and is_pure(operation):
-            later = min(users)
+            later = min([*users, *follows[operation]])
             before = later.before if later.phase == phase else index
             later = _Place(later.level, phase, before, index)
             kept = [
@@ -189,10 +191,14 @@ def compute_late(timeline: Timeline, sizes: TensorSizes) -> Timeline:
             if made * ALIKE >= sum(map(sizes.bytes_of, kept)):
                 place = max(place, later)
         levels[operation] = place.level
+        at_end = _Place.at_end_of(place.level - 1)
         for tensor in unrepeated(operation.inputs):
             is_ready = not computed_after(tensor, phase)
-            at_end = _Place.at_end_of(place.level - 1)
             use([tensor], place if is_ready else at_end)
+        for other in program.before.get(operation, ()):
+            if isinstance(other, Operation):
+                is_ready = other.phase <= phase
+                follows[other].append(place if is_ready else at_end)
         places.append((place, operation))
     places.sort(key=lambda pair: pair[0])
     events: list[Event] = [*filter(is_repeated, program.events)]

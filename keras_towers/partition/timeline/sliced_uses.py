@@ -24,7 +24,7 @@ from keras_towers.partition.ir.program import (
     depends_on_batch,
     is_pure,
 )
-from keras_towers.partition.ir.reasons import NotDivided, require
+from keras_towers.partition.ir.reasons import NotDivided, require, unless_none
 from keras_towers.partition.ir.registry import (
     Factors,
     Labels,
@@ -146,25 +146,22 @@ class SlicePlan:
 
     def _cut_of(self, exchange: Exchange, whole: Tensor) -> Cut | None:
         """Return how a large weight, or its gradient, is cut."""
-        given, result = exchange.given.shape, exchange.result.shape
-        size = self._sizes.bytes_of(whole)
-        known = given.is_fully_defined() and result.is_fully_defined()
+        shapes = exchange.given.shape, exchange.result.shape
+        known = all(shape.is_fully_defined() and shape.rank for shape in shapes)
+        size, axis = self._sizes.bytes_of(whole), exchange.axis
         if not known or "columns" in exchange.over or size <= self._most:
             return None
-        if not result.rank:
-            return None
-        axis, own = exchange.axis, min(int(given[0]), int(result[0]))
-        number, rest = divmod(
-            int(whole.shape[axis]),
-            min(int(given[axis]), int(result[axis])) or 1,
-        )
-        if rest or number < 2:
+        given, result = ([int(n or 0) for n in shape] for shape in shapes)
+        rows, most = sorted((given[axis], result[axis]))
+        if rows == 0 or most % rows or most == rows:
             # Towers have different numbers of rows.
             return None
-        towers = number if axis == 0 else 1
+        own, towers = min(given[0], result[0]), most // rows
         at_a_time = max(self._most // _PARTS_AT_A_TIME, _LEAST_BYTES)
         number = min(-(-size // at_a_time), _MOST_SLICES, own)
-        return Cut(own, towers, number) if number > 1 else None
+        if number < 2:
+            return None
+        return Cut(own, towers if axis == 0 else 1, number)
 
     def _add_gather(self, exchange: Exchange) -> None:
         whole, cut = exchange.result, self._cut_of(exchange, exchange.result)
@@ -172,17 +169,21 @@ class SlicePlan:
             return
         uses: dict[Operation, Use] = {}
         for user in self._users.get(whole, ()):
-            use = None
             if isinstance(user, Operation) and depends_on_batch(user.outputs):
                 others = [t for t in user.inputs if t in self.gathers]
                 is_only = user.inputs.count(whole) == 1 and not others
                 index = user.inputs.index(whole)
                 use = _use_of_input(user, index, 0) if is_only else None
-            if use is None:
-                return
-            uses[user] = use
+                if use is not None and not self._is_of_gradient(user):
+                    uses[user] = use
+                    continue
+            return
         self.gathers[whole] = exchange, cut
         self.uses.update(uses)
+
+    def _is_of_gradient(self, operation: Operation) -> bool:
+        """Whether an operation computes slices of a gradient."""
+        return any(operation in g.chain for g in self.gradients)
 
     def _add_gradient(self, exchange: Exchange, xla: bool) -> None:
         cut = self._cut_of(exchange, exchange.given)
@@ -313,7 +314,9 @@ def _use_with(
 
     def axes(of_all: Sequence[Labels | None]) -> list[int | None]:
         return [
-            labels.index(label) if label in (labels or ()) else None
+            None
+            if labels is None or label not in labels
+            else labels.index(label)
             for labels in of_all
         ]
 
@@ -337,7 +340,8 @@ def _factors_of(
 ) -> tuple[Factors | None, Sequence[Labels]]:
     """Return the axes of an operation, and the labels of its inputs."""
     facts = facts_of(operation.type)
-    shapes = [tensor.shape for tensor in operation.inputs]
+    tensors = [*operation.inputs, *operation.outputs]
+    shapes = [tensor.shape for tensor in tensors]
     is_known = all(shape.rank is not None for shape in shapes)
     if facts.labels is None or not is_pure(operation) or not is_known:
         return None, ()
@@ -350,7 +354,8 @@ def _factors_of(
         require(not factors.attributes and not factors.needs_rows)
         for index, entries in factors.entries.items():
             # The axes of a sum, but not a shape.
-            require([*entries] == np.ravel(values[index].known).tolist())
+            known = unless_none(values[index].known)
+            require([*entries] == np.ravel(known).tolist())
         return factors, factors.labels(values)
     except NotDivided:
         return None, ()

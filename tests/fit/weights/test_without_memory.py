@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit.weights import without_memory as without_memory_module
 from keras_towers.fit.weights.without_memory import (
     DeferredVariable,
     WithoutMemory,
@@ -129,3 +130,16 @@ def test_large_variables_take_no_memory_and_keep_nothing():
         resource=large._value.handle, dtype=tf.float32
     )
     assert not tf.size(found)
+
+
+@pytest.mark.parametrize(
+    "name", ["GlorotUniform", "HeNormal", "Orthogonal", "TruncatedNormal"]
+)
+def test_a_large_first_value_is_that_of_a_small_one(name, monkeypatch):
+    """It is computed in a function, where less memory is taken."""
+    initializer = getattr(keras.initializers, name)(seed=3)
+    found = []
+    for least in (0, 2**40):
+        monkeypatch.setattr(without_memory_module, "_LARGE_BYTES", least)
+        found.append(DeferredVariable(LIKE, initializer).numpy())
+    np.testing.assert_array_equal(*found)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_towers.fit import keras_patches
 from keras_towers.fit.weights import writes
+from keras_towers.fit.weights.without_memory import DeferredVariable
 from keras_towers.fit.weights.writes import OuterVariable
 
 pytestmark = pytest.mark.core
@@ -68,3 +69,12 @@ def test_reads_and_traces_are_no_writes():
     variable.read_value()
     assert writes.number() == before
     assert writes.take([variable]) == []
+
+
+def test_what_has_its_first_value_is_not_written_and_keeps_no_memory():
+    like = keras.Variable(tf.ones([2, 3]), name="kernel")
+    variable = DeferredVariable(like, keras.initializers.Ones())
+    assert writes.take([variable]) == []
+    assert variable.first_value is not None
+    variable.assign([[1.0, 2.0, 3.0]] * 2)
+    assert writes.take([variable]) == [0]
