@@ -175,19 +175,12 @@ class SliceWriter:
         return copy
 
     def _added(self, tensor: Tensor, before: Tensor | None) -> Tensor:
-        """Add up slices of a sum; 16 bits would round each of them."""
-        is_short = tensor.dtype.is_floating and tensor.dtype.size < 4
-        term = self._cast(tensor, tf.float32) if is_short else tensor
+        """Add up slices of a sum."""
         if before is None:
-            return term
-        total = self._builder.op("AddV2", [before, term], term.shape)
+            return tensor
+        total = self._builder.op("AddV2", [before, tensor], tensor.shape)
         self._sizes.add_like([total], [tensor])
         return total
-
-    def _cast(self, tensor: Tensor, dtype: tf.DType) -> Tensor:
-        cast = self._builder.cast(tensor, dtype, is_repeated=False)
-        self._sizes.add_like([cast], [tensor])
-        return cast
 
     def _picked(
         self, lookup: Operation, is_in: Any, before: Sequence[Tensor]

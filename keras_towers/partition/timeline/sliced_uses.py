@@ -289,7 +289,14 @@ def _use_of_input(operation: Operation, index: int, axis: int) -> Use | None:
     factors, labels = _factors_of(operation)
     if factors is None:
         return None
-    return _use_with(labels[index][axis], factors, labels)
+    use = _use_with(labels[index][axis], factors, labels)
+    if use is None or any(
+        axis is None and tensor.dtype.is_floating and tensor.dtype.size < 4
+        for tensor, axis in zip(operation.outputs, use.outputs, strict=True)
+    ):
+        # 16 bits would round each slice of a sum.
+        return None
+    return use
 
 
 def _use_for_output(operation: Operation, axis: int) -> Use | None:

@@ -200,8 +200,7 @@ class _Slicing(SliceWriter):
             zip(operation.outputs, use.outputs, strict=True)
         ):
             if axis is None:
-                total = self._cast(totals[k], tensor.dtype)
-                self._sizes.add_like([total], [tensor])
+                total = totals[k]
             else:
                 total = self._slicer.joined(slices[k], axis, cut)
             self._tensors[tensor] = total

@@ -205,3 +205,13 @@ def test_predictions_use_slices(small_slices):
             found.append(model.predict(x, 8, 0))
     np.testing.assert_allclose(*found, 1e-5, 1e-6)
     assert any(e.part for e in small_slices[0].program.exchanges)
+
+
+def test_products_of_16_bits_use_whole_weights(small_slices):
+    make = functools.partial(dense, dtype="mixed_bfloat16")
+    trained(make, sgd, in_slices())
+    exchanges = small_slices[0].program.exchanges
+    gathered = {e.given.shape[-1] for e in exchanges if e.part is not None}
+    # The last product has 32 bits; gradients are still exchanged in slices.
+    assert gathered == {4}
+    assert sum(e.kind == "scatter" for e in exchanges) > 6
