@@ -132,9 +132,10 @@ class SliceWriter:
                 inputs[1], is_in = slicer.in_table(numbers, cut, index)
             else:
                 own, inside = slicer.own_numbers(numbers, cut, index)
-                operands = [inside, own, -1]
                 shape, dtype = numbers.shape, inputs[2].dtype
-                inputs[1] = self._builder.op("SelectV2", operands, shape)
+                inputs[1] = self._builder.op(
+                    "SelectV2", [inside, own, -1], shape
+                )
                 inputs[2] = self._builder.constant(cut.size(index), dtype)
         return self._copy(operation, inputs, use, cut, index), is_in
 
