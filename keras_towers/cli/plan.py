@@ -273,7 +273,7 @@ def _table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("in each process" if in_process else "on each device")
     for one in plans:
-        table.add_column(one.choice, justify="right")
+        table.add_column(one.choice, justify="right", overflow="fold")
 
     def row(name: str, cell: Callable[[Plan], str]) -> None:
         table.add_row(name, *map(cell, plans))
