@@ -119,12 +119,19 @@ def test_ranks_add_up_in_pieces_that_take_turns():
     cluster = SimpleNamespace(rank=1, size=2, local_rank=0, local_size=1)
     task = SimpleNamespace(host="/device:CPU:0", cluster=cluster)
     transport = CollectiveTransport(task)
-    with tf.Graph().as_default() as graph:
+
+    @tf.function
+    def send():
         # 12 MiB, and one row more on rank 0.
         tensor = tf.ones([3 * 1024 + 1, 1024])
         counts = [1537, 1536]
-        result = transport.reduce_scatter(tensor, counts, "large")
-        few = transport.reduce_scatter(tf.ones([2, 8]), [1, 1], "small")
+        return (
+            transport.reduce_scatter(tensor, counts, "large"),
+            transport.reduce_scatter(tf.ones([2, 8]), [1, 1], "small"),
+        )
+
+    graph = send.get_concrete_function().graph
+    result, few = graph.structured_outputs
     assert (result.shape, few.shape) == ((1536, 1024), (1, 8))
     sent = [o for o in graph.get_operations() if "AllToAll" in o.type]
     most = collective_transport._PIECE_BYTES
