@@ -200,18 +200,28 @@ class PlanSearch:
         return _FOR_DOUBLED_PARTS * math.log2(number / self._fewest)
 
     def _moves(self, number: int) -> Iterator[_Move]:
-        """Yield the moves with a number of micro-batches, the cheapest first.
+        """Yield the moves with a number of micro-batches.
 
-        Those that need less follow, unless one before them fits.
+        Only if the one that gathers least fits, those that gather more follow,
+        from the most on, until one of them fits: they cost less.
         """
-        for size in self._gather_bytes():
-            move = _Move(self._now, number, size)
+        *more, least = [
+            _Move(self._now, number, size) for size in self._gather_bytes()
+        ]
+        yield least
+        for move in more:
+            if not self._fits_with(least):
+                break
             yield move
-            if move in self._tried and self._tried[move].fits:
+            if self._fits_with(move):
                 break
         for shards in self._choices():
             if shards != self._now:
                 yield _Move(shards, number)
+
+    def _fits_with(self, move: _Move) -> bool:
+        """Whether a move was tried, and fits."""
+        return move in self._tried and self._tried[move].fits
 
     def _smallest(self, number: int) -> Tried:
         """Try the plan that gathers least, with the present layout."""
