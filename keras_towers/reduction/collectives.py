@@ -231,43 +231,25 @@ class Hierarchical(OnTowers):
 
     Only the main devices of the groups communicate across groups: on a DGX-1, a
     group is four GPUs with direct links to each other. The main devices rotate
-    from tensor to tensor, so that all links between the groups are used. A
-    result for one device alone crosses between it and one device of the other
-    group. Ports mode "hierarchical" of tensorpack's
-    ``SyncMultiGPUTrainerReplicated``, which supports only eight GPUs.
+    from tensor to tensor, so that all links between the groups are used. Rows
+    are exchanged as ``OnTowers`` does. Ports mode "hierarchical" of
+    tensorpack's ``SyncMultiGPUTrainerReplicated``, which supports only eight
+    GPUs.
     """
 
     def _sum(self, column: Column) -> Sequence[tf.Tensor]:
-        mains = _mains(column.index, column.devices)
-        inside = list(map(add_on, mains, _in_two(column.tensors)))
+        half = len(column.devices) // 2
+        groups = column.devices[:half], column.devices[half:]
+        terms = column.tensors[:half], column.tensors[half:]
+        # The number of devices may be odd.
+        mains = [group[column.index % len(group)] for group in groups]
+        inside = list(map(add_on, mains, terms))
         totals = [add_on(main, inside) for main in mains]
-        return _copies_in(_in_two(column.devices), totals)
-
-    def _scatter(self, column: Column) -> Sequence[tf.Tensor]:
-        first, second = _in_two(column.devices)
-        results = []
-        for tower, terms in enumerate(column.terms()):
-            own, other = _in_two(terms)
-            others = second
-            if tower >= len(first):
-                own, other, others = other, own, first
-            across = add_on(others[tower % len(others)], other)
-            results.append(add_on(column.devices[tower], [*own, across]))
-        return results
-
-    def _gather(self, column: Column) -> Sequence[tf.Tensor]:
-        wholes = [
-            _concat_on(main, column.tensors, column.rows.axis)
-            for main in _mains(column.index, column.devices)
+        return [
+            copy_to(device, total)
+            for group, total in zip(groups, totals, strict=True)
+            for device in group
         ]
-        return _copies_in(_in_two(column.devices), wholes)
-
-    def _copy(
-        self, tensor: tf.Tensor, devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
-        mains = _mains(0, devices)
-        at_mains = [copy_to(main, tensor) for main in mains]
-        return _copies_in(_in_two(devices), at_mains)
 
 
 class SumsByFunction(OnTowers):
@@ -357,31 +339,6 @@ def _concat_slices(
             slices[0].dense_shape,
         )
         for device in devices
-    ]
-
-
-def _in_two(values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]]:
-    """Divide the values of K devices into two groups."""
-    half = len(values) // 2
-    return values[:half], values[half:]
-
-
-def _mains(index: int, devices: Sequence[str]) -> list[str]:
-    """Return the device of each group that communicates for tensor ``index``.
-
-    The number of devices may be odd.
-    """
-    return [group[index % len(group)] for group in _in_two(devices)]
-
-
-def _copies_in(
-    groups: Sequence[Sequence[str]], tensors: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Copy the tensor of each group to its devices."""
-    return [
-        copy_to(device, tensor)
-        for group, tensor in zip(groups, tensors, strict=True)
-        for device in group
     ]
 
 
