@@ -106,19 +106,14 @@ class Column:
     rows: Rows
 
     def on_each(
-        self, function: Callable[..., tf.Tensor], *more: Sequence[Any]
-    ) -> list[tf.Tensor]:
+        self, function: Callable[..., _T], *more: Sequence[Any]
+    ) -> list[_T]:
         """Call a function of each device's tensor, on that device."""
         return on_each(self.devices, function, self.tensors, *more)
 
     def with_tensors(self, tensors: Sequence[tf.Tensor]) -> Column:
         """Return a column with other tensors."""
         return dataclasses.replace(self, tensors=tensors)
-
-    def terms(self) -> list[Sequence[tf.Tensor]]:
-        """Return all terms of the rows that each device gets."""
-        parts = on_each(self.devices, self.rows.split, self.tensors)
-        return list(zip(*parts, strict=True))
 
 
 class OnTowers(Collectives):
@@ -151,12 +146,7 @@ class OnTowers(Collectives):
     def broadcast(
         self, tensors: Sequence[tf.Tensor], devices: Sequence[str]
     ) -> list[list[tf.Tensor]]:
-        if len(devices) == 1:
-            return [list(tensors)]
-        columns = [self._copy(tensor, devices) for tensor in tensors]
-        return [
-            [column[k] for column in columns] for k, _ in enumerate(devices)
-        ]
+        return [[copy_to(device, t) for t in tensors] for device in devices]
 
     def _place(self, number: int, devices: Sequence[str]) -> str:
         """Return the device that computes a tensor, or a tower's rows."""
@@ -177,9 +167,10 @@ class OnTowers(Collectives):
     def _scatter(self, column: Column) -> Sequence[tf.Tensor]:
         """Sum a tensor of each device; return the rows for each."""
         devices = column.devices
+        parts = column.on_each(column.rows.split)
         return [
             copy_to(devices[tower], add_on(self._place(tower, devices), terms))
-            for tower, terms in enumerate(column.terms())
+            for tower, terms in enumerate(zip(*parts, strict=True))
         ]
 
     def _gather(self, column: Column) -> Sequence[tf.Tensor]:
@@ -194,12 +185,6 @@ class OnTowers(Collectives):
             copy_to(device, wholes[place])
             for device, place in zip(devices, places, strict=True)
         ]
-
-    def _copy(
-        self, tensor: tf.Tensor, devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
-        """Return a tensor for each device."""
-        return [copy_to(device, tensor) for device in devices]
 
 
 class OnDevice(OnTowers):

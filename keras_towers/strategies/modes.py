@@ -152,10 +152,7 @@ def fall_back_unless_tried(
     )
     if not over_nccl:
         return mode
-    own = mode.collectives
-    # What is packed is exchanged by others.
-    kind = type(own.collectives if isinstance(own, Packed) else own)
-    failure = _failure(kind, tuple(devices))
+    failure = _failure(MODES["nccl"], tuple(devices))
     if not failure:
         return mode
     reason = f"NCCL does not work here: {failure}"
