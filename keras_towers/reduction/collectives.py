@@ -18,7 +18,7 @@ from keras_towers.reduction.gradients import (
     Gradients,
     check_sums,
     check_towers,
-    sparse_of,
+    is_sparse,
 )
 from keras_towers.transport.devices import host_of
 from keras_towers.transport.messages import Rows
@@ -153,9 +153,9 @@ class OnTowers(Collectives):
         return devices[number % len(devices)]
 
     def _reduce(self, column: Column) -> Sequence[Gradient]:
-        if slices := sparse_of(column.tensors):
+        if is_sparse(column.tensors[0]):
             place = self._place(column.index, column.devices)
-            return _concat_slices(slices, place, column.devices)
+            return _concat_slices(column.tensors, place, column.devices)
         return self._sum(column)
 
     def _sum(self, column: Column) -> Sequence[tf.Tensor]:
