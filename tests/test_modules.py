@@ -21,7 +21,6 @@ SHOWN_BY = {
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
         engines/horovod/hvd/distributed_optimizers
-        engines/horovod/hvd/horovod_reducer
         engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
