@@ -163,24 +163,22 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
     node.variables.reads_follow = follows
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
-    is_known = node.type not in node.options.undivided
-    known = [value.known for value in inputs]
-    folds = folded(node, known) if is_known else None
+    folds = folded(node, [value.known for value in inputs])
     is_whole = False
     try:
-        require(is_known, MISTAKE)
+        require(node.type not in node.options.undivided, MISTAKE)
         outputs = _divided(node, inputs)
     except NotDivided as refused:
         node.reason = str(refused).format(node.type)
         outputs = _known_values(node, folds or ())
         is_whole = not outputs
         outputs = outputs or _undivided(node, inputs)
-    if is_known and all(v.is_replicated for v in (*inputs, *outputs)):
+    if all(v.is_replicated for v in (*inputs, *outputs)):
         _note_rows(node, inputs, outputs)
     for output in outputs:
         if output.is_partial:
             output.local = node.converter.as_term(output.own)
-    for note in node.facts.notes if is_known else ():
+    for note in node.facts.notes:
         with contextlib.suppress(NotDivided):
             note(node, inputs, outputs)
     _complete(node, inputs, outputs, folds)
@@ -450,8 +448,7 @@ def _has_rows_and_shards(inputs: Values) -> bool:
 def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     """Derive the global shapes of outputs with unknown sizes."""
     unknown, facts = [None] * node.num_outputs, node.facts
-    is_known = node.type not in node.options.undivided
-    if not is_known or all(s.is_fully_defined() for s in node.shapes):
+    if all(shape.is_fully_defined() for shape in node.shapes):
         return unknown
     with contextlib.suppress(NotDivided):
         if facts.shape is not None:

@@ -157,7 +157,8 @@ class Node:
     Attributes:
         operation: the operation.
         type: the type of the operation.
-        facts: what is known of operations of this type.
+        facts: what is known of operations of this type; nothing is if a rule
+            has a mistake.
         scope: the graph, or the function, that it belongs to.
         builder: adds operations there.
         units: the units of rows there.
@@ -174,6 +175,8 @@ class Node:
         is_call = compat.op_definition(self.type) is None
         known_as = "PartitionedCall" if is_call else self.type
         self.facts: OperationFacts = facts_of(known_as)
+        if self.type in scope.options.undivided:
+            self.facts = OperationFacts()
         self.scope = scope
         self.builder = scope.builder
         self.units = scope.units

@@ -215,17 +215,13 @@ def _pad_blocks(
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     padded, before = _with_blocks(layout, size), _rows_ahead(layout, begin)
     after = padded.rows_per_unit - before - layout.rows_per_unit
-    axis, rank = layout.axis, len(shape)
     ends = [
         rows and builder.scaled_size(rows, layout.unit.count)
         for rows in (before, after)
     ]
-    columns = [builder.size_at_axis(axis, rank, end) for end in ends]
-    widths = builder.op("Pack", columns, (rank, 2), axis=1)
-    shape[axis] = padded.size
-    local = builder.op(
-        "Pad", [tensor, widths], local_shape(static(shape), padded)
-    )
+    shape[layout.axis] = padded.size
+    own_shape = local_shape(static(shape), padded)
+    local = builder.pad_axis(tensor, layout.axis, *ends, own_shape)
     return Value(padded, local, shape=tuple(shape))
 
 

@@ -26,7 +26,6 @@ from keras_towers.partition.ir.registry import operation
 from keras_towers.partition.ir.sizes import Dimension
 from keras_towers.partition.ir.values import Value, Values, replicated
 from keras_towers.partition.layout.nodes import Node
-from keras_towers.partition.layout.units import Units
 
 
 def _read(node: Node, variable: Value) -> Values:
@@ -70,18 +69,18 @@ def _like(before: Value, after: Tensor) -> Value:
 
 
 def _shape_of_variable(node: Node, variable: Value) -> Values:
-    before = node.variables.content_of(variable)
-    if before.sharded is not None:
-        known = np.array(before.sizes, object)
-        whole = node.units.known_tensor(known, node.output_dtype())
-        return [Value(REPLICATED, whole=asserted(whole), known=known)]
-    shape = node.builder.op(
-        "Shape",
-        [node.converter.replicate(before)],
-        node.shapes[0],
-        out_type=node.output_dtype(),
-    )
-    return [replicated(shape, Value(REPLICATED))]
+    content = node.variables.content_of(variable)
+    if content.sharded is None:
+        shape = node.builder.op(
+            "Shape",
+            [node.converter.replicate(content)],
+            node.shapes[0],
+            out_type=node.output_dtype(),
+        )
+        return [replicated(shape, Value(REPLICATED))]
+    known = np.array(content.sizes, object)
+    whole = node.units.known_tensor(known, node.output_dtype())
+    return [Value(REPLICATED, whole=asserted(whole), known=known)]
 
 
 # ---- lookups -----------------------------------------------------------------
@@ -308,17 +307,11 @@ def _widened(
     builder: Builder, values: Tensor, rows: Sharded, shape: Shape | None
 ) -> Tensor:
     """Return a tensor of all towers' rows, with 0 in those of other towers."""
-    rank = len(asserted(shape))
     unit = rows.unit
     end = builder.compute_size("AddV2", unit.start, unit.count)
     after = builder.compute_size("Sub", unit.total, end)
-    ends = [
-        builder.size_at_axis(rows.axis, rank, size)
-        for size in (unit.start, after)
-    ]
-    widths = builder.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
-    zero = builder.constant(0, values.dtype)
-    return builder.op("PadV2", [values, widths, zero], shape)
+    sizes = asserted(shape)
+    return builder.pad_axis(values, rows.axis, unit.start, after, sizes)
 
 
 # ---- scattered writes --------------------------------------------------------
@@ -350,7 +343,9 @@ def _scatter(
         where = _holding(builder, where, rows.size)
         count = builder.cast(units.local_rows(rows), where.dtype)
         where, _ = _own_indices(builder, where, rows, count)
-        content = _with_row(builder, content)
+        more, *sizes = content.shape
+        more = None if more is None else more + 1
+        content = builder.pad_axis(content, 0, 0, 1, [more, *sizes])
     after = builder.op(
         node.type.replace("Resource", "Tensor"),
         [content, builder.op("ExpandDims", [where, -1]), operand],
@@ -358,28 +353,9 @@ def _scatter(
         suffix=_part_of(rows) if has_others else "",
     )
     if has_others:
-        after = _without_row(units, after, rows)
+        after = units.drop_padding(after, [*before.sizes], rows)
     variables.assign(variable, Value(rows, after, shape=before.shape))
     return []
-
-
-def _with_row(builder: Builder, rows: Tensor) -> Tensor:
-    """Append a row of zeros."""
-    rank = asserted(rows.shape.rank)
-    widths = [[0, 1], *[[0, 0]] * (rank - 1)]
-    zero = builder.constant(0, rows.dtype)
-    sizes = list(rows.shape)
-    more = None if sizes[0] is None else sizes[0] + 1
-    return builder.op("PadV2", [rows, widths, zero], (more, *sizes[1:]))
-
-
-def _without_row(units: Units, rows: Tensor, layout: Sharded) -> Tensor:
-    """Drop the last row."""
-    builder = units.builder
-    sizes = list(rows.shape)
-    count = units.local_rows(layout)
-    shape = [None, *sizes[1:]]
-    return builder.slice_rows(rows, shape, 0, 0, count)
 
 
 # ---- what is known of them ---------------------------------------------------
