@@ -75,17 +75,17 @@ def test_whole_weights_are_read_once_all_gradients_are_there(layout, level):
 
 # The first result says how it is laid out, the second one what has its rows.
 HANDED_BACK = {
-    "rows": (lambda x: 2 * tf.sort(x, 0), X),
-    "columns": (lambda x: 2 * tf.sort(x, 1), COLUMNS),
-    "of the input with rows": (lambda x: tf.sort(x, 0) - tf.sort(-x, 0), X),
-    "a number of rows that is known": (lambda x: 2 * tf.sort(x, 0), KNOWN),
+    "rows": lambda x: 2 * tf.sort(x, 0),
+    "columns": lambda columns: 2 * tf.sort(columns, 1),
+    "of the input with rows": lambda x: tf.sort(x, 0) - tf.sort(-x, 0),
+    "a number of rows that is known": lambda known: 2 * tf.sort(known, 0),
     "as many as rows": (
         lambda x: x @ tf.linalg.qr(x)[1],
         sharded(-1, 6, examples=6),
     ),
-    "not all rows": (lambda x: 2 * tf.sort(x, 0)[:2], X),
-    "none": (lambda x: 2 * tf.unique(x[:, 0])[0], X),
-    "values and their places": (lambda x: tf.math.top_k(tf.transpose(x), 1), X),
+    "not all rows": lambda x: 2 * tf.sort(x, 0)[:2],
+    "none": lambda x: 2 * tf.unique(x[:, 0])[0],
+    "values and their places": lambda x: tf.math.top_k(tf.transpose(x), 1),
 }
 
 
