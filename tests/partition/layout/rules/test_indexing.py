@@ -89,10 +89,6 @@ SCATTERS = {
 test_scatters = as_listed("indexing: scatters", SCATTERS)
 
 
-def _segments(name):
-    return lambda x, i: getattr(tf.math, f"unsorted_segment_{name}")(x, i, 5)
-
-
 SEGMENTS = {
     "UnsortedSegmentSum of columns": lambda x: tf.math.unsorted_segment_sum(
         tf.transpose(x), [0, 1, 0, 1], 2
