@@ -97,26 +97,6 @@ def is_pure(operation: Operation) -> bool:
     )
 
 
-def phase_of(
-    type_: str, inputs: Sequence[Tensor], of_update: bool = False
-) -> Phase:
-    """Return the phase in which an operation runs.
-
-    Args:
-        type_: its type.
-        inputs: its inputs.
-        of_update: as in ``Operation``.
-    """
-    if "towers" not in axes_of(inputs):
-        return Phase.ONCE
-    # Each micro-batch has its own rows of a batch.
-    if of_update and not depends_on_batch(inputs):
-        return Phase.UPDATE
-    if all(tensor.handle is None for tensor in inputs):
-        return Phase.TOWERS
-    return Phase.READ if type_ == "ReadVariableOp" else Phase.UPDATE
-
-
 def unrepeated(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return tensors, or what repeated operations compute them from.
 
@@ -194,7 +174,14 @@ class Operation:
     @property
     def phase(self) -> Phase:
         """The phase of its level in which it runs."""
-        return phase_of(self.type, self.inputs, self.of_update)
+        if "towers" not in axes_of(self.inputs):
+            return Phase.ONCE
+        # Each micro-batch has its own rows of a batch.
+        if self.of_update and not depends_on_batch(self.inputs):
+            return Phase.UPDATE
+        if all(tensor.handle is None for tensor in self.inputs):
+            return Phase.TOWERS
+        return Phase.READ if self.type == "ReadVariableOp" else Phase.UPDATE
 
     @property
     def at_root(self) -> bool:

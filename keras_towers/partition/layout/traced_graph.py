@@ -401,11 +401,9 @@ def _handle_of_shards(whole: Any, layout: InShards) -> Any:
 
 def _sparse_indices(units: Units, own: Tensor, layout: SparseIndices) -> Value:
     """Return the value of the indices of a sparse tensor."""
-    unit = units.data_dependent_unit(layout.unit, units.builder.axis_size(own))
-    rows, examples = Sharded(0, unit), Sharded(0, units.of_batch)
-    return index_value(
-        units.builder, own, rows, examples, int(own.shape[1] or 0)
-    )
+    rows = units.found_rows(layout.unit, own)
+    examples, rank = Sharded(0, units.of_batch), int(own.shape[1] or 0)
+    return index_value(units.builder, own, rows, examples, rank)
 
 
 def _sparse_shape(units: Units, own: Tensor, layout: SparseShape) -> Value:
@@ -423,4 +421,4 @@ def _sparse_shape(units: Units, own: Tensor, layout: SparseShape) -> Value:
 def _row_splits(units: Units, own: Tensor, layout: RowSplits) -> Value:
     """Return the value of the row splits of a ragged tensor."""
     rows = Sharded(0, units.of_batch)
-    return splits_value(units, own, layout.unit, rows)
+    return splits_value(units, own, rows, layout.unit)

@@ -130,6 +130,16 @@ class Units:
             self._by_key[key] = self.found[symbol_name(size)] = unit
         return self._by_key[key]
 
+    def found_rows(self, key: object, rows: Tensor) -> Sharded:
+        """Return the layout of rows that each tower has found in its data.
+
+        Args:
+            key: identifies their unit, as for ``data_dependent_unit``.
+            rows: those of a tower, along axis 0.
+        """
+        count = self.builder.axis_size(rows)
+        return Sharded(0, self.data_dependent_unit(key, count))
+
     def alias_unit(self, key: object, unit: DataDependentUnit) -> None:
         """Let another key identify a unit, unless the key is in use."""
         self._by_key.setdefault(key, unit)

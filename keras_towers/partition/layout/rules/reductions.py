@@ -38,7 +38,7 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
         if keeps or axis not in reduced
     ]
     return Factors(
-        [range(value.rank), None],
+        [range(value.rank)],
         [left],
         linear=[[0]] if is_linear else (),
         summed=reduced if node.type == "Sum" else (),
