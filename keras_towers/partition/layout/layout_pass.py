@@ -46,7 +46,6 @@ from keras_towers.partition.layout.division import divide, rows_along
 from keras_towers.partition.layout.folding import constant, folded
 from keras_towers.partition.layout.list_conversions import CannotGather
 from keras_towers.partition.layout.nodes import Node, Scope
-from keras_towers.partition.layout.paired_variances import PairedVariances
 from keras_towers.partition.layout.undivided import (
     compute_once,
     uses_handles,
@@ -74,13 +73,8 @@ def lay_out_graph(scope: Scope, graph: Any, inputs: Values) -> dict[str, Value]:
         values[tensor.name] = value
     lay_out = scope.lay_out_node or lay_out_node
     before, scope.values = scope.values, values
-    paired = scope.paired_variances
-    scope.paired_variances = PairedVariances()
-    operations = graph.get_operations()
-    if scope.builder.can_exchange:
-        scope.paired_variances = PairedVariances(operations)
     try:
-        for operation in sort_topologically(operations, values):
+        for operation in sort_topologically(graph.get_operations(), values):
             outputs = operation.outputs
             if outputs and outputs[0].name in values:
                 continue
@@ -90,7 +84,7 @@ def lay_out_graph(scope: Scope, graph: Any, inputs: Values) -> dict[str, Value]:
             names = [tensor.name for tensor in outputs]
             values.update(zip(names, results, strict=True))
     finally:
-        scope.values, scope.paired_variances = before, paired
+        scope.values = before
     return values
 
 

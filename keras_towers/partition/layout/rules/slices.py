@@ -213,13 +213,13 @@ def _pad_blocks(
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     padded, before = _with_blocks(layout, size), _rows_ahead(layout, begin)
     after = padded.rows_per_unit - before - layout.rows_per_unit
-    ends = [
+    first, last = (
         rows and builder.scaled_size(rows, layout.unit.count)
         for rows in (before, after)
-    ]
+    )
     shape[layout.axis] = padded.size
     own_shape = local_shape(static(shape), padded)
-    local = builder.pad_axis(tensor, layout.axis, *ends, own_shape)
+    local = builder.pad_axis(tensor, layout.axis, first, last, own_shape)
     return Value(padded, local, shape=tuple(shape))
 
 
