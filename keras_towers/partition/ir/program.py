@@ -46,6 +46,12 @@ class Tensor:
     handle: Any = None
     is_fixed: bool = False
 
+    @property
+    def type_of_content(self) -> tuple[tf.DType, tf.TensorShape]:
+        """For the handle of a variable, the dtype and shape of its value."""
+        (spec,) = self.handle.shape_and_type
+        return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)
+
 
 Attributes: TypeAlias = "Mapping[str, Any]"
 """The attributes of an operation, by name."""

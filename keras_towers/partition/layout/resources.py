@@ -132,7 +132,7 @@ class VariableContents:
             return around._converter.captured(content)
         local = self.copies.get(common)
         rows = self.rows.get(common)
-        _, shape = type_of_content(common)
+        _, shape = common.type_of_content
         sizes = None if shape.rank is None else sizes_of(shape)
         if rows is not None:
             content = Value(rows, self.read(asserted(local)), shape=sizes)
@@ -150,7 +150,7 @@ class VariableContents:
 
     def read(self, handle: Tensor) -> Tensor:
         """Read a shared variable, the towers' copies of it, or their shards."""
-        dtype, shape = type_of_content(handle)
+        dtype, shape = handle.type_of_content
         (value,) = self.add_in_order(
             "ReadVariableOp", [handle], {"dtype": dtype}, [(dtype, shape)]
         )
@@ -238,7 +238,7 @@ class VariableContents:
         common = self.common_handle(handle)
         rows = self.rows.get(common)
         if rows is not None:
-            _, shape = type_of_content(common)
+            _, shape = common.type_of_content
             if shape.rank is not None:
                 # The trace may not know the sizes of what is assigned.
                 content.shape = sizes_of(shape)
@@ -252,9 +252,3 @@ class VariableContents:
         """Return the layout of a variable in shards; None if it is whole."""
         whole = variable.whole
         return None if whole is None else self.rows.get(whole)
-
-
-def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:
-    """Return the dtype and the shape of a variable's value."""
-    (spec,) = handle.handle.shape_and_type
-    return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)
