@@ -57,15 +57,11 @@ def _add_to(node: Node, variable: Value, term: Value) -> Values:
     after = node.builder.op(
         "AddV2" if is_sum else "Sub", operands, operands[0].shape
     )
-    variables.assign(variable, _like(before, after))
+    content = Value(rows or REPLICATED, after, shape=before.shape)
+    if rows is None:
+        content = replicated(after, content)
+    variables.assign(variable, content)
     return []
-
-
-def _like(before: Value, after: Tensor) -> Value:
-    """Return a new content of a variable, in the layout of the one before."""
-    if before.sharded is None:
-        return replicated(after, Value(REPLICATED, shape=before.shape))
-    return Value(before.sharded, after, shape=before.shape)
 
 
 def _shape_of_variable(node: Node, variable: Value) -> Values:
@@ -193,7 +189,8 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
         whole = _holding(builder, whole, rows.size)
         if node.options.xla:
             # For an index outside of the table, XLA takes the nearest row.
-            whole = _clipped(builder, whole, rows.size)
+            whole = builder.op("Maximum", [whole, 0], whole.shape)
+            whole = builder.op("Minimum", [whole, rows.size - 1], whole.shape)
         zero = builder.constant(0, whole.dtype)
         own, is_own = _own_indices(builder, whole, rows, zero)
         looked_up = builder.op(
@@ -250,13 +247,6 @@ def _is_within(
         for type_, end in (("GreaterEqual", 0), ("Less", size))
     ]
     return builder.op("LogicalAnd", ends, indices.shape)
-
-
-def _clipped(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
-    """Return indices, each moved to the nearest one in the table."""
-    shape = indices.shape
-    least = builder.op("Maximum", [indices, 0], shape)
-    return builder.op("Minimum", [least, size - 1], shape)
 
 
 def _holding(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
