@@ -6,7 +6,7 @@ from tests.partition.kit import partial_sum, sharded
 from tests.partition.layout.rules.cases.case import axis_size, raw_op
 from tests.partition.layout_list import as_listed
 
-X, TOTAL = sharded(-1, 4), partial_sum(5, 4)
+X, WIDE, TOTAL = sharded(-1, 4), sharded(-1, 5), partial_sum(5, 4)
 IDS = sharded(-1, dtype="int32", low=0, high=4)
 PAIRS = sharded(-1, 2, dtype="int32", low=0, high=3)
 MASK = sharded(-1, dtype="bool")
@@ -38,10 +38,8 @@ GATHERS = {
         lambda x: tf.gather(x, tf.range(0, axis_size(x), 2)),
         sharded(-1, 4, rows=3),
     ),
-    "GatherNd of rows": (
-        lambda x, i: tf.gather_nd(x, tf.stack([_numbers(x), i], 1)),
-        sharded(-1, 5),
-        IDS,
+    "GatherNd of rows": lambda wide, ids: tf.gather_nd(
+        wide, tf.stack([_numbers(wide), ids], 1)
     ),
 }
 
@@ -59,12 +57,8 @@ SCATTERS = {
     "TensorScatterSub from a sum": lambda total, ids, x: (
         tf.tensor_scatter_nd_sub(total, ids[:, None], x)
     ),
-    "TensorScatterAdd to rows": (
-        lambda x, i: tf.tensor_scatter_nd_add(
-            x, tf.stack([_numbers(x), i], 1), x[:, 0]
-        ),
-        sharded(-1, 5),
-        IDS,
+    "TensorScatterAdd to rows": lambda wide, ids: tf.tensor_scatter_nd_add(
+        wide, tf.stack([_numbers(wide), ids], 1), wide[:, 0]
     ),
     "SparseToDense": lambda x, mask: tf.raw_ops.SparseToDense(
         sparse_indices=_found(mask),

@@ -42,25 +42,15 @@ def _clipped(splits):
 
 
 PLACES = {
-    "splits": (_of(lambda s: s), VALUES, SPLITS),
-    "splits of another dtype": (
-        _of(lambda s: tf.cast(s, tf.int32)),
-        VALUES,
-        SPLITS,
+    "splits": _of(lambda s: s),
+    "splits of another dtype": _of(lambda s: tf.cast(s, tf.int32)),
+    "splits from limits": _of(
+        lambda s: tf.concat([[tf.constant(0, tf.int64)], s[1:]], 0)
     ),
-    "splits from limits": (
-        _of(lambda s: tf.concat([[tf.constant(0, tf.int64)], s[1:]], 0)),
-        VALUES,
-        SPLITS,
-    ),
-    "splits from lengths": (
-        _of(
-            lambda s: tf.concat(
-                [[0], tf.cumsum(tf.cast(s[1:] - s[:-1], tf.int32))], 0
-            )
-        ),
-        VALUES,
-        SPLITS,
+    "splits from lengths": _of(
+        lambda s: tf.concat(
+            [[0], tf.cumsum(tf.cast(s[1:] - s[:-1], tf.int32))], 0
+        )
     ),
     "lengths": lambda values, splits: splits[1:] - splits[:-1],
     "lengths the other way": lambda values, splits: splits[:-1] - splits[1:],

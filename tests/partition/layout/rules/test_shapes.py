@@ -7,7 +7,7 @@ from tests.partition.layout.rules.cases.case import axis_size, raw_op
 from tests.partition.layout_list import as_listed
 
 X, W, TOTAL = sharded(-1, 4, 6), replicated(4, 6), partial_sum(4, 6)
-COLUMNS = sharded(4, -1)
+COLUMNS, ROWS = sharded(4, -1), sharded(-1, 6)
 VIEWS, PAIRS = sharded(-1, 4, blocks=2), sharded(-1, 4, rows=2)
 TEXTS = sharded(-1, 3, 4, hidden=(1,))
 NUMBERS = sharded(-1, 4, dtype="int32", low=0, high=3)
@@ -61,9 +61,8 @@ SHAPE = {
     "Fill with twice the rows": lambda x: tf.fill([3, _pairs(x)], 2.0),
     "Fill with the square": lambda x: tf.fill([_n(x), _n(x)], 2.0),
     "BroadcastTo rows": lambda x, w: tf.broadcast_to(w, [_n(x), 4, 6]),
-    "BroadcastTo of a single row": (
-        lambda x: tf.broadcast_to(x[:1, :1], [3, 6]),
-        sharded(-1, 6),
+    "BroadcastTo of a single row": lambda rows: tf.broadcast_to(
+        rows[:1, :1], [3, 6]
     ),
     "BroadcastTo meets rows": lambda x, w: (
         tf.broadcast_to(w, [_n(x), 4, 6]) * x
@@ -91,14 +90,9 @@ AXES = {
         sharded(-1, 4),
         VIEWS,
     ),
-    "ConcatV2 of rows and of none": (
-        lambda x, w: tf.concat([x, w], 0),
-        sharded(-1, 6),
-        W,
-    ),
-    "ConcatV2 of rows and what has as many": (
-        lambda x: tf.concat([x, tf.ones([_n(x), 6])], 0),
-        sharded(-1, 6),
+    "ConcatV2 of rows and of none": lambda rows, w: tf.concat([rows, w], 0),
+    "ConcatV2 of rows and what has as many": lambda rows: tf.concat(
+        [rows, tf.ones([_n(rows), 6])], 0
     ),
     "ConcatV2 of texts": lambda texts: tf.concat([texts, texts[:, :1]], 1),
 }
