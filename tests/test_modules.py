@@ -61,9 +61,6 @@ SHOWN_BY = {
         parameter_servers/averaged_updates
         parameter_servers/worker_fit parameter_servers/worker_runner
     """,
-    "partition/layout/rules/test_reductions.py": """
-        partition/layout/paired_variances
-    """,
     "partition/layout/rules/test_rules.py": """
         partition/ir/registry partition/layout/rules/elementwise
     """,
