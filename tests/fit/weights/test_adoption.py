@@ -193,17 +193,6 @@ def test_models_that_share_layers_in_turn():
         assert_ordinary(part)
 
 
-def test_a_model_goes_from_its_strategy_to_another_and_back():
-    with kt.TowerStrategy(2) as own:
-        model = linear()
-    placed = []
-    for block in (contextlib.nullcontext(), kt.TowerStrategy(4)) * 2:
-        with block:
-            model.train_on_batch(X[:8], Y[:8])
-            placed.append(model.distribute_strategy is own)
-    assert placed == [True, False, True, False]
-
-
 def test_a_model_of_another_strategy_is_refused_and_unharmed():
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with mirrored.scope():
