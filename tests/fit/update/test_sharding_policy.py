@@ -235,19 +235,6 @@ def test_a_weight_of_the_block_is_divided_before_the_next_is_made():
     assert not np.allclose(whole[0], model.get_weights()[0])
 
 
-def test_only_large_weights_of_the_block_are_made_on_the_host(monkeypatch):
-    monkeypatch.setattr(shards, "SMALLEST_BYTES", 64)
-    shapes, trained = [(4, 2), (4, 4), (4, 4)], [True, True, False]
-    with sharded() as strategy:
-        made = [
-            keras.Variable(tf.ones, shape=shape, trainable=trainable)
-            for shape, trainable in zip(shapes, trained, strict=True)
-        ]
-        divides = list(map(strategy._update.sharding.divide_new, made))
-        assert divides == [False, True, False]
-        assert [bool(_layout_of(v)) for v in made] == divides
-
-
 def test_weights_are_whole_after_an_error():
     model = classifier()
     before = model.get_weights()
