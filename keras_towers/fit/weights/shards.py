@@ -337,7 +337,8 @@ class ShardedVariable(compat.UninitializedVariable):
                 self._uses -= 1
                 if not self._uses and not self.is_lost:
                     self._has_whole = False
-                    self._free_whole()
+                    with tf.device(compat.HOST):
+                        self._overwrite(tf.zeros([0], self.dtype))
 
     def _whole(self) -> tf.Tensor:
         """Put the whole value together on the host.
@@ -413,10 +414,6 @@ class ShardedVariable(compat.UninitializedVariable):
             self.access.write(self, whole)
         else:
             self.divide(whole)
-
-    def _free_whole(self) -> None:
-        with tf.device(compat.HOST):
-            self._overwrite(tf.zeros([0], self.dtype))
 
     def _overwrite(self, value: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
