@@ -108,7 +108,10 @@ def callbacks_adapted(
             synced_last = SyncedCallbacks(
                 config.transport,
                 of_this_rank,
-                lambda model: [*_state_of(model), *call.outer_variables],
+                lambda model: [
+                    *state_lib.collect(model).everything(),
+                    *call.outer_variables,
+                ],
                 adoption,
                 moved=_AFTER_PREDICT if is_own else {},
                 data=(arguments.get("x"), arguments.get("validation_data")),
@@ -442,11 +445,6 @@ def _acts(
         function not in harmless and not hasattr(function, NEVER_STOPS)
         for function in functions
     )
-
-
-def _state_of(model: keras.Model) -> list[keras.Variable]:
-    """Return all variables of a model that callbacks may write."""
-    return state_lib.collect(model).everything()
 
 
 def _value(variable: keras.Variable) -> _Value:
