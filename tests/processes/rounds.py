@@ -13,7 +13,7 @@ import keras_towers as kt
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.meshes import layout_map, mesh_of
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
 from tests.processes.training import Seen
 
@@ -178,7 +178,7 @@ def steps_that_run_eagerly_are_those_of_one_process():
     s.assert_as_one_process(made[0], act, made[1], strategy=strategy)
 
 
-@rare_check
+@check
 def metrics_go_on_within_an_epoch_from_those_of_a_call_in_a_callback():
     """Metrics that are summed over ranks count once in the epoch's logs."""
 
@@ -200,7 +200,7 @@ def metrics_go_on_within_an_epoch_from_those_of_a_call_in_a_callback():
         )
 
 
-@rare_check
+@check
 def rounds_end_where_weights_are_used():
     mine = s.model()
     with s.Strategy(sync_every=100):
@@ -216,7 +216,7 @@ def rounds_end_where_weights_are_used():
     s.assert_same_model(mine)
 
 
-@rare_check
+@check
 def after_a_round_that_only_some_ranks_went_on_with():
     mine = s.model()
     strategy = s.Strategy(sync_every=3)
@@ -255,7 +255,7 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
     s.assert_same_model(resumed, undisturbed)
 
 
-@rare_check
+@check
 def rounds_that_cannot_be():
     strategy = s.Strategy(sync_every=2)
     with strategy.scope():

@@ -14,7 +14,7 @@ import keras_towers as kt
 from keras_towers.fit.weights.joint_access import access_of
 from keras_towers.foundation import settings
 from tests.kit.compare import assert_all_close
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -366,7 +366,7 @@ def between_averages_of_the_ranks_nothing_is_saved():
     assert_saved(path, mine.get_weights())
 
 
-@rare_check
+@check
 def threads_of_a_script_save_once():
     path, errors = FOLDER / "in-thread.keras", []
     mine = compiled()

@@ -27,7 +27,7 @@ from tests.fit.step.acts import Stepping
 from tests.kit import untuned
 from tests.kit.compare import assert_all_close, assert_finite
 from tests.kit.graphs import assert_freed
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.kit.sampling import draw
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.partition.cases import CASES
@@ -162,7 +162,7 @@ def build_again(case):
     return case.build()
 
 
-@rare_check
+@check
 def xla_compiles_what_each_rank_computes():
     make = compiled(m.mlp, scaled, jit_compile=True)
     assert_exact(make, lambda model: fit(model, x=X[:21], y=Y[:21]))
@@ -458,7 +458,7 @@ class Taught(Stepping):
         self.taught = self.__dict__["teacher"](x)
 
 
-@rare_check
+@check
 def variables_outside_of_a_model_are_those_of_rank_0_on_each_tower():
     def taught(more):
         mine = Taught.made()

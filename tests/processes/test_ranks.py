@@ -84,10 +84,10 @@ TENSORFLOW_REST = [
     "own_loop",
     "last-batch-of-one on two towers",
     "sync-batch-norm in micro-batches on two towers",
-    "other_gradients_are_refused",
+    "layers_with_other_settings_are_refused",
     "state_is_in_shards_and_reads_as_a_whole",
     "accumulation in shares",
-    "weights_are_in_shards_too",
+    "a_model_in_shards_is_compiled_again_and_exported",
 ]
 # Each process has devices for a mesh of two towers with two columns.
 ON_FOUR_DEVICES = {"VIRTUAL_TOWERS": "4"}
@@ -129,9 +129,6 @@ MESHES = [
 LONG = {
     # One job for all would take too long on a busy machine.
     "Horovod, not drawn": job(OTHERS, **ON_FOUR_DEVICES),
-    "Horovod, rarer": job(
-        names(*MODULES, mark="rare_check"), **ON_FOUR_DEVICES
-    ),
     "Horovod, the rest": job((*REST, *OVER_TENSORFLOW), **ON_FOUR_DEVICES),
     "Horovod, three ranks": job(THREE, ranks=3),
     "TensorFlow, the rest": job(

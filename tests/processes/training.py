@@ -1,9 +1,7 @@
 """Checks of a worker: what users do with a strategy on two ranks."""
 
 import functools
-import pathlib
 import random
-import tempfile
 from unittest import mock
 
 import keras
@@ -363,50 +361,6 @@ def own_data_of_other_static_shapes():
     with strategy:
         s.fit(trained, unknown, None)
     s.assert_same_model(trained)
-
-
-def images_in(folder, **options):
-    return keras.utils.image_dataset_from_directory(
-        folder, image_size=(4, 4), label_mode="binary", verbose=False, **options
-    )
-
-
-def write_images(folder, counts):
-    """Write folders of so many images for each class."""
-    draw = np.random.default_rng(sum(counts))
-    for name, count in zip("ab", counts, strict=True):
-        (folder / name).mkdir(parents=True)
-        for index in range(count):
-            pixels = draw.integers(0, 256, (4, 4, 3), "uint8")
-            file = str(folder / name / f"{index}.png")
-            tf.io.write_file(file, tf.io.encode_png(pixels))
-
-
-def of_images(**options):
-    keras.utils.set_random_seed(1)
-    layers = [keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")]
-    scale = keras.layers.Rescaling(1 / 255)
-    made = keras.Sequential([keras.Input((4, 4, 3)), scale, *layers])
-    made.compile("sgd", "binary_crossentropy", **options)
-    return made
-
-
-@check
-def images_of_a_folder_are_divided():
-    """Each rank predicts for all of them."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name) / "images"
-        write_images(folder, (6, 3))
-
-        def act(mine):
-            data = images_in(folder, batch_size=4, seed=1)
-            ordered = images_in(folder, batch_size=4, shuffle=False)
-            losses = mine.fit(data, epochs=2, verbose=0).history["loss"]
-            found = mine.predict(ordered, verbose=0)
-            assert len(found) == 9
-            return losses, mine.evaluate(data, verbose=0), found
-
-        s.assert_as_one_process(of_images(), act, of_images(run_eagerly=True))
 
 
 @check
