@@ -192,22 +192,6 @@ def test_a_step_that_xla_compiles_draws_what_one_device_draws():
     assert_exact(make, act, kt.TowerStrategy(2), in_graph=True)
 
 
-def test_values_captured_at_call_time_are_refused():
-    def step(model, data):
-        later = tf.compat.v1.get_default_graph().capture_call_time_value(
-            lambda: tf.constant(1.0), tf.TensorSpec([])
-        )
-        return {"loss": later, **type(model).train_step(model, data)}
-
-    model = compiled()()
-    model.train_step = functools.partial(step, model)
-    with (
-        pytest.raises(kt.TowerError, match="part of the batch"),
-        kt.TowerStrategy(2),
-    ):
-        trained(model)
-
-
 _WIDE = np.random.default_rng(0).normal(size=(13, 1200)).astype("float32")
 _CHOSEN = np.arange(1200) % 2 == 0
 # The trace does not know how many entries of each example are left.

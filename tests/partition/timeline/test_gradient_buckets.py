@@ -5,17 +5,14 @@ import collections
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.ir.axes import BATCH, ONCE, TOWERS
+from keras_towers.partition.ir.axes import BATCH
 from keras_towers.partition.ir.builder import Builder
 from keras_towers.partition.ir.program import Tensor
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
 from keras_towers.partition.timeline import gradient_buckets
 from keras_towers.partition.timeline.gradient_buckets import (
     bucket_gradients,
-    divide_levels,
 )
-from keras_towers.partition.timeline.schedule import compute_late
-from keras_towers.partition.timeline.timeline import Timeline
 from tests.partition.deep_network import LAYERS, WIDTH, deep
 from tests.partition.kit import by_hand, earliest
 from tests.partition.order import check_order
@@ -68,88 +65,3 @@ def test_gradients_are_exchanged_in_buckets(parts, levels, monkeypatch):
     exchanges = timeline.program.exchanges
     found = collections.Counter(map(timeline.levels.get, exchanges))
     assert found == dict.fromkeys(range(levels), LAYERS // levels)
-
-
-def levels(builder, begins, *inputs, **options):
-    """Return the levels of operations, and those of exchanges."""
-    program = by_hand(builder, *inputs, **options)
-    begins = [tensor.operation for tensor in begins]
-    # They follow from the order of events, whatever they were.
-    found = divide_levels(Timeline(program, {}), begins).levels
-    exchanges = [found[e] for e in program.exchanges]
-    return {o.type: found[o] for o in program.operations}, exchanges
-
-
-def test_what_is_computed_from_rows_follows_on_the_level_that_begins():
-    builder, x = Builder(), rows()
-    copy, whole = Tensor(tf.float32, SHAPE, TOWERS), Tensor(tf.float32, SHAPE)
-    first = builder.op("Exp", [x], SHAPE)
-    second = builder.op("Sin", [first], SHAPE)
-    builder.op("Cos", [x], SHAPE)
-    builder.op("Square", [copy], SHAPE)
-    builder.op("Neg", [whole], SHAPE)
-    total = builder.exchange("sum", second)
-    builder.op("Sqrt", [total], SHAPE)
-    found, _ = levels(builder, [second], x, copy, whole)
-    wanted = {"Exp": 0, "Sin": 1, "Cos": 1, "Square": 0, "Neg": 0, "Sqrt": 2}
-    assert found == wanted
-
-
-def test_inputs_of_towers_are_gathered_as_late_as_before():
-    builder, x = Builder(), rows()
-    shard = Tensor(tf.float32, SHAPE, TOWERS)
-    builder.exchange("gather", shard, to=TOWERS)
-    late = builder.op("Sin", [x], SHAPE)
-    builder.exchange("sum", late)
-    for to in (TOWERS, ONCE):
-        builder.exchange("gather", shard, to=to)
-    _, exchanges = levels(builder, [late], x, shard)
-    assert exchanges == [0, 1, 1, 0]
-
-
-def test_effects_keep_their_order():
-    builder, x = Builder(), rows()
-    late = builder.op("Sin", [x], SHAPE)
-    builder.add("CheckNumerics", [late], {}, [], has_effect=True)
-    first = builder.last
-    builder.add("Assert", [x], {}, [], has_effect=True)
-    before = {builder.last: [first]}
-    found, _ = levels(builder, [late], x, before=before)
-    assert found == {"Sin": 1, "CheckNumerics": 1, "Assert": 1}
-
-
-def test_a_variable_and_its_copies_are_used_in_order():
-    builder, x = Builder(), rows()
-    handle, other = (Tensor(tf.resource, SHAPE, handle=1) for _ in range(2))
-    copy = Tensor(tf.resource, SHAPE, TOWERS, handle=1)
-    late = builder.op("Sin", [x], SHAPE)
-    builder.add("AssignVariableOp", [copy, late], {}, [], has_effect=True)
-    written = builder.last
-    builder.add("AssignAddVariableOp", [copy, x], {}, [], has_effect=True)
-    before = {builder.last: [written]}
-    # What runs once comes before the updates of its level.
-    for type_, read in (("ReadVariableOp", handle), ("VariableShape", other)):
-        builder.add(type_, [read], {}, [(tf.float32, SHAPE)])
-        before[builder.last] = [written] if read is handle else []
-    given, more = (handle, other, x), {"copies": {0: copy}, "before": before}
-    found, _ = levels(builder, [late], *given, **more)
-    assert found == {
-        "Sin": 1,
-        "AssignVariableOp": 1,
-        "AssignAddVariableOp": 1,
-        "ReadVariableOp": 2,
-        "VariableShape": 0,
-    }
-
-
-def test_what_uses_a_size_follows_what_has_it():
-    builder, x = Builder(), rows()
-    total = builder.exchange("sum", builder.op("Exp", [x], SHAPE))
-    size = builder.shape_vector(builder.op("Sin", [total], SHAPE))
-    used = builder.op("Reshape", [x, size], SHAPE)
-    late = builder.op("Cos", [used], SHAPE)
-    program = by_hand(builder, x, results=[late])
-    # Sizes, which functions compute again, then stand before all else.
-    timeline = compute_late(earliest(program), TensorSizes(program, 2, 8))
-    found = divide_levels(timeline, [late.operation])
-    assert found.levels[used.operation] == 1
