@@ -120,8 +120,7 @@ def chief_saves_a_plain_model_from_which_training_goes_on():
     assert_ordinary(loaded)
     with strategy:
         train(loaded)
-    if s.RANK == 0:
-        train(alone, epochs=2)
+    train(alone, epochs=2)
     s.assert_same_model(loaded, alone)
 
 
@@ -342,8 +341,7 @@ def asks_for_counts(strategy):
 def trains_exactly_again_and_again():
     x, y = s.X[:36], s.Y[:36]
     alone, held = s.eager(optimizer="adam"), []
-    if s.RANK == 0:
-        s.fit(alone, x, y, batch_size=12)
+    s.fit(alone, x, y, batch_size=12)
     for _ in range(2):
         mine = s.model(optimizer="adam")
         with kt.SyncReplicasStrategy() as strategy:
