@@ -20,7 +20,7 @@ from tests.partition.steps import fit, on_towers, used
 
 pytestmark = pytest.mark.alternate
 
-STEPS_DRAWN, CALLS_DRAWN = 20, 20
+STEPS_DRAWN, CALLS_DRAWN = 35, 50
 _WAYS = [(name, way) for name in CASES for way in ("once", "each")]
 
 

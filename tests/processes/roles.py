@@ -107,8 +107,11 @@ def checkpoints_of_orbax_are_written_by_one_and_others_by_their_rank():
             save_on_background=False,
             max_to_keep=None,
         )
-        given = [saves(f, save_freq=often) for f, often in frequencies.items()]
         with orbax(), together:
+            given = [
+                saves(folder, save_freq=often)
+                for folder, often in frequencies.items()
+            ]
             mine = s.model(optimizer="adam")
             s.fit(mine, batch_size=25, epochs=2, callbacks=given)
 

@@ -13,6 +13,8 @@ from keras_towers.foundation.settings import ENV_DEVICE_MEMORY
 from tests.kit.compare import assert_same_model
 from tests.kit.sampling import sample_of
 
+pytestmark = pytest.mark.alternate
+
 ROWS, LENGTH, WIDTH = 26, 24, 32
 layers = keras.layers
 
