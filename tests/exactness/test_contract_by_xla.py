@@ -48,6 +48,9 @@ WAYS = {
         kt.TowerStrategy, 2, updates="each", remat=True
     ),
     "towers": functools.partial(kt.TowerStrategy, 3),
+    "with weights in shards": functools.partial(
+        kt.TowerStrategy, 2, weights="sharded"
+    ),
     "in parts": functools.partial(kt.TowerStrategy, 2, micro_batches=3),
     # XLA does not use variables of other devices: it is given values.
     "held once": functools.partial(
@@ -64,7 +67,7 @@ _CASES = [
 
 
 @pytest.mark.parametrize(("name", "way"), sample_of(_CASES, DRAWN))
-def test_towers_compile_all_functions(name, way, functions):
+def test_towers_compile_all_functions(name, way, functions, small_shards):
     case = CASES[name]
     build = functools.partial(with_xla, case.build)
     found = use_model(build, case.fit, WAYS[way]())
