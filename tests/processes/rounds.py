@@ -8,6 +8,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.again import begin_again
@@ -15,7 +16,6 @@ from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.meshes import layout_map, mesh_of
 from tests.kit.ranks import check
 from tests.processes import small as s
-from tests.processes.training import Seen
 
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 RANKS = 2
@@ -163,6 +163,20 @@ def rounds_of_one_step_are_those_of_one_process():
         lambda m: s.fit(m, s.X[rows], s.Y[rows], batch_size=BATCH, epochs=2),
         strategy=s.Strategy(sync_every=1),
     )
+
+
+class Seen(keras.metrics.Metric):
+    """Counts examples; its result is its variable."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.seen = self.add_variable((), "zeros", dtype="int32")
+
+    def update_state(self, y, outputs, sample_weight=None):
+        self.seen.assign(self.seen + tf.shape(y)[0])
+
+    def result(self):
+        return self.seen
 
 
 @check

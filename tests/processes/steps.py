@@ -448,30 +448,6 @@ def what_python_computes_in_a_step_is_that_of_rank_0():
     assert_exact(made, functools.partial(fit, x=X, y=Y))
 
 
-class Taught(Stepping):
-    """Learns what another model says."""
-
-    def loss_of(self, y, p):
-        return tf.reduce_mean((p - self.taught) ** 2)
-
-    def before(self, x):
-        self.taught = self.__dict__["teacher"](x)
-
-
-@check
-def variables_outside_of_a_model_are_those_of_rank_0_on_each_tower():
-    def taught(more):
-        mine = Taught.made()
-        with Strategy(towers=2, updates="sharded"):
-            # Each tower has a copy of what is made here.
-            teacher = mine.__dict__["teacher"] = m.mlp()
-            teacher.set_weights([w + more for w in teacher.get_weights()])
-            mine.fit(X[:8], Y[:8], verbose=0)
-        return mine.get_weights()
-
-    assert_all_close(taught(RANK), taught(0), 0)
-
-
 class Summarized(Stepping):
     """Shows its learning rate and a number where there is a writer."""
 

@@ -81,7 +81,6 @@ TENSORFLOW = [
 TENSORFLOW_REST = [
     "data_of_unknown_length_that_ends_early_on_a_rank_is_refused",
     "own_data_of_unequal_length",
-    "what_is_computed_by_hand_is_that_of_one_process",
     "xla_compiles_what_each_rank_computes",
     "what_differs_between_ranks_is_named",
     "calls_in_callbacks_of_some_ranks_run_there_alone",
