@@ -48,8 +48,8 @@ def test_the_cheapest_plan_that_fits_is_chosen(
 @pytest.mark.parametrize(
     ("make", "examples", "sizes"),
     [
-        (wide, 64, ("6.5MB", "5.6MB", "4.8MB", "4MB")),
-        (deep, 2048, ("2MB", "1.6MB", "1.2MB", "1MB")),
+        (wide, 64, ("1GB", "6.5MB", "5.6MB", "4.8MB", "4MB")),
+        (deep, 2048, ("1GB", "2MB", "1.6MB", "1.2MB")),
     ],
 )
 def test_a_smaller_limit_never_needs_more_memory(limit, make, examples, sizes):
