@@ -10,7 +10,7 @@ from tests.kit.sampling import SEED, long_unless, sample_of
 from tests.partition import kit
 from tests.partition.random_programs import GIVEN, KINDS, Program
 
-DRAWN, ALL = 4, 24
+DRAWN, ALL = 2, 24
 # Where a program needs least memory.
 AGAIN = RematLimits(1)
 
@@ -94,7 +94,7 @@ ONCE = {
 }
 
 
-@pytest.mark.parametrize("kind", sample_of(KINDS, 6))
+@pytest.mark.parametrize("kind", sample_of(KINDS, 8))
 def test_programs_of_one_operation_are_divided(kind):
     once = {}
     for seed in range(PROGRAMS):

@@ -13,8 +13,6 @@ from keras_towers.foundation.settings import ENV_DEVICE_MEMORY
 from tests.kit.compare import assert_same_model
 from tests.kit.sampling import sample_of
 
-pytestmark = pytest.mark.alternate
-
 ROWS, LENGTH, WIDTH = 26, 24, 32
 layers = keras.layers
 
@@ -125,6 +123,7 @@ def test_weights_are_those_of_one_device(name, small_shards):
     assert 0 <= int(said[2]) < 60
 
 
+@pytest.mark.alternate
 def test_what_would_not_fit_is_computed_again(monkeypatch, capfd):
     def bytes_with(**options):
         strategy = kt.TowerStrategy(2, **options)
@@ -142,6 +141,7 @@ def test_what_would_not_fit_is_computed_again(monkeypatch, capfd):
         bytes_with(remat=False, micro_batches=1)
 
 
+@pytest.mark.alternate
 @pytest.mark.parametrize("size", ["64MB", "1.5MB"])
 def test_one_device_computes_again_only_where_it_has_to(size, monkeypatch):
     monkeypatch.setenv(ENV_DEVICE_MEMORY, size)
