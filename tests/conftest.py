@@ -25,6 +25,8 @@ from tests.kit.again import starts_again as starts_again
 from tests.kit.processes import Tasks
 
 TOWERS = 8
+# Its jobs take longest: nobody is to wait for them at the end.
+FIRST = "tests/processes/test_ranks.py"
 
 # For the processes that tests start.
 LEAN = pathlib.Path(__file__).with_name("kit") / "lean"
@@ -148,6 +150,7 @@ def tasks(tmp_path, ctrl_c):
 def pytest_collection_modifyitems(items):
     """Choose the tests of the seed, and give slow ones the time they need."""
     sampling.alternate(items)
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))

@@ -37,6 +37,7 @@ SHOWN_BY = {
     """,
     "fit/step/test_global_step.py": """
         fit/components fit/step/eager_step fit/step/graph/pushed_gradients
+        fit/step/graph/placed_tensors
         fit/step/graph/step_comparison fit/step/graph/step_layout
         fit/step/graph/tower_functions
     """,
@@ -67,6 +68,7 @@ SHOWN_BY = {
     "partition/layout/test_conversions.py": "partition/layout/list_conversions",
     "partition/ir/test_layouts.py": "partition/ir/values",
     "partition/test_ranks.py": "partition/layout/undivided",
+    "fit/step/graph/test_program_text.py": "fit/step/graph/fixed_tables",
     "partition/timeline/test_weight_slices.py": (
         "partition/timeline/slice_writer"
     ),

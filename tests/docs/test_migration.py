@@ -336,22 +336,16 @@ def test_asynchronous_workers_of_a_parameter_server(tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 def test_horovodrun(tasks, tmp_path):
-    """The script of the page, and the one for Horovod that it was."""
+    """The script for Horovod that stood there before."""
     pytest.importorskip("horovod.common")
     launcher = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
     # By default a rank waits 30 s for the other one to import TensorFlow.
     options = "--gloo-timeout-seconds", 250, "-np", 2
-    script = SCRIPTS["HorovodStrategy()"]
-    unmodified = BEGIN.replace("keras_towers as kt", "tensorflow as tf")
-    for module, text in (
-        ((), BEGIN + script.after),
-        (("-m", "keras_towers"), unmodified + script.before),
-    ):
-        (tmp_path / "train.py").write_text(text + END)
-        command = launcher, *options, sys.executable, *module, "train.py"
-        tasks.run(*command, folder=tmp_path)
-        tasks.finish(250)
-        one, other = models_of(tmp_path)
-        assert_all_close(one, other, 1e-5)
-        for path in tmp_path.glob("model-*"):
-            path.unlink()
+    begin = BEGIN.replace("keras_towers as kt", "tensorflow as tf")
+    script = begin + SCRIPTS["HorovodStrategy()"].before + END
+    (tmp_path / "train.py").write_text(script)
+    python = sys.executable, "-m", "keras_towers"
+    tasks.run(launcher, *options, *python, "train.py", folder=tmp_path)
+    tasks.finish(250)
+    one, other = models_of(tmp_path)
+    assert_all_close(one, other, 1e-5)

@@ -12,9 +12,13 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.inspection.conformance import case_models as m
-from keras_towers.inspection.conformance.cases import CASES, HARDEST, OVERFLOW
+from keras_towers.inspection.conformance.cases import (
+    CASES,
+    HARDEST,
+    OVERFLOW,
+)
 from tests.exactness.contract import assert_contract
-from tests.exactness.ways import WAYS as WAYS_OF_ALL
+from tests.exactness.ways import MOST_UNLIKE, WAYS as WAYS_OF_ALL
 from tests.kit.compare import (
     assert_exact,
     assert_same_model,
@@ -36,6 +40,7 @@ def _on_a_mesh(name, towers, **options):
 
 PACKER = kt.GradientPacker(num_split=2, min_elements=2)
 MODES = ("nccl", "collective", "hierarchical", "towers", "host")
+# Each does something of its own to a model or its step: they have all cases.
 WAYS = {
     "towers": kt.TowerStrategy,
     "each": functools.partial(kt.TowerStrategy, updates="each"),
@@ -44,6 +49,15 @@ WAYS = {
         for way, options in WAYS_OF_ALL.items()
         if way
     },
+    # Of the weights of a case.
+    "mesh": None,
+    "served": kt.ParameterServerTowerStrategy,
+    # Each update is of the gradients of two batches.
+    "replicas": lambda towers: kt.SyncReplicasStrategy(towers=2),
+}
+# These only exchange in another way, or do two of those at once: they have the
+# cases that differ most.
+VARIED = {
     # As towers with memories of their own, which gather weights again.
     "weights gathered twice": functools.partial(
         kt.TowerStrategy, weights="sharded", updates="each", gather_bytes=2000
@@ -68,18 +82,13 @@ WAYS = {
     "smallest from the first step on": lambda towers: without_room(
         kt.TowerStrategy(towers), begins_whole=True
     ),
-    # Of the weights of a case.
-    "mesh": None,
     "mesh, collective": None,
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
-    "served": kt.ParameterServerTowerStrategy,
     "served by all": lambda towers: kt.ParameterServerTowerStrategy(
         towers, ps_device="towers"
     ),
-    # Each update is of the gradients of two batches.
-    "replicas": lambda towers: kt.SyncReplicasStrategy(towers=2),
 }
-DRAWN = 60
+DRAWN = 40
 # Two batches of replicas are one of one device only where a loss is a mean over
 # the examples of a batch, and batches are of the same size. And replicas
 # refuse eager steps.
@@ -97,7 +106,7 @@ NOT_OF = {
 
 
 def _cases():
-    """The hardest on towers, some that no other shows, and a few drawn."""
+    """The hardest on towers, half of what no other shows, and a few drawn."""
     core = [pytest.mark.core, pytest.mark.optimized]
     first = [(name, "towers", 3) for name in HARDEST]
     kept = [
@@ -131,15 +140,16 @@ def _cases():
         *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
         *(
             (name, way, 3 if way == "towers" else 2)
-            for name in CASES
-            for way in WAYS
+            for ways, names in ((WAYS, CASES), (VARIED, MOST_UNLIKE))
+            for name in names
+            for way in ways
             if name not in NOT_OF.get(way, ())
         ),
     ]
     rest = [case for case in every if case not in (*first, *kept)]
     return [
         *(pytest.param(*case, marks=core) for case in first),
-        *kept,
+        *sample_of(kept),
         *sample_of(rest, DRAWN),
     ]
 
@@ -152,7 +162,9 @@ def test_case(name, way, towers, small_shards):
     options = {"mode": "collective", "packer": PACKER}
     if way == "mesh":
         options = {}
-    make = WAYS[way] or functools.partial(_on_a_mesh, name, **options)
+    make = {**WAYS, **VARIED}[way] or functools.partial(
+        _on_a_mesh, name, **options
+    )
     strategy = make(towers)
     assert_contract(name, strategy, parts, xla)
     if "weights" in way or way.startswith("mesh"):

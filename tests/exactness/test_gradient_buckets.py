@@ -9,6 +9,7 @@ import keras_towers as kt
 from keras_towers.inspection.conformance.cases import CASES, HARDEST
 from keras_towers.partition.timeline import gradient_buckets
 from tests.exactness.contract import assert_contract
+from tests.exactness.ways import MOST_UNLIKE
 from tests.kit.sampling import sample_of
 
 WAYS = {
@@ -29,7 +30,10 @@ WAYS = {
 # Those that compile functions of their own take much longer.
 _XLA = ("towers",)
 _FIRST = [(name, "in shares") for name in HARDEST]
-_REST = [c for c in itertools.product(CASES, WAYS) if c not in _FIRST]
+_REST = [
+    *((name, "in shares") for name in CASES if name not in HARDEST),
+    *itertools.product(MOST_UNLIKE, WAYS.keys() - {"in shares"}),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,6 @@ def few_bytes(monkeypatch):
     monkeypatch.setattr(gradient_buckets, "_MOST_BUCKETS", 1000)
 
 
-@pytest.mark.parametrize("name, way", [*_FIRST, *sample_of(_REST, 40)])
+@pytest.mark.parametrize("name, way", [*_FIRST, *sample_of(_REST, 20)])
 def test_case(name, way, small_shards):
     assert_contract(name, WAYS[way](2), xla=way in _XLA)

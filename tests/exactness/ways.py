@@ -4,6 +4,15 @@
 take: ``test_contract.py`` and ``tests/processes/exact.py`` try each case.
 """
 
+from keras_towers.inspection.conformance.cases import HARDEST
+
+# Several optimizers, sparse gradients and state among them: what a way of
+# exchanging or holding weights may get wrong.
+MOST_UNLIKE = (
+    *HARDEST,
+    *("uneven", "wide", "loss-scale-overflow", "loss-scale-of-own-step"),
+    *("counting-python", "regularizers"),
+)
 WAYS = {
     "": {},
     " in shares": {"updates": "sharded"},

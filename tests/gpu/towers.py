@@ -11,7 +11,7 @@ import keras_towers as kt
 from keras_towers.inspection.conformance.cases import CASES, HARDEST
 from keras_towers.inspection.conformance.strategy_check import compare
 from keras_towers.reduction.collective_ops import nccl_available
-from tests.kit import gpus, sampling
+from tests.kit import gpus
 from tests.kit.training import prefetching
 
 # Sums over blocks of threads, and what XLA fuses, are rounded in another order
@@ -34,13 +34,13 @@ def towers():
 
 
 def some_on_cpus(kept, cases):
-    """Cases of which `make test` runs those that only these tests show.
+    """Cases of which CPUs run those that only these tests show.
 
     Args:
-        kept: whether it runs a case.
+        kept: whether they run a case.
         cases: of ``pytest.mark.parametrize``.
     """
-    return list(cases) if gpus.ON else sampling.long_unless(kept, cases)
+    return [case for case in cases if gpus.ON or kept(case)]
 
 
 def skip_unless_possible(name):

@@ -82,7 +82,7 @@ def use_model(make, act, strategy=None, in_graph=True):
         act: uses the model.
         strategy: the towers; one device where it is None.
         in_graph: False to run it eagerly, which takes less than to trace it.
-            ``make test-all`` traces it nevertheless.
+            ``KERAS_TOWERS_TEST_OPTIMIZED`` traces it nevertheless.
     """
     eagerly = not in_graph and untuned.OPTIMIZED not in os.environ
     return outcomes.use_model(make, act, strategy, eagerly)

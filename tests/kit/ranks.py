@@ -39,25 +39,15 @@ def check(function):
     return function
 
 
-def rare_check(function):
-    """Make it a check that only ``make test-all`` runs: others show most."""
-    return check(function)
-
-
-def names(*modules, mark="check"):
-    """The checks of workers' modules, without running them.
-
-    Args:
-        *modules: their names.
-        mark: ``"check"``, or ``"rare_check"``.
-    """
+def names(*modules):
+    """The checks of workers' modules, without running them."""
     paths = (importlib.util.find_spec(module).origin for module in modules)
     return tuple(
         node.name
         for path in paths
         for node in ast.parse(pathlib.Path(path).read_text()).body
         if isinstance(node, ast.FunctionDef)
-        and any(getattr(d, "id", "") == mark for d in node.decorator_list)
+        and any(getattr(d, "id", "") == "check" for d in node.decorator_list)
     )
 
 

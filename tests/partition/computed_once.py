@@ -31,10 +31,9 @@ ONCE = {
     "written_by_keras_operations": "ConcatV2, Slice, StatelessWhile",
     "written_for_autograph": "Equal, Mul, StatelessIf, StatelessWhile",
     # Groups of Keras's classes, by their first.
-    "BinaryFocalCrossentropy sum_over_batch_size": (
+    "KLDivergence sum": (
         "4 AddV2, MatMul, 6 Mul, 2 Sub, 6 TensorScatterAdd, 4 While"
     ),
-    "CTC sum": "16 AddV2, MatMul, 24 Mul, 8 Sub, 24 TensorScatterAdd, 16 While",
     "ContrastLimitedAdaptiveHistogramEqualization": (
         "4 StatelessRandomGammaV3, 3 StridedSlice, 2 TopKV2"
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
 
 BATCHES, SIZE = 3, 16
@@ -113,11 +113,11 @@ def dataset(it, ask, number=2 * BATCHES):
     )
 
 
-def assert_trained_in_turn(fits, options=None, strategy=None):
+def assert_trained_in_turn(fits, options, **strategy):
     mine, alone, (fit, reference) = s.model(), s.model(), fits
-    mine.compile("adam", "mse", **(options or {}))
+    mine.compile("adam", "mse", **options)
     alone.compile("adam", "mse")
-    with s.Strategy(**(strategy or {})):
+    with s.Strategy(**strategy):
         fit(mine)
     if s.RANK == 0:
         reference(alone)
@@ -127,14 +127,34 @@ def assert_trained_in_turn(fits, options=None, strategy=None):
 
 @check
 def data_that_ask_the_model_are_read_in_the_step_that_they_are_for():
+    validated = of_generator(
+        predicts,
+        validation_data=Asking(s.model(), calls),
+        validation_steps=BATCHES,
+    )
     for fits, options in (
-        (of_generator(predicts), None),
-        (of_generator(evaluates), None),
+        (validated, {}),
+        (of_generator(evaluates), {"run_eagerly": True}),
         (of_generator(calls), {"steps_per_execution": BATCHES}),
-        (of_sequence(lambda it: Asking(it, calls)), None),
-        (of_sequence(Hard), None),
+        (of_sequence(lambda it: Asking(it, calls)), {}),
     ):
         assert_trained_in_turn(fits, options)
+    # Each rank has a part of the weights, and they meet at the end of an epoch.
+    for strategy in {}, {"weights": "sharded"}:
+        assert_trained_in_turn(of_sequence(Hard), {}, **strategy)
+
+
+@check
+def what_stops_early_leaves_nothing_that_reads():
+    mine = s.model()
+    stop = s.Does(on_epoch_end=lambda it: setattr(it, "stop_training", True))
+    with s.Strategy():
+        for _ in range(2):
+            of_generator(predicts, callbacks=[stop])[0](mine)
+        mine.evaluate(batches(mine, predicts, 4))
+        mine.compile("adam", "mse", steps_per_execution=2)
+        mine.predict((x,) for x, _ in batches(mine, calls, 5))
+    s.assert_same_model(mine)
 
 
 @check
@@ -150,34 +170,7 @@ def data_may_ask_another_model_wherever_they_are_read():
 
     ahead = fit, lambda it: one_by_one(it, batches(it, teaches, 2 * BATCHES))
     for fits in (of_generator(teaches), ahead):
-        assert_trained_in_turn(fits)
-
-
-@rare_check
-def data_ask_the_model_wherever_they_are_read():
-    validated = of_generator(
-        predicts,
-        validation_data=Asking(s.model(), calls),
-        validation_steps=BATCHES,
-    )
-    for fits, options in (
-        (validated, None),
-        (of_generator(predicts), {"steps_per_execution": BATCHES}),
-        (of_generator(calls), {"run_eagerly": True}),
-    ):
-        assert_trained_in_turn(fits, options)
-    # Each rank has a part of the weights, and they meet at the end of an epoch.
-    assert_trained_in_turn(of_sequence(Hard), strategy={"weights": "sharded"})
-    # What stops early leaves nothing that reads.
-    mine = s.model()
-    stop = s.Does(on_epoch_end=lambda it: setattr(it, "stop_training", True))
-    with s.Strategy():
-        for _ in range(2):
-            of_generator(predicts, callbacks=[stop])[0](mine)
-        mine.evaluate(batches(mine, predicts, 4))
-        mine.compile("adam", "mse", steps_per_execution=2)
-        mine.predict((x,) for x, _ in batches(mine, calls, 5))
-    s.assert_same_model(mine)
+        assert_trained_in_turn(fits, {})
 
 
 def wide():

@@ -17,7 +17,7 @@ from tests.kit.compare import (
     assert_close,
     assert_same_history,
 )
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.kit.traces import read_trace
 from tests.processes import small as s
 
@@ -215,7 +215,6 @@ def calls_in_callbacks_of_some_ranks_run_there_alone():
     for on, given in (
         # Only a rank has the callback, or all have it and only some act.
         ([0], lambda report: [kt.ChiefOnly(report)]),
-        ([1], lambda report: [report] if s.RANK == 1 else []),
         ([1], lambda report: [report]),
         ([0, 1], lambda report: [report]),
     ):
@@ -246,6 +245,16 @@ def calls_that_some_ranks_cannot_make_alone_are_refused_on_all():
     def evaluate(mine):
         mine.evaluate(s.X, s.Y, verbose=0)
 
+    def predict(mine):
+        acts = s.Does(on_predict_end=lambda it: evaluate(it) if s.RANK else 0)
+        mine.predict(s.X, verbose=0, callbacks=[acts])
+
+    def in_other_batches(mine):
+        mine.evaluate(s.X, s.Y, 20 + s.RANK, verbose=0)
+
+    def fit(mine):
+        s.fit(mine, callbacks=[s.Does(on_epoch_end=in_other_batches)])
+
     for make, act, options, *words in (
         (
             *(s.eager, only_on_rank_1("on_epoch_end", s.fit), {}),
@@ -258,34 +267,11 @@ def calls_that_some_ranks_cannot_make_alone_are_refused_on_all():
             "but with sync_every, ranks have the same weights only at the end",
         ),
         (
-            s.eager,
-            lambda mine: mine.predict(
-                s.X,
-                verbose=0,
-                callbacks=[
-                    s.Does(
-                        on_predict_end=lambda it: (
-                            evaluate(it) if s.RANK else None
-                        )
-                    )
-                ],
-            ),
-            {},
+            *(s.eager, predict, {}),
             "'sequential' is not built for evaluate yet. Call evaluate on",
         ),
         (
-            s.eager,
-            lambda mine: s.fit(
-                mine,
-                callbacks=[
-                    s.Does(
-                        on_epoch_end=lambda it: it.evaluate(
-                            s.X, s.Y, 20 + s.RANK, verbose=0
-                        )
-                    )
-                ],
-            ),
-            {},
+            *(s.eager, fit, {}),
             "evaluate of model 'sequential' has different settings",
             "batch_size (rank 0: 20, rank 1: 21)",
         ),
@@ -358,7 +344,7 @@ def stop_of_one_rank():
     s.assert_same_model(mine, alone)
 
 
-@rare_check
+@check
 def stop_of_evaluate_and_predict():
     mine = s.eager()
 
@@ -452,7 +438,7 @@ def timeline_of_all_ranks():
     assert not path.with_name("trace.rank1.json").exists()
 
 
-@rare_check
+@check
 def timeline_of_a_fit_that_fails():
     class Fails(kt.Timeline):
         def on_train_end(self, logs=None):

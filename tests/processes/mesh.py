@@ -14,7 +14,7 @@ from keras_towers.inspection.conformance.cases import Case
 from keras_towers.reduction.stateful_hooks import HookState, StatefulHook
 from tests.kit import meshes
 from tests.kit.compare import assert_all_close, assert_close
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import exact, small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -225,18 +225,7 @@ def a_hook_sums_gradients_on_a_mesh():
     assert_hooked(layouts=layout_map(WITH_BATCH))
 
 
-@rare_check
-def a_hook_sums_all_terms_of_a_gradient():
-    """Also where a regularizer adds one; not what normalizes a layer."""
-    hook, mine = Bounded(), build()
-    options = {"weights": "sharded", "shard_over": "process"}
-    with s.Strategy(towers=2, compression=hook, **options):
-        mine.train_on_batch(s.X[:8], s.Y[:8])
-    kernels = [w for w in mine.trainable_weights if "scale" not in w.path]
-    assert hook.seen == sum(keras.ops.size(w) for w in kernels)
-
-
-@rare_check
+@check
 def own_data_of_each_rank_on_a_mesh():
     """Each tower draws a batch; in the second step only one of them does."""
     own = tf.data.Dataset.from_tensor_slices((s.X, s.Y))
@@ -271,7 +260,7 @@ def a_term_that_other_ranks_know_to_be_zero():
     assert_one_device(train, weights="sharded", **options)
 
 
-@rare_check
+@check
 def xla_compiles_accumulated_micro_batches_on_a_mesh():
     def train(model):
         adam = keras.optimizers.Adam(

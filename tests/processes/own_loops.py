@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.compatibility.replica_calls import assert_calls, values_without_seed
 from tests.kit.compare import assert_all_close, assert_close
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
 
 
@@ -29,14 +29,9 @@ def loop_as_one_process(strategy):
 
 @check
 def own_loop_with_shards_within_each_process():
-    options = {"towers": 2, "shard_over": "process"}
-    loop_as_one_process(s.Strategy(weights="sharded", **options))
-
-
-@rare_check
-def own_loop_with_slots_in_shards_within_each_process():
-    options = {"towers": 2, "shard_over": "process"}
-    loop_as_one_process(s.Strategy(updates="sharded", **options))
+    for options in {"weights": "sharded"}, {"updates": "sharded"}:
+        strategy = s.Strategy(towers=2, shard_over="process", **options)
+        loop_as_one_process(strategy)
 
 
 @check

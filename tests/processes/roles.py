@@ -1,6 +1,7 @@
 """Checks of a worker: which ranks run which of Keras's callbacks."""
 
 import contextlib
+import functools
 import pathlib
 import sys
 import types
@@ -96,55 +97,34 @@ def each_callback_of_keras_runs_where_the_table_says():
 
 @check
 def checkpoints_of_orbax_are_written_by_one_and_others_by_their_rank():
+    """With whole weights, at the end of an epoch and within one."""
     if not HAS_ORBAX:
         return
 
-    def checkpoints(folder, **options):
-        return keras.callbacks.OrbaxCheckpoint(
-            folder, save_on_background=False, max_to_keep=None, **options
+    def train(together, frequencies):
+        saves = functools.partial(
+            keras.callbacks.OrbaxCheckpoint,
+            save_on_background=False,
+            max_to_keep=None,
         )
+        with orbax(), together:
+            given = [
+                saves(folder, save_freq=often)
+                for folder, often in frequencies.items()
+            ]
+            mine = s.model(optimizer="adam")
+            s.fit(mine, batch_size=25, epochs=2, callbacks=given)
 
-    mine, common = s.eager(), FOLDER / "orbax-of-all"
-    own = FOLDER / f"orbax-of-{s.RANK}"
-    with orbax(), s.Strategy():
-        given = [checkpoints(common), checkpoints(own, save_freq=2)]
-        s.fit(mine, batch_size=25, epochs=2, callbacks=given)
-    s.gather("all have written")
-    assert sorted(path.name for path in common.iterdir()) == ["0", "1"]
-    assert sorted(path.name for path in own.iterdir()) == ["2", "4"]
-    alone = FOLDER / "orbax-alone"
+    common, own = FOLDER / "orbax-of-all", FOLDER / f"orbax-of-{s.RANK}"
+    train(s.Strategy(weights="sharded"), {common: "epoch", own: 2})
+    alone, within = FOLDER / "orbax-alone", FOLDER / "orbax-alone-within"
     if s.RANK == 0:
-        with orbax():
-            given = [checkpoints(alone)]
-            s.fit(s.eager(), batch_size=25, epochs=2, callbacks=given)
-        for step in "0", "1":
-            assert_all_close(_read(common / step), _read(alone / step))
-
-
-@check
-def checkpoints_of_orbax_have_whole_weights():
-    """With weights in shards, at the end of an epoch and within one."""
-    if not HAS_ORBAX:
-        return
-
-    def train(folder, frequency):
-        saves = keras.callbacks.OrbaxCheckpoint(
-            FOLDER / folder, save_freq=frequency, save_on_background=False
-        )
-        mine = s.model(optimizer="adam")
-        s.fit(mine, batch_size=25, callbacks=[saves])
-
-    for frequency, step in ("epoch", "0"), (1, "2"):
-        in_shards, whole = f"in-shards-{frequency}", f"whole-{frequency}"
-        with orbax(), s.Strategy(weights="sharded"):
-            train(in_shards, frequency)
-        if s.RANK == 0:
-            with orbax():
-                train(whole, frequency)
-            found, wanted = (
-                _read(FOLDER / folder / step) for folder in (in_shards, whole)
-            )
-            assert_all_close(found, wanted, 1e-5)
+        train(contextlib.nullcontext(), {alone: "epoch", within: 2})
+    s.gather("all have written")
+    for found, wanted, steps in (common, alone, "01"), (own, within, "24"):
+        assert sorted(path.name for path in found.iterdir()) == [*steps]
+        for step in steps:
+            assert_all_close(_read(found / step), _read(wanted / step), 1e-5)
 
 
 def _read(checkpoint):

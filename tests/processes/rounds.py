@@ -8,14 +8,14 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close, assert_same_history
 from tests.kit.meshes import layout_map, mesh_of
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
-from tests.processes.training import Seen
 
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 RANKS = 2
@@ -165,6 +165,20 @@ def rounds_of_one_step_are_those_of_one_process():
     )
 
 
+class Seen(keras.metrics.Metric):
+    """Counts examples; its result is its variable."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.seen = self.add_variable((), "zeros", dtype="int32")
+
+    def update_state(self, y, outputs, sample_weight=None):
+        self.seen.assign(self.seen + tf.shape(y)[0])
+
+    def result(self):
+        return self.seen
+
+
 @check
 def steps_that_run_eagerly_are_those_of_one_process():
     """Each rank computes them on the whole batch, so no round begins."""
@@ -178,7 +192,7 @@ def steps_that_run_eagerly_are_those_of_one_process():
     s.assert_as_one_process(made[0], act, made[1], strategy=strategy)
 
 
-@rare_check
+@check
 def metrics_go_on_within_an_epoch_from_those_of_a_call_in_a_callback():
     """Metrics that are summed over ranks count once in the epoch's logs."""
 
@@ -200,7 +214,7 @@ def metrics_go_on_within_an_epoch_from_those_of_a_call_in_a_callback():
         )
 
 
-@rare_check
+@check
 def rounds_end_where_weights_are_used():
     mine = s.model()
     with s.Strategy(sync_every=100):
@@ -216,7 +230,7 @@ def rounds_end_where_weights_are_used():
     s.assert_same_model(mine)
 
 
-@rare_check
+@check
 def after_a_round_that_only_some_ranks_went_on_with():
     mine = s.model()
     strategy = s.Strategy(sync_every=3)
@@ -255,7 +269,7 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
     s.assert_same_model(resumed, undisturbed)
 
 
-@rare_check
+@check
 def rounds_that_cannot_be():
     strategy = s.Strategy(sync_every=2)
     with strategy.scope():

@@ -14,7 +14,7 @@ import keras_towers as kt
 from keras_towers.fit.weights.joint_access import access_of
 from keras_towers.foundation import settings
 from tests.kit.compare import assert_all_close
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -116,11 +116,10 @@ def a_path_of_one_rank_is_that_ranks():
             it.save(own)
 
         mine, alone = compiled(make), compiled()
+        acts = [s.Does(on_epoch_end=act) for act in (of_rank_1, of_each_rank)]
         with block():
-            acts = (of_rank_1, of_each_rank)
-            s.fit(mine, callbacks=[s.Does(on_epoch_end=act) for act in acts])
-        if s.RANK == 0:
-            s.fit(alone)
+            s.fit(mine, callbacks=acts)
+        s.fit(alone)
         s.assert_same_model(mine, alone)
         for saved in (path, own):
             assert_saved(saved, mine.get_weights())
@@ -133,25 +132,9 @@ def a_path_of_one_rank_is_that_ranks():
 
 @check
 def ranks_that_save_other_paths_do_not_wait_for_ever():
-    mine, alone = compiled(), compiled()
-    path, own = FOLDER / "only-1.keras", FOLDER / f"after-{s.RANK}.keras"
-    with whole():
-        if s.RANK:
-            mine.save(path)
-        s.fit(mine)
-        before = time.monotonic()
-        mine.save(own)
-        s.fit(mine)
-        # As long as it takes, not until somebody notices.
-        assert time.monotonic() - before < settings.LOST_S
-    if s.RANK == 0:
-        s.fit(alone)
-        s.fit(alone)
-    s.assert_same_model(mine, alone)
-    load(path)
-    load(own)
-    # With weights in shards, rank 0 helps where it waits: before its next call.
-    mine, early = compiled(s.model), FOLDER / "shards-early.keras"
+    """With weights in shards, rank 0 helps before its next call."""
+    early, mine = FOLDER / "shards-early.keras", compiled(s.model)
+    own, only = FOLDER / f"shards-of-{s.RANK}.keras", FOLDER / "only-1.keras"
     acts = s.fit, lambda it: it.train_on_batch(s.X, s.Y)
     with shards():
         for act in acts * 2:
@@ -159,19 +142,21 @@ def ranks_that_save_other_paths_do_not_wait_for_ever():
                 mine.save(early)
                 before = mine.get_weights()
             act(mine)
-        mine.save(FOLDER / f"shards-of-{s.RANK}.keras")
+        began = time.monotonic()
+        mine.save(own)
+        # As long as it takes, not until somebody notices.
+        assert time.monotonic() - began < settings.LOST_S
         if s.RANK:
             assert_all_close(load(early).get_weights(), before, 0)
-            mine.save(FOLDER / "shards-only-of-1.keras")
+            mine.save(only)
         with s.refused("different things", "beginning of fit", "of evaluate"):
             (mine.evaluate if s.RANK else mine.fit)(s.X, s.Y, verbose=0)
-    if s.RANK == 0:
-        alone = compiled(s.model)
-        for act in acts * 2:
-            act(alone)
+    alone = compiled(s.model)
+    for act in acts * 2:
+        act(alone)
     s.assert_same_model(mine, alone)
-    for name in (f"shards-of-{s.RANK}", "shards-only-of-1"):
-        assert_saved(FOLDER / f"{name}.keras", mine.get_weights())
+    for path in own, only:
+        assert_saved(path, mine.get_weights())
 
 
 def restored(prefix):
@@ -302,9 +287,8 @@ def a_script_whose_other_ranks_save_to_temporary_paths_runs_unchanged():
     checkpoint.restore(latest)
     with strategy:
         s.fit(loaded)
-    if s.RANK == 0:
-        for _ in range(3):
-            s.fit(alone)
+    for _ in range(3):
+        s.fit(alone)
     s.assert_same_model(loaded, alone)
 
 
@@ -331,10 +315,9 @@ def a_save_that_fails_fails_on_all_ranks_and_training_goes_on():
             s.fit(mine, callbacks=[s.Does(on_train_batch_end=save)])
             save(mine)
             s.fit(mine)
-        if s.RANK == 0:
+        for _ in range(2):
             s.fit(alone)
-            s.fit(alone)
-        else:
+        if s.RANK:
             why = f"rank 0 could not save {path}: OSError: [Errno 28] No space"
             assert all(why in text for text in seen), seen
         assert len(seen) == 3
@@ -366,7 +349,7 @@ def between_averages_of_the_ranks_nothing_is_saved():
     assert_saved(path, mine.get_weights())
 
 
-@rare_check
+@check
 def threads_of_a_script_save_once():
     path, errors = FOLDER / "in-thread.keras", []
     mine = compiled()

@@ -22,7 +22,7 @@ from keras_towers.inspection.conformance.cases import CASES
 from keras_towers.inspection.conformance.outcomes import assert_ordinary
 from keras_towers.replicas import named_resources
 from tests.kit.compare import assert_close
-from tests.kit.ranks import check, main, rare_check
+from tests.kit.ranks import check, main
 from tests.processes import (
     exact,  # noqa: F401
     small as s,
@@ -120,12 +120,11 @@ def chief_saves_a_plain_model_from_which_training_goes_on():
     assert_ordinary(loaded)
     with strategy:
         train(loaded)
-    if s.RANK == 0:
-        train(alone, epochs=2)
+    train(alone, epochs=2)
     s.assert_same_model(loaded, alone)
 
 
-@rare_check
+@check
 def models_and_fits_in_turns_also_in_another_block():
     def trained(one, other, block):
         with block():
@@ -151,7 +150,7 @@ def models_and_fits_in_turns_also_in_another_block():
         assert_ordinary(one)
 
 
-@rare_check
+@check
 def unequal_lengths_end():
     mine, count = s.model(seed=s.RANK), (s.COUNT, s.SHORT)[s.RANK]
     with s.Strategy(batches="each"):
@@ -161,7 +160,7 @@ def unequal_lengths_end():
     assert np.isfinite(mine.get_weights()[0]).all()
 
 
-@rare_check
+@check
 def a_generator_that_ends_early_is_named():
     """Although every worker is to read the same data."""
 
@@ -175,7 +174,7 @@ def a_generator_that_ends_early_is_named():
     assert_ordinary(mine)
 
 
-@rare_check
+@check
 def masks_are_of_the_own_part_and_warned_of():
     mine = CASES["mask"].build()
     with s.Messages() as messages, s.Strategy():
@@ -209,7 +208,7 @@ def sums_over_the_batch_are_of_all_workers():
     assert not messages.have("from its own part, so")
 
 
-@rare_check
+@check
 def who_has_no_examples_writes_no_state():
     layer = keras.layers.BatchNormalization(momentum=0.5)
     mine, seen = s.model(layer), []
@@ -256,7 +255,7 @@ def workers_with_data_of_their_own_draw_masks_of_their_own():
     assert len(set(masks)) == len(masks) == 2 * len(s.gather(None)), masks
 
 
-@rare_check
+@check
 def gradients_that_are_not_scaled_are_summed():
     workers = len(s.gather(None))
     s.assert_as_one_process(
@@ -305,7 +304,7 @@ def interrupt_worker_1(*_):
         raise KeyboardInterrupt("by hand")
 
 
-@rare_check
+@check
 def an_error_that_one_worker_survives_is_one_of_all():
     mine, waits = s.model(), s.RANK == 0
     error = kt.TowerError if waits else KeyboardInterrupt
@@ -342,8 +341,7 @@ def asks_for_counts(strategy):
 def trains_exactly_again_and_again():
     x, y = s.X[:36], s.Y[:36]
     alone, held = s.eager(optimizer="adam"), []
-    if s.RANK == 0:
-        s.fit(alone, x, y, batch_size=12)
+    s.fit(alone, x, y, batch_size=12)
     for _ in range(2):
         mine = s.model(optimizer="adam")
         with kt.SyncReplicasStrategy() as strategy:

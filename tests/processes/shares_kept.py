@@ -14,7 +14,7 @@ from keras_towers.fit.weights import checkpoint, shards
 from keras_towers.foundation.errors import EndOfJob
 from tests.kit.again import begin_again
 from tests.kit.compare import assert_all_close
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.processes import small as s
 from tests.processes.shares import (
     adam,
@@ -29,7 +29,7 @@ from tests.processes.shares import (
 FOLDER = pathlib.Path(sys.argv[1])
 
 
-@rare_check
+@check
 def an_error_between_steps_of_shares():
     folder = FOLDER / "backup-in-shares"
     mine, again = compiled(), compiled()

@@ -27,7 +27,7 @@ from tests.fit.step.acts import Stepping
 from tests.kit import untuned
 from tests.kit.compare import assert_all_close, assert_finite
 from tests.kit.graphs import assert_freed
-from tests.kit.ranks import check, rare_check
+from tests.kit.ranks import check
 from tests.kit.sampling import draw
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.partition.cases import CASES
@@ -162,7 +162,7 @@ def build_again(case):
     return case.build()
 
 
-@rare_check
+@check
 def xla_compiles_what_each_rank_computes():
     make = compiled(m.mlp, scaled, jit_compile=True)
     assert_exact(make, lambda model: fit(model, x=X[:21], y=Y[:21]))
@@ -446,30 +446,6 @@ def what_python_computes_in_a_step_is_that_of_rank_0():
         return model
 
     assert_exact(made, functools.partial(fit, x=X, y=Y))
-
-
-class Taught(Stepping):
-    """Learns what another model says."""
-
-    def loss_of(self, y, p):
-        return tf.reduce_mean((p - self.taught) ** 2)
-
-    def before(self, x):
-        self.taught = self.__dict__["teacher"](x)
-
-
-@rare_check
-def variables_outside_of_a_model_are_those_of_rank_0_on_each_tower():
-    def taught(more):
-        mine = Taught.made()
-        with Strategy(towers=2, updates="sharded"):
-            # Each tower has a copy of what is made here.
-            teacher = mine.__dict__["teacher"] = m.mlp()
-            teacher.set_weights([w + more for w in teacher.get_weights()])
-            mine.fit(X[:8], Y[:8], verbose=0)
-        return mine.get_weights()
-
-    assert_all_close(taught(RANK), taught(0), 0)
 
 
 class Summarized(Stepping):

@@ -58,17 +58,8 @@ def test_a_rank_that_stands_still_is_named(tmp_path, fault, how, reason):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "how, options",
-    [
-        (HOROVOD, ("-np",)),
-        ("BytePSStrategy", ("--servers", 1, "-np")),
-        ("MultiWorkerTowerStrategy", ("--workers",)),
-    ],
-)
-def test_a_rank_that_is_frozen_is_lost(tmp_path, how, options):
-    *more, number = options
-    done = run(tmp_path, "SIGSTOP", how, number, *more)
+def test_a_rank_that_is_frozen_is_lost(tmp_path):
+    done = run(tmp_path, "SIGSTOP", "BytePSStrategy", "-np", "--servers", 1)
     assert done.code == FROZEN, done.err
     assert "rank 1 is lost: it was stopped (SIGSTOP) for 30 s" in done.err
 
@@ -104,20 +95,16 @@ def test_an_exchange_without_memory_outside_of_a_call_ends_the_job(tmp_path):
 
 @pytest.mark.alternate(turn=0)
 @pytest.mark.parametrize(
-    "fault, code, words",
+    "how, number, fault, code, words",
     sample_of(
         [
             (
-                *("error", 1),
+                *("MultiWorkerTowerStrategy", "--workers", "error", 1),
                 ["InvalidArgumentError: a label", "finite/CheckNumerics}}"],
             ),
-            ("exit", 3, ["SystemExit: 3"]),
+            (HOROVOD, "-np", "exit", 3, ["SystemExit: 3"]),
         ]
     ),
-)
-@pytest.mark.parametrize(
-    "how, number",
-    sample_of([(HOROVOD, "-np"), ("MultiWorkerTowerStrategy", "--workers")]),
 )
 def test_an_error_on_one_rank_is_named_on_the_others(
     tmp_path, how, number, fault, code, words
@@ -131,13 +118,9 @@ def test_an_error_on_one_rank_is_named_on_the_others(
 
 
 @pytest.mark.alternate(turn=5)
-@pytest.mark.parametrize(
-    "how, number",
-    sample_of([(HOROVOD, "-np"), ("MultiWorkerTowerStrategy", "--workers")]),
-)
-def test_an_error_between_calls_is_named_on_the_others(tmp_path, how, number):
+def test_an_error_between_calls_is_named_on_the_others(tmp_path):
     """A folder that both make."""
-    done = run(tmp_path, "folder", how, number)
+    done = run(tmp_path, "folder", "MultiWorkerTowerStrategy", "--workers")
     assert done.code == 1, done.err
     named = [line for line in done.err.splitlines() if " fit" in line]
     said = "rank 1 (FileExistsError: [Errno 17] File exists: 'runs') has ended"

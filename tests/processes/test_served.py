@@ -8,8 +8,6 @@ from tests.kit.sampling import draw
 pytestmark = [pytest.mark.slow, pytest.mark.alternate(turn=2)]
 MODULE = "tests.processes.served"
 DRAWN, OTHERS = draw(names(MODULE), 6)
-# What depends on how often the workers meet at the servers, not on how many.
-RARER = names(MODULE, mark="rare_check")
 # Every weight by itself, as large ones are.
 CHUNKS = {"CHUNK_BYTES": "1"}
 MORE = (
@@ -56,7 +54,7 @@ LAST = "embedding-clipped"
 JOBS = {"two workers": job((*DRAWN, LAST), **CHUNKS)}
 LONG = {
     "two workers, not drawn": job((*OTHERS, LAST), **CHUNKS),
-    "more cases": job((*RARER, *MORE)),
+    "more cases": job(MORE),
     "three workers": job(THREE, ranks=3, **CHUNKS),
     "copies on towers": job(
         COPIES, strategy="DistributedReplicatedStrategy", **CHUNKS

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
             ("BytePSStrategy", ("--servers", 1, "-np")),
             ("MultiWorkerTowerStrategy", ("--workers",)),
         ],
-        1,
+        3,
     ),
 )
 def test_a_process_that_a_rank_has_started_is_no_rank(tmp_path, kind, options):

@@ -1,9 +1,7 @@
 """Checks of a worker: what users do with a strategy on two ranks."""
 
 import functools
-import pathlib
 import random
-import tempfile
 from unittest import mock
 
 import keras
@@ -365,50 +363,6 @@ def own_data_of_other_static_shapes():
     s.assert_same_model(trained)
 
 
-def images_in(folder, **options):
-    return keras.utils.image_dataset_from_directory(
-        folder, image_size=(4, 4), label_mode="binary", verbose=False, **options
-    )
-
-
-def write_images(folder, counts):
-    """Write folders of so many images for each class."""
-    draw = np.random.default_rng(sum(counts))
-    for name, count in zip("ab", counts, strict=True):
-        (folder / name).mkdir(parents=True)
-        for index in range(count):
-            pixels = draw.integers(0, 256, (4, 4, 3), "uint8")
-            file = str(folder / name / f"{index}.png")
-            tf.io.write_file(file, tf.io.encode_png(pixels))
-
-
-def of_images(**options):
-    keras.utils.set_random_seed(1)
-    layers = [keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")]
-    scale = keras.layers.Rescaling(1 / 255)
-    made = keras.Sequential([keras.Input((4, 4, 3)), scale, *layers])
-    made.compile("sgd", "binary_crossentropy", **options)
-    return made
-
-
-@check
-def images_of_a_folder_are_divided():
-    """Each rank predicts for all of them."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name) / "images"
-        write_images(folder, (6, 3))
-
-        def act(mine):
-            data = images_in(folder, batch_size=4, seed=1)
-            ordered = images_in(folder, batch_size=4, shuffle=False)
-            losses = mine.fit(data, epochs=2, verbose=0).history["loss"]
-            found = mine.predict(ordered, verbose=0)
-            assert len(found) == 9
-            return losses, mine.evaluate(data, verbose=0), found
-
-        s.assert_as_one_process(of_images(), act, of_images(run_eagerly=True))
-
-
 @check
 def ranks_that_drift_are_equal_at_the_end_of_an_epoch():
     """What a callback writes reaches all ranks; what data do, does not."""
@@ -455,46 +409,3 @@ def a_rank_leaves_a_block_by_itself_whatever_it_has_made():
         np.testing.assert_allclose(total.numpy(), before, rtol=1e-6)
     if s.RANK == 1:
         s.gather("rank 1 has left")
-
-
-class Seen(keras.metrics.Metric):
-    """Counts examples; its result is its variable."""
-
-    def __init__(self):
-        super().__init__(name="seen")
-        self.seen = self.add_variable((), "zeros", dtype="int32")
-
-    def update_state(self, y, outputs, sample_weight=None):
-        self.seen.assign(self.seen + tf.shape(y)[0])
-
-    def result(self):
-        return self.seen
-
-
-@check
-def what_is_computed_by_hand_is_that_of_one_process():
-    def act(mine):
-        found = []
-
-        def values(*args):
-            outputs = mine(s.X)
-            found.append(float(mine.compute_loss(s.X, s.Y, outputs)))
-            mine.reset_metrics()
-            for number in (3, 4):
-                logs = mine.test_step((s.X[:number], s.Y[:number]))
-            found.extend(float(logs[name]) for name in ("loss", "mae", "seen"))
-            seen = Seen()
-            seen.update_state(s.Y, outputs)
-            found.append(float(keras.ops.convert_to_numpy(seen.result())))
-
-        values()
-        noted = keras.callbacks.LambdaCallback(on_epoch_end=values)
-        history = s.fit(mine, batch_size=s.COUNT, callbacks=[noted])
-        values()
-        found += mine.evaluate(s.X, s.Y, verbose=0)
-        # Fewer examples than ranks.
-        found += s.fit(mine, s.X[:1], s.Y[:1]).history["loss"]
-        return found, history.history
-
-    made = [make(metrics=["mae", Seen()]) for make in (s.model, s.eager)]
-    s.assert_as_one_process(made[0], act, made[1])

@@ -29,11 +29,8 @@ DRAWN, OTHERS = draw(
 (LAST,) = names("tests.processes.ended")
 MORE = (
     *("embedding-clipped in shares", "lazy with weights in shards"),
-    *("own_data_of_unequal_length", "accumulation", "steps-per-execution"),
-    "other_gradients_are_refused",
-    "calls_in_callbacks_of_some_ranks_run_there_alone",
-    "other_data_of_an_epoch_that_follows_is_refused",
-    *("weights_optimizer_shuffles_and_draws_are_those_of_rank_0", "own_loop"),
+    *("own_data_of_unequal_length", "accumulation"),
+    *("layers_with_other_settings_are_refused", "own_loop"),
 )
 
 

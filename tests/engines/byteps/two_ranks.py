@@ -20,10 +20,12 @@ from tests.kit.compare import assert_close
 from tests.kit.ranks import check, main
 from tests.processes import (  # noqa: F401
     callbacks as of_callbacks,
+    differences,
     ended,
     exact,
     failures,
     over_tensorflow,
+    own_loops,
     small as s,
     training,
 )

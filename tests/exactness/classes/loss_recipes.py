@@ -1,6 +1,7 @@
 """Recipes for every loss and metric of Keras."""
 
 import functools
+import itertools
 
 import keras
 from keras import layers
@@ -113,18 +114,24 @@ REDUCTIONS = (
 _EACH = dict.fromkeys(("Dice", "Tversky"), ({}, {"axis": (1, 2, 3)}))
 
 
+# Losses reduce alike, but for those that do not return one number for each
+# example; of the others one has each reduction.
+_FEW = [("sum", ()), ("sum_over_batch_size", ("weighted",))]
+_ALL = [*itertools.product(REDUCTIONS, ((), ("weighted",)))]
+
+
 def loss_recipes(name):
-    """A loss with each reduction, with and without sample weights."""
+    """A loss with reductions, with and without sample weights."""
     found, cls = {}, getattr(keras.losses, name)
     y, predict = LOSSES[name]
+    is_special = name in {"BinaryCrossentropy", *_EACH}
     for option in _EACH.get(name, [{}]):
-        for reduction in REDUCTIONS:
+        for reduction, more in _ALL if is_special else _FEW:
             loss = functools.partial(cls, reduction=reduction, **option)
-            for more in ((), ("weighted",)):
-                words = [name, str(reduction), *more, *option]
-                found[" ".join(words)] = Recipe(
-                    X, predict, None, y, {"loss": loss}, bool(more)
-                )
+            words = [name, str(reduction), *more, *option]
+            found[" ".join(words)] = Recipe(
+                X, predict, None, y, {"loss": loss}, bool(more)
+            )
     return found
 
 

@@ -18,7 +18,7 @@ from tests.kit.sampling import sample_of
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import on_towers
 
-GROUP, DRAWN = 12, 48
+GROUP, DRAWN = 12, 32
 
 # The recipes of each class, by name.
 PARTS = {
@@ -32,7 +32,6 @@ PARTS = {
 }
 WAYS = {
     "at once": {"updates": "once"},
-    "slots in shards": {"updates": "sharded"},
     "weights in shards": {"weights": "sharded", "updates": "each"},
 }
 # With an older Keras, groups are of other recipes.

@@ -101,18 +101,12 @@ def fitted(model):
     return fit(model, 2, X, Y, BATCH, validation_data=(X, Y))
 
 
-def of_a_dataset(model):
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
-    return model.fit(data.repeat(2), steps_per_epoch=3, epochs=2, verbose=0)
-
-
 @pytest.mark.parametrize(
     ("act", "towers", "steps"),
     sample_of(
         [
             (fitted, 1, 1),
             (fitted, 2, 2),
-            (of_a_dataset, 2, 1),
             (on_batches, 2, 1),
             (evaluated, 2, 1),
             (predicted, 2, 1),

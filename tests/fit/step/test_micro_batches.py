@@ -41,34 +41,17 @@ def used(model):
     return trained(model), logs, model.predict(X, BATCH, verbose=0)
 
 
-@pytest.mark.parametrize(
-    "towers, parts", sample_of([(1, 2), (1, 3), (3, 2), (3, 3)], 4)
-)
+@pytest.mark.parametrize("towers, parts", sample_of([(1, 3), (3, 2)]))
 def test_batch_norm_dropout_and_clipping_see_the_whole_batch(towers, parts):
     strategy = kt.TowerStrategy(towers, micro_batches=parts)
     assert_exact(stacked(coupled, optimizer=clipped), used, strategy)
 
 
 @pytest.mark.parametrize(
-    "build, updates",
-    sample_of(
-        [
-            (m.with_embedding, "each"),
-            (m.with_embedding, "sharded"),
-            # Rows are exchanged, not gradients.
-            (m.wide, "once"),
-        ],
-        3,
-    ),
-)
-def test_gradients_that_are_rows(build, updates):
-    strategy = kt.TowerStrategy(2, micro_batches=3, updates=updates)
-    assert_exact(compiled(build, clipped), trained, strategy)
-
-
-@pytest.mark.parametrize(
     "options",
-    [{"updates": "each"}, {"updates": "sharded"}, {"weights": "sharded"}],
+    sample_of(
+        [{"updates": "each"}, {"updates": "sharded"}, {"weights": "sharded"}], 3
+    ),
 )
 def test_an_optimizer_computes_with_the_rows_of_all_parts(options, monkeypatch):
     """Before they are exchanged, which clipping would not allow."""
@@ -92,10 +75,9 @@ def test_parts_on_parameter_servers_and_without_averaging():
     assert_all_close(found.model.weights, wanted.model.weights)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_fewer_rows_than_parts(rows):
+def test_fewer_rows_than_parts():
     def act(model):
-        return [model.train_on_batch(X[:rows], Y[:rows]) for _ in range(3)]
+        return [model.train_on_batch(X[:2], Y[:2]) for _ in range(3)]
 
     # Of two rows, BatchNormalization would enlarge roundings.
     def layers():

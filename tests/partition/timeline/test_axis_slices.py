@@ -42,17 +42,6 @@ def run(add, *values, shapes=None):
     return found
 
 
-def test_slices_have_a_part_of_each_towers_rows():
-    def add(slicer, rows):
-        return [slicer.slice_of(rows, 0, CUT, k) for k in range(2)]
-
-    found = run(add, np.arange(8))
-    assert [each.tolist() for each in found] == OF_DOCSTRING
-    assert [CUT.size(k) for k in range(2)] == [4, 4]
-    own = run(lambda s, x: [s.slice_of(x, 0, CUT.of_tower, 1)], np.arange(4))
-    assert own[0].tolist() == [2, 3]
-
-
 @pytest.mark.parametrize("unknown", [(), (0,), (0, 1)])
 @pytest.mark.parametrize(
     "cut", [Cut(5, 1, 3), Cut(5, 2, 3), Cut(2, 3, 2), Cut(4, 1, 4)], ids=str

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.ir.axes import BATCH, COLUMNS, SHARDS, TOWERS
+from keras_towers.partition.ir.axes import BATCH, SHARDS, TOWERS
 from keras_towers.partition.ir.builder import Builder
 from keras_towers.partition.ir.layouts import InShards
 from keras_towers.partition.ir.program import Tensor
@@ -123,35 +123,20 @@ def test_the_bytes_of_gathered_weights(budget, most):
     assert max(gathered_bytes(timeline)) == most * BYTES
 
 
-def _own_rows(builder):
-    """Rows that a tower has of a weight."""
-    shard = _shard()
-    return shard, shard
-
-
-def _rows_of_columns(builder):
-    """What a tower's columns have of a weight, and its rows."""
-    part = Tensor(tf.float32, tf.TensorShape([4, 4]), SHARDS | COLUMNS)
-    options = {"over": COLUMNS, "to": COLUMNS}
-    shape = tf.TensorShape([4, 8])
-    return part, builder.exchange("gather", part, 1, shape=shape, **options)
-
-
-def _there_and_back(join=lambda builder, whole: whole, rows=_own_rows):
+def _there_and_back(join=lambda builder, whole: whole):
     """Use three weights one level after another, and again in reverse order.
 
     Args:
         join: returns what is used of each.
-        rows: returns an input, and a tower's rows of a weight.
 
     Returns:
         A builder, its inputs, and what is used of each weight.
     """
     builder, x = Builder(), Tensor(tf.float32, SHAPE, BATCH)
-    shards, own = zip(*(rows(builder) for _ in range(3)), strict=True)
+    shards = [_shard() for _ in range(3)]
     wholes = [
         join(builder, builder.exchange("gather", of, to=TOWERS, shape=SHAPE))
-        for of in own
+        for of in shards
     ]
     found = x
     for whole in [*wholes, *reversed(wholes)]:
@@ -225,16 +210,6 @@ def test_what_joins_a_whole_is_computed_again_with_it(budget, number):
     assert used == {*made["Reshape"]} >= {*wholes}
 
 
-def test_what_two_wholes_make_is_computed_once():
-    builder, inputs, wholes = _there_and_back()
-    both = builder.op("AddV2", wholes[:2], SHAPE)
-    for _ in range(2):
-        builder.op("MatMul", [inputs[0], both], SHAPE)
-    timeline, gathers = _placed(builder, inputs, BYTES)
-    (found,) = [o for o in timeline.program.operations if o.type == "AddV2"]
-    assert {e.result for e in gathers} >= {*found.inputs}
-
-
 @BUDGETS
 def test_a_result_or_what_is_exchanged_may_be_a_whole(budget, number):
     builder, inputs, wholes = _there_and_back(_turned)
@@ -246,18 +221,3 @@ def test_a_result_or_what_is_exchanged_may_be_a_whole(budget, number):
     assert len(gathers) == number + 2
     assert timeline.program.results == results
     assert {*results} <= {t for e in timeline.events for t in e.made}
-
-
-@BUDGETS
-def test_what_columns_gather_is_gathered_over_towers(budget, number):
-    builder, inputs, _ = _there_and_back(rows=_rows_of_columns)
-    program = by_hand(builder, *inputs)
-    timeline = place_earliest(program, TensorSizes(program, 2, 8), budget)
-    check_order(timeline)
-    gathers = [e for e in timeline.program.exchanges if e.kind == "gather"]
-    rows = {e.result: e for e in gathers if e.over == COLUMNS}
-    wholes = [e for e in gathers if e.over != COLUMNS]
-    assert len(wholes) == number
-    assert {whole.given for whole in wholes} == {*rows}
-    for whole in wholes:
-        assert timeline.levels[rows[whole.given]] < timeline.levels[whole]

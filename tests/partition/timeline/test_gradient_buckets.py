@@ -14,7 +14,6 @@ from keras_towers.partition.timeline.gradient_buckets import (
     bucket_gradients,
     divide_levels,
 )
-from keras_towers.partition.timeline.schedule import compute_late
 from keras_towers.partition.timeline.timeline import Timeline
 from tests.partition.deep_network import LAYERS, WIDTH, deep
 from tests.partition.kit import by_hand, earliest
@@ -116,40 +115,3 @@ def test_effects_keep_their_order():
     before = {builder.last: [first]}
     found, _ = levels(builder, [late], x, before=before)
     assert found == {"Sin": 1, "CheckNumerics": 1, "Assert": 1}
-
-
-def test_a_variable_and_its_copies_are_used_in_order():
-    builder, x = Builder(), rows()
-    handle, other = (Tensor(tf.resource, SHAPE, handle=1) for _ in range(2))
-    copy = Tensor(tf.resource, SHAPE, TOWERS, handle=1)
-    late = builder.op("Sin", [x], SHAPE)
-    builder.add("AssignVariableOp", [copy, late], {}, [], has_effect=True)
-    written = builder.last
-    builder.add("AssignAddVariableOp", [copy, x], {}, [], has_effect=True)
-    before = {builder.last: [written]}
-    # What runs once comes before the updates of its level.
-    for type_, read in (("ReadVariableOp", handle), ("VariableShape", other)):
-        builder.add(type_, [read], {}, [(tf.float32, SHAPE)])
-        before[builder.last] = [written] if read is handle else []
-    given, more = (handle, other, x), {"copies": {0: copy}, "before": before}
-    found, _ = levels(builder, [late], *given, **more)
-    assert found == {
-        "Sin": 1,
-        "AssignVariableOp": 1,
-        "AssignAddVariableOp": 1,
-        "ReadVariableOp": 2,
-        "VariableShape": 0,
-    }
-
-
-def test_what_uses_a_size_follows_what_has_it():
-    builder, x = Builder(), rows()
-    total = builder.exchange("sum", builder.op("Exp", [x], SHAPE))
-    size = builder.shape_vector(builder.op("Sin", [total], SHAPE))
-    used = builder.op("Reshape", [x, size], SHAPE)
-    late = builder.op("Cos", [used], SHAPE)
-    program = by_hand(builder, x, results=[late])
-    # Sizes, which functions compute again, then stand before all else.
-    timeline = compute_late(earliest(program), TensorSizes(program, 2, 8))
-    found = divide_levels(timeline, [late.operation])
-    assert found.levels[used.operation] == 1

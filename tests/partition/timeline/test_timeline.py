@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras_towers.partition.ir.axes import BATCH, TOWERS
 from keras_towers.partition.ir.builder import Builder
 from keras_towers.partition.ir.layouts import REPLICATED
-from keras_towers.partition.ir.program import Tensor, changed_program
+from keras_towers.partition.ir.program import Tensor
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
 from keras_towers.partition.ir.values import Value
 from keras_towers.partition.timeline.timeline import Levels, Timeline, in_order
@@ -59,24 +59,6 @@ def test_phases_of_a_level_follow_one_another():
     again = act(builder, "AssignAddVariableOp", handle, x)
     before = {read: [written], again: [written]}
     assert list(levels_of(builder, before).values()) == [0, 1, 1, 0]
-
-
-def test_what_follows_an_exchange_is_on_the_next_level():
-    builder = Builder()
-    builder.exchange("sum", rows())
-    act(builder, "Assert", Tensor(tf.bool, SHAPE, BATCH))
-    before = {builder.last: builder.exchanges}
-    assert levels_of(builder, before) == {"sum": 0, "Assert": 1}
-
-
-def test_no_event_is_placed_before_a_least_level():
-    builder, x = Builder(), rows()
-    total = builder.exchange("sum", builder.op("Exp", [x], SHAPE))
-    builder.op("Sub", [x, total], SHAPE)
-    levels, (exp, exchange, sub) = Levels({}), builder.events
-    assert (levels.place(exp, 2), levels.place(exchange, 1)) == (2, 2)
-    assert [*map(levels.of, (x, exchange.given, total))] == [0, 2, 3]
-    assert levels.place(sub, 1) == 3
 
 
 def test_events_are_in_the_order_of_levels_and_phases():
@@ -191,20 +173,3 @@ def test_what_is_repeated_for_other_inputs_stands_before_them(chain):
     found, _ = timeline.with_inputs(inputs, TensorSizes(program, 1, 4))
     check_order(found)
     assert {shape, builder.last} <= {*found.program.events}
-
-
-def test_other_attributes_of_an_operation_leave_the_rest_as_it_is(chain):
-    program = chain.program
-
-    def named(operation):
-        return {"name": "other"} if operation.type == "Square" else {}
-
-    found = changed_program(program, named)
-    *kept, square, check = found.events
-    assert kept == program.events[:-2]
-    assert (square.name, program.events[-2].name) == ("other", "")
-    assert check.inputs[1] is found.results[0] is square.outputs[0]
-    # Nothing is new if nothing is to change.
-    same = changed_program(program, lambda operation: {})
-    assert same.events == program.events
-    assert same.values == program.values

@@ -128,7 +128,9 @@ def in_slices(**options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"remat": True}, {"micro_batches": 2}, {"xla": True}],
+    sampling.sample_of(
+        [{}, {"remat": True}, {"micro_batches": 2}, {"xla": True}], 4
+    ),
     ids=str,
 )
 def test_a_language_model_in_slices_is_equal(options, small_slices):

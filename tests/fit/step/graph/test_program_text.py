@@ -80,11 +80,11 @@ class Tanh(keras.Model):
         return self.last(self.flatten(x))
 
 
-def connected(of=0, index=0):
+def connected(of):
     inputs = keras.Input((4, 2))
     shared = D.Dense(2)
     hidden = shared(inputs)
-    out = shared(hidden) + 2.0 * [inputs, hidden][of][:, index, None]
+    out = shared(hidden) + 2.0 * [inputs, hidden][of][:, :1]
     model = keras.Model(inputs, D.Dense(1)(D.Flatten()(out)))
     model.compile("sgd", "mse")
     return model
@@ -136,33 +136,17 @@ UNLIKE = {
         "Relu float32 (None, 4, 2)",
         "Tanh",
     ),
-    "lambda": (
-        lambda k: made(D.Lambda([lambda x: x * 2, lambda x: -x][k])),
-        "constant ",
-        "Neg",
-    ),
     "momentum": (
         lambda k: made(D.BatchNormalization(momentum=0.5 + k / 4)),
         "constant ",
         "constant ",
     ),
-    "rate": (lambda k: made(D.Dropout(0.25 + k / 2)), "constant ", "constant "),
     "rates in another order": (
         lambda k: made(
             D.Dropout([0.25, 0.5][k]), D.Dense(2), D.Dropout([0.5, 0.25][k])
         ),
         "constant ",
         "constant ",
-    ),
-    "epsilon": (
-        lambda k: made(D.LayerNormalization(epsilon=[1e-3, 2e-3][k])),
-        "constant ",
-        "constant ",
-    ),
-    "regularizer": (
-        lambda k: made(D.Dense(2, kernel_regularizer=["l1", "l2"][k])),
-        "constant ",
-        "",
     ),
     "dtype": (
         lambda k: made(D.Dense(2, dtype=["float32", "bfloat16"][k])),
@@ -175,11 +159,6 @@ UNLIKE = {
         "Conv2D",
     ),
     "loss": (lambda k: made(loss=["mse", "mae"][k]), "Square", "Abs"),
-    "weights of losses": (
-        lambda k: made(loss_weights=[1.0 + k]),
-        "constant ",
-        "constant ",
-    ),
     "metrics": (lambda k: made(metrics=[["mae"], ["mape"]][k]), "", ""),
     "one more layer": (
         lambda k: made(*[D.ReLU() for _ in range(k)]),
@@ -196,8 +175,7 @@ UNLIKE = {
         "",
         "",
     ),
-    "connections": (lambda k: connected(of=k), "", ""),
-    "index": (lambda k: connected(index=k), "constant ", "constant "),
+    "connections": (connected, "", ""),
     "a constant in a branch": (
         lambda k: scanned(2.0 + k),
         "constant ",
@@ -334,7 +312,6 @@ def using(constant):
     [
         (np.float32(0.3), np.nextafter(np.float32(0.3), np.float32(1))),
         (MANY, MANY * (1 + 1e-15)),
-        (MANY, MANY.copy()),
         (tf.constant(MANY), tf.constant(MANY * (1 + 1e-15))),
         (1j * MANY[0], 1j * MANY[0] * (1 + 1e-15)),
         (np.float64(np.nan), -np.float64(np.nan)),
@@ -343,7 +320,7 @@ def using(constant):
             tf.constant([0.301, 1], "bfloat16"),
         ),
     ],
-    ids=["number", "array", "equal", "captured", "complex", "nan", "bfloat16"],
+    ids=["number", "array", "captured", "complex", "nan", "bfloat16"],
 )
 def test_rounding_is_no_difference(one, other):
     assert not differ(using(one), using(other))
@@ -354,27 +331,23 @@ def test_rounding_is_no_difference(one, other):
     [
         (0.3, 0.300001),
         (1e-6, 2e-6),
-        (0.3, -0.3),
         (0.0, 1e-30),
         (np.float64(1e300), np.float64(np.inf)),
         (np.nan, 0.0),
         (np.float64(1.7e9), np.float64(1.7e9 + 3)),
-        (3, 4),
         (True, False),
         (MANY, MANY[::-1].copy()),
-        (MANY, MANY.T.copy()),
         (MANY, FEW_OTHERS),
         (tf.constant(MANY), tf.constant(FEW_OTHERS)),
         (tf.range(999), tf.range(999)[::-1]),
-        ("red", "blue"),
         (WORDS, WORDS[::-1]),
         (tf.constant(WORDS), tf.constant(WORDS[::-1])),
         (tf.constant(b"a"), tf.constant(b"a\0")),
     ],
     ids=[
-        *("number", "small", "sign", "zero", "infinite", "nan", "large"),
-        *("integer", "truth", "order", "shape", "a-few", "captured"),
-        *("captured-integers", "word", "words", "captured-words", "end"),
+        *("number", "small", "zero", "infinite", "nan", "large"),
+        *("truth", "order", "a-few", "captured"),
+        *("captured-integers", "words", "captured-words", "end"),
     ],
 )
 def test_other_constants_differ(one, other):

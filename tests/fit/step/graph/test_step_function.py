@@ -3,11 +3,8 @@
 import gc
 import weakref
 
-import keras
-import numpy as np
 import tensorflow as tf
 
-import keras_towers as kt
 from keras_towers.fit.step.graph.step_function import StepFunction
 
 
@@ -67,22 +64,3 @@ def test_draws_without_a_seed_continue_the_count_of_the_graph():
 
     tf.random.set_seed(3)
     assert found == tf.stack(expected()).numpy().tolist()
-
-
-class Centred(keras.Model):
-    def call(self, x):
-        return x - keras.ops.sum(x, 0, keepdims=True) / x.shape[0]
-
-
-def test_steps_of_one_prediction_have_batches_of_several_sizes(devices):
-    """Keras adds all steps of an execution to one graph."""
-    x = np.arange(15, dtype="float32")[:, None]
-
-    def predicted():
-        model = Centred()
-        model.compile(steps_per_execution=2)
-        return model.predict(x, batch_size=8, verbose=0)
-
-    expected = predicted()
-    with kt.TowerStrategy(2):
-        np.testing.assert_allclose(predicted(), expected)

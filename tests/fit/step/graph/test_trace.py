@@ -1,14 +1,11 @@
 """The trace of a step on one device: what it needs, captures and returns."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.graph.trace import (
-    components_of,
     trace,
-    with_components,
 )
 from keras_towers.foundation.errors import TowerError
 
@@ -112,18 +109,6 @@ def test_variables_outside_of_a_model(variables):
     assert is_same(traced(step).variables_outside(model), [words, own])
 
 
-def test_the_contents_of_tables_that_never_change():
-    entries = tf.lookup.KeyValueTensorInitializer(["a"], [1])
-    fixed = tf.lookup.StaticHashTable(entries, -1)
-    open_ = tf.lookup.experimental.MutableHashTable(tf.string, tf.int32, -1)
-
-    def step(words):
-        return fixed.lookup(words) + open_.lookup(words)
-
-    made = traced(step, tf.TensorSpec([None], tf.string))
-    assert [*made.fixed_tables] == [id(fixed.resource_handle)]
-
-
 def test_a_value_that_is_known_only_when_the_step_runs():
     def step(x):
         graph = tf.compat.v1.get_default_graph()
@@ -134,23 +119,3 @@ def test_a_value_that_is_known_only_when_the_step_runs():
 
     with pytest.raises(TowerError, match="Pass it as part of the batch"):
         traced(step)
-
-
-def slices(values, indices, rows):
-    return tf.IndexedSlices(values, indices, tf.constant([rows, 2]))
-
-
-def test_components_of_gradients():
-    dense, indices = tf.ones([2]), tf.constant([4])
-    sparse = slices(tf.ones([1, 2]), indices, 5)
-    grads = [dense, None, sparse]
-    parts = [t for gradient in grads for t in components_of(gradient)]
-    assert [id(p) for p in parts] == list(
-        map(id, (dense, sparse.values, indices))
-    )
-    new = [tf.zeros([2]), tf.zeros([1, 2]), tf.constant([3])]
-    first, none, last = with_components(grads, new)
-    assert first is new[0] and none is None
-    assert (last.values, last.indices) == (new[1], new[2])
-    np.testing.assert_array_equal(last.dense_shape, [5, 2])
-    assert with_components(grads, [None] * 3) == [None] * 3

@@ -18,6 +18,7 @@ from tests.fit.step.sized_models import (
     wide,
 )
 from tests.kit.compare import assert_all_close
+from tests.kit.sampling import sample_of
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,12 @@ def test_the_cheapest_plan_that_fits_is_chosen(
         fit(deep(), 4096)
 
 
+@pytest.mark.alternate
 @pytest.mark.parametrize(
     ("make", "examples", "sizes"),
     [
-        (wide, 64, ("1GB", "6.5MB", "5.6MB", "4.8MB", "4MB", "3.5MB")),
-        (deep, 2048, ("1GB", "2MB", "1.6MB", "1.2MB", "1MB")),
+        (wide, 64, ("1GB", "6.5MB", "5.6MB", "4.8MB", "4MB")),
+        (deep, 2048, ("1GB", "2MB", "1.6MB", "1.2MB")),
     ],
 )
 def test_a_smaller_limit_never_needs_more_memory(limit, make, examples, sizes):
@@ -87,6 +89,7 @@ def test_batches_that_are_given_one_by_one_take_parts(limit, caplog):
     assert_all_close([predicted], [other.predict_on_batch(x)])
 
 
+@pytest.mark.alternate
 def test_more_parts_may_save_where_two_do_not(limit):
     """Sums of gradients, and what statistics need of all examples."""
 
@@ -111,12 +114,12 @@ def test_more_parts_may_save_where_two_do_not(limit):
         return planned
 
     limit("1TB")
-    by_hand = [least(micro_batches=n, remat=True) for n in (1, 2, 4, 8, 16)]
+    by_hand = [least(micro_batches=n, remat=True) for n in (1, 4, 16)]
     limit(f"{int(min(by_hand) * 1.3)}B")
     assert least() <= 1.3 * min(by_hand)
 
 
-@pytest.mark.parametrize("size", ["5.6MB", "4.8MB", "4MB"])
+@pytest.mark.parametrize("size", sample_of(["5.6MB", "4MB"]))
 def test_compiled_steps_fit_as_well(size, limit, capfd):
     limit(size)
     with kt.TowerStrategy(2) as strategy:

@@ -246,18 +246,6 @@ def test_what_is_little_is_announced_only_where_it_grows(rows):
     assert bool(found.announcement) == (rows is None)
 
 
-def test_a_share_is_of_what_is_computed_not_of_operations():
-    def function(x, w):
-        best = tf.sort(x @ w, axis=0)[::2] @ w
-        for _ in range(50):
-            x = 2 * x
-        return x, best
-
-    found = costs(function, (6, 100), (100, 100))
-    (once,) = found.once.values()
-    assert 0.15 < once.share < 0.6
-
-
 @pytest.mark.parametrize(
     ("differentiated", "share"), [(False, 1 / 2), (True, 3 / 4)]
 )
