@@ -17,7 +17,7 @@ from pathlib import Path
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.errors import TowerError
-from keras_towers.jobs.rendezvous import store, store_link, tf_config
+from keras_towers.jobs.rendezvous import store, tf_config
 from keras_towers.jobs.rendezvous.signatures import sign_file
 
 _SHARED = "shared-"
@@ -108,13 +108,13 @@ def share(content: bytes) -> bytes:
     key = f"{_SHARED}{next(_shared)}"
     if server is None or not has_other_ranks():
         return content
-    if len(content) > store_link.MAX_BYTES:
+    if len(content) > store.MAX_BYTES:
         raise TowerError(
             f"the objects of a state have {len(content):,} bytes, but may have "
-            f"{store_link.MAX_BYTES:,}: keep arrays in variables, or in files."
+            f"{store.MAX_BYTES:,}: keep arrays in variables, or in files."
         )
     if is_rank_0():
-        server.write(store_link.SCOPE, key, content)
+        server.write(store.SCOPE, key, content)
         return content
     return server.wait(key)
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import collections
 import itertools
 import threading
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.object_types import JsonObject
 from keras_towers.jobs.rendezvous import store
 from keras_towers.jobs.rendezvous.hosts import RankPlacement
 from keras_towers.jobs.rendezvous.reports import Reports
-from keras_towers.jobs.rendezvous.store import MissingRanks, Progress, Store
-from keras_towers.jobs.rendezvous.store_link import SCOPE
+from keras_towers.jobs.rendezvous.store import (
+    SCOPE,
+    MissingRanks,
+    Progress,
+    Store,
+)
 
 RENDEZVOUS_SCOPE = "global"
 """The scope in which each rank of Horovod writes its address first."""
@@ -48,14 +52,12 @@ class LocalStore(Store):
         self._reports = Reports()
         self._gatherings: dict[str, _Gathering] = {}
         # The functions to call when a key is written.
-        self._awaited: dict[tuple[str, str], set[Callable[[], None]]] = {}
+        self._awaited: collections.defaultdict[
+            tuple[str, str], set[Callable[[], None]]
+        ] = collections.defaultdict(set)
         self._given_up: collections.Counter[str] = collections.Counter()
         self._scope_size: dict[str, int] = {}
         self._lock = threading.RLock()
-
-    @abstractmethod
-    def _call_each(self, functions: Iterable[Callable[[], None]]) -> None:
-        """Call functions soon, without a lock."""
 
     def begin_round(self, plan: Sequence[RankPlacement]) -> None:
         """Discard the previous round, and let the ranks of a plan meet."""
@@ -86,34 +88,30 @@ class LocalStore(Store):
         return self.read(scope, key)
 
     def await_key(self, scope: str, key: str, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called when a key is there."""
+        """Have ``wake`` called when a key is there, by any thread."""
         with self._lock:
-            self._awaited.setdefault((scope, key), set()).add(wake)
+            self._awaited[scope, key].add(wake)
             if key in self.values[scope]:
-                self._wake(scope, key)
-
-    def _wake(self, scope: str, key: str) -> None:
-        """Call the functions that wait for a key."""
-        waiting = self._awaited.pop((scope, key), None)
-        if waiting:
-            self._call_each(waiting)
+                wake()
 
     def forget(self, scope: str, key: str, wake: Callable[[], None]) -> None:
         """Remove ``wake`` from the waiting functions."""
         with self._lock:
-            waiting = self._awaited.get((scope, key), set())
-            waiting.discard(wake)
-            if not waiting:
-                self._awaited.pop((scope, key), None)
+            self._awaited[scope, key].discard(wake)
+            if not self._awaited[scope, key]:
+                del self._awaited[scope, key]
 
-    def write(
-        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
-    ) -> bytes:
+    def write(self, scope: str, key: str, value: bytes) -> None:
         with self._lock:
-            values = self.values[scope]
-            values[key] = values.get(key, value) if if_absent else value
-            self._wake(scope, key)
-            return values[key]
+            self.values[scope][key] = value
+            for wake in self._awaited.get((scope, key), ()):
+                wake()
+
+    def setdefault(self, key: str, value: object) -> Any:
+        with self._lock:
+            if key not in self.values[SCOPE]:
+                self.put(key, value)
+            return self.get(key)
 
     def give(
         self, key: str, rank: int, size: int, value: object
@@ -152,11 +150,11 @@ class LocalStore(Store):
                 self.values[scope].clear()
                 del self._given_up[scope]
 
-    def report(self, rank: int, progress: Progress) -> JsonObject:
+    def report(self, rank: int, progress: Mapping[str, Any]) -> JsonObject:
         """Record a rank's progress; return what it should know of others."""
         with self._lock:
             reports = self._reports
-            reports.add(rank, progress)
+            reports.add(rank, Progress(**progress))
             # Every rank gets this list, however many are gone: keep it short.
             others = (
                 (f"{name} ({error[0]})" if error else name, state)

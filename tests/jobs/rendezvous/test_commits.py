@@ -6,7 +6,7 @@ import pytest
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.errors import TowerError
-from keras_towers.jobs.rendezvous import commits, store, store_link
+from keras_towers.jobs.rendezvous import commits, store
 from keras_towers.jobs.rendezvous.hosts import place_ranks
 from keras_towers.jobs.rendezvous.store_server import StoreServer
 
@@ -62,11 +62,11 @@ def test_all_ranks_get_what_rank_0_has(server, monkeypatch):
         monkeypatch.setenv("HOROVOD_RANK", "1")
         key = f"shared-{next(commits._shared) + 1}"
         other = pool.submit(commits.share, b"of rank 1")
-        server.write(store_link.SCOPE, key, b"of rank 0")
+        server.write(store.SCOPE, key, b"of rank 0")
         assert other.result(20) == b"of rank 0"
     monkeypatch.setenv("HOROVOD_RANK", "0")
     assert commits.share(b"mine") == b"mine"
-    monkeypatch.setattr(store_link, "MAX_BYTES", 10)
+    monkeypatch.setattr(store, "MAX_BYTES", 10)
     with pytest.raises(TowerError, match="have 11 bytes, but may have 10"):
         commits.share(b"a" * 11)
 

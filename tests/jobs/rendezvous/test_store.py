@@ -5,7 +5,6 @@ import functools
 import gc
 import socket
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers.foundation import settings
-from keras_towers.jobs.rendezvous import store, store_link
+from keras_towers.jobs.rendezvous import store
 from keras_towers.jobs.rendezvous.hosts import place_ranks
 from keras_towers.jobs.rendezvous.signatures import (
     SIGNATURE,
@@ -27,7 +26,6 @@ from keras_towers.jobs.rendezvous.signatures import (
     sign_request,
 )
 from keras_towers.jobs.rendezvous.store import Progress
-from keras_towers.jobs.rendezvous.store_link import encode_request
 from keras_towers.jobs.rendezvous.store_server import StoreServer
 from tests.kit.processes import wait_until
 from tests.kit.scripts import run_python
@@ -88,7 +86,7 @@ def test_requests_without_the_token_are_refused(server):
 
 def test_values_that_are_too_large_are_refused(server, monkeypatch):
     """They are read before it is known who sends them."""
-    monkeypatch.setattr(store_link, "MAX_BYTES", 10)
+    monkeypatch.setattr(store, "MAX_BYTES", 10)
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"x" * 11) == 403
     assert ask(server, "PUT", path, b"x" * 10) == 200
@@ -110,7 +108,12 @@ def raw(server, *parts, pause_s=0.0):
 
 
 def signed(server, method, path, body=b""):
-    return encode_request(server.here.endpoint, method, path, body)
+    lines = (
+        f"{method} {server.path}{path} HTTP/1.1",
+        f"{SIGNATURE}: {sign_request(SECRET, method, path, body)}",
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join((*lines, "", "")).encode() + body
 
 
 def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
@@ -128,12 +131,13 @@ def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
         assert b" 200 " not in raw(server, sent)
     # Of a rank, but nothing that a rank sends.
     for path, body in (
-        ("/keras_towers/progress-0", b"{}"),
-        ("/keras_towers/progress-x", b"{}"),
-        ("/keras_towers/contributions-x", b"[0]"),
-        ("/keras_towers/any-of", b"[7]"),
+        ("report", b"[0, {}]"),
+        ("report", b"{}"),
+        ("give", b"[0]"),
+        ("setdefault", b"7"),
     ):
-        assert raw(server, signed(server, "POST", path, body)) == b""
+        sent = signed(server, "POST", f"/keras_towers/{path}", body)
+        assert raw(server, sent) == b""
     assert time.monotonic() - begun < 30
     assert not server.values["keras_towers"]
     # The server serves all the same; and what is slow, but goes on.
@@ -151,7 +155,6 @@ def test_a_client_that_has_sent_nothing_takes_no_file(patient, server):
     assert not server.here.connections
     links[4].sendall(signed(server, "PUT", "/keras_towers/mine", b"1"))
     assert links[4].recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
-    assert len(server.here.connections) == 1
     for link in links:
         link.close()
 
@@ -171,49 +174,30 @@ def test_a_server_that_is_stopped_at_once_leaves_nothing_open():
     assert not said
 
 
-def test_requests_on_one_connection_are_answered_in_turn(server, monkeypatch):
-    """Each is signed, and the first that is not ends it."""
-    monkeypatch.setattr(settings, "LOST_S", 1)
+def test_a_connection_has_one_request(server):
+    """What follows it is not read, though it be signed."""
     put = signed(server, "PUT", "/keras_towers/a", b"1")
-    get = signed(server, "GET", "/keras_towers/a")
-    b = signed(server, "PUT", "/keras_towers/b", b"2")
-    waits = signed(
-        server, "POST", "/keras_towers/any-of", b'["keras_towers/b"]'
-    )
+    late = signed(server, "PUT", "/keras_towers/late", b"1")
     forged = put.replace(b"\r\n\r\n1", b"\r\n\r\n2")
-    parts = get + waits + put[:50], put[50:] + b + get, forged + get
-    said = raw(server, *parts, pause_s=0.1)
-    statuses = [
-        int(line.split()[1])
-        for line in said.split(b"\r\n")
-        if b"HTTP/1.1 " in line
-    ]
-    # That which waits is answered when it can be.
-    assert statuses == [404, 200, 200, 200, 290, 403]
-    assert server.client.get("a") == 1
-    # One that is not used is closed.
-    assert raw(server, get).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert raw(server, put[:50], put[50:] + late).count(b" 200 OK") == 1
+    assert b" 403 " in raw(server, forged)
+    held = signed(server, "GET", "/keras_towers/b?hold=0.2")
+    assert b" 404 " in raw(server, held, late)
+    assert server.client.get("a") == 1 and server.client.get("late") is None
 
 
-def test_threads_ask_and_wait_in_one_connection(server):
+def test_threads_and_children_of_a_fork_ask_and_wait(server):
     client, number = server.client, 20
     with ThreadPoolExecutor(2 * number) as pool:
         waits = [pool.submit(client.get, f"k{n}", 60) for n in range(number)]
         asks = [pool.submit(client.setdefault, "x", n) for n in range(number)]
         assert len({ask.result(60) for ask in asks}) == 1
-        assert len(server.here.connections) == 1
         for n in range(number):
             client.put(f"k{n}", n)
         assert [wait.result(60) for wait in waits] == [*range(number)]
     assert wait_until(lambda: not server.here.connections)
-    # A child of a fork makes one of its own.
-    waits = threading.Thread(target=client.get, args=("late", 60))
-    waits.start()
-    assert wait_until(lambda: server.here.connections)
     child = run_python("-c", _FORKED, repr(astuple(server.here.endpoint)))
     assert (child.stdout, child.returncode) == ("1\n2\n", 0), child.stderr
-    client.put("late", 1)
-    waits.join(60)
     # Those that wait when the server ends hear of it.
     waits = ThreadPoolExecutor().submit(client.get, "never", 60)
     assert wait_until(lambda: server.here.connections)
@@ -225,15 +209,15 @@ def test_threads_ask_and_wait_in_one_connection(server):
 
 _FORKED = """
 import os, sys, threading
-from keras_towers.jobs.rendezvous.store import client_of
+from keras_towers.jobs.rendezvous.store import StoreClient
 from keras_towers.jobs.rendezvous.signatures import Endpoint
-endpoint = Endpoint(*eval(sys.argv[1]))
-threading.Thread(target=client_of(endpoint).get, args=("z", 9)).start()
-client_of(endpoint).put("y", 1)
-print(client_of(endpoint).get("y"), flush=True)
+client = StoreClient(Endpoint(*eval(sys.argv[1])))
+threading.Thread(target=client.get, args=("z", 9)).start()
+client.put("y", 1)
+print(client.get("y"), flush=True)
 if os.fork() == 0:
-    client_of(endpoint).put("z", 2)
-    print(client_of(endpoint).get("z"), flush=True)
+    client.put("z", 2)
+    print(client.get("z"), flush=True)
     os._exit(0)
 os.wait()
 """
@@ -329,7 +313,7 @@ def test_a_forged_stall_key_is_not_believed(server):
     assert ask(server, "PUT", path, body, {SIGNATURE: right}) == 403
     assert server.client.get("stall-1") == "right"
     # Nor is a value left where there is none yet.
-    other = server.path + "/keras_towers/facts"
+    other = server.path + "/keras_towers/setdefault"
     assert ask(server, "POST", other, body, {SIGNATURE: right}) == 403
     assert [server.client.setdefault("facts", n) for n in (1, 2)] == [1, 1]
     accepted = {SIGNATURE: right}
