@@ -48,7 +48,8 @@ class _Link:
         self, method: str, key: str, body: bytes = b"", hold_s: float = 0
     ) -> bytes | None:
         """Make a request; None: there is no value, or the request failed."""
-        hold = f"{store.HOLD}{hold_s}" if hold_s else ""
+        is_read = method == "GET" and hold_s
+        hold = f"{store.HOLD}{hold_s}" if is_read else ""
         path = f"/{store.SCOPE}/{key}{hold}"
         try:
             async with asyncio.timeout(settings.STORE_ANSWER_S + hold_s):
@@ -91,10 +92,13 @@ class _Link:
             found = await self.ask("GET", key, hold_s=settings.LISTEN_S)
         return json.loads(found)
 
-    async def call(self, method: str, *arguments: object) -> Any:
+    async def call(
+        self, method: str, *arguments: object, hold_s: float = 0
+    ) -> Any:
         """Call a method of the store; None: the request failed."""
         body = json.dumps(arguments).encode()
-        return json.loads(await self.ask("POST", method, body) or "null")
+        answer = await self.ask("POST", method, body, hold_s)
+        return json.loads(answer or "null")
 
 
 class SimulatedRank:
@@ -115,8 +119,14 @@ class SimulatedRank:
         self.round = 0
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def _give(self, key: str, value: object) -> None:
-        await self.link.call("give", key, self.rank, self.size, value)
+    async def _give(self, key: str, value: object, awaited: str = "") -> Any:
+        """Contribute to a list, and wait for it, or for another value."""
+        hold_s, found = settings.LISTEN_S, None
+        given = key, self.rank, self.size, value, hold_s, awaited
+        while found is None:
+            answer = await self.link.call("give", *given, hold_s=hold_s)
+            found = answer and answer[1]
+        return found
 
     async def meet(self) -> None:
         """Meet the other ranks."""
@@ -128,13 +138,13 @@ class SimulatedRank:
             "cores": list(range(16)),
             "nonce": f"{self.rank:016x}",
         }
-        await self._give(rank_helper.INTRODUCTIONS, introduction)
-        await self.link.wait(f"{rank_helper.PLACEMENT}-{self.rank}")
+        placement = f"{rank_helper.PLACEMENT}-{self.rank}"
+        await self._give(rank_helper.INTRODUCTIONS, introduction, placement)
 
     async def exchange_addresses(self) -> None:
         """Become a task of TensorFlow, of which each knows all addresses."""
-        await self._give("tasks", f"{LOOPBACK}:{10_000 + self.rank}")
-        assert len(await self.link.wait("tasks")) == self.size
+        own = f"{LOOPBACK}:{10_000 + self.rank}"
+        assert len(await self._give("tasks", own)) == self.size
 
     def begin(self) -> None:
         """Begin what a rank does while it trains."""
@@ -180,7 +190,6 @@ class SimulatedRank:
             await self.link.wait(f"failed-{self.round}")
             for key in (f"left-{self.round}", f"renewed-{self.round}"):
                 await self._give(key, None)
-                await self.link.wait(key)
             self.round += 1
 
     async def end_save(self) -> None:

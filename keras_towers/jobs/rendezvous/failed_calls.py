@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import math
 import threading
 import time
@@ -352,9 +353,9 @@ class JointCalls:
         def all_do(act: Callable[[], None], key: str, part: int | None) -> Any:
             """Act until all ranks have acted; return their parts."""
             act()
-            store.give(key, ranks.rank, ranks.size, part)
-            hold_s = settings.POLL_S
-            while (parts := store.get(key, hold_s)) is None:
+            give, hold_s = functools.partial(store.give, key), settings.POLL_S
+            own = ranks.rank, ranks.size, part
+            while (parts := give(*own, hold_s)[1]) is None:
                 if time.monotonic() > until or watch.gone_ranks():
                     raise TimeoutError
                 act()

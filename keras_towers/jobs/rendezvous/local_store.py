@@ -114,21 +114,35 @@ class LocalStore(Store):
             return self.get(key)
 
     def give(
-        self, key: str, rank: int, size: int, value: object
-    ) -> MissingRanks:
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        value: object,
+        hold_s: float = 0,
+        awaited: str = "",
+    ) -> tuple[MissingRanks, Any]:
+        self._take_part(key, rank, size, value)
+        found = self.get(awaited or key, hold_s)
         with self._lock:
             gathering = self._gatherings.get(key)
-            if gathering is None:
-                gathering = self._gatherings[key] = _Gathering(size)
+            missing = gathering.missing if gathering else ()
+            some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
+            return MissingRanks(list(some), len(missing)), found
+
+    def _take_part(self, key: str, rank: int, size: int, value: object) -> None:
+        with self._lock:
+            if key in self.values[SCOPE]:
+                return
+            if key not in self._gatherings:
+                self._gatherings[key] = _Gathering(size)
+            gathering = self._gatherings[key]
             gathering.parts[rank] = value
-            missing = gathering.missing
-            missing.pop(rank, None)
-            if not missing:
+            gathering.missing.pop(rank, None)
+            if not gathering.missing:
                 del self._gatherings[key]
                 parts = (gathering.parts[r] for r in range(size))
                 self.put(key, [part for part in parts if part is not None])
-            some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
-            return MissingRanks(list(some), len(missing))
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         with self._lock:

@@ -263,14 +263,15 @@ class Meeting:
                     address = socket.gethostbyname(endpoint.address)
                     endpoint = dataclasses.replace(endpoint, address=address)
                     client = StoreClient(endpoint)
-                    self._missing = client.give(
+                    self._missing, found = client.give(
                         INTRODUCTIONS,
                         self._rank,
                         self._size,
                         _introduction(endpoint, nonce),
+                        settings.HOLD_S,
+                        f"{PLACEMENT}-{self._rank}",
                     )
-                    key = f"{PLACEMENT}-{self._rank}"
-                    placement = client.get(key, settings.HOLD_S) or {}
+                    placement = found or {}
                     if late_s and not placement:
                         last = _not_there(self._missing)
                 except _NO_ANSWER as error:

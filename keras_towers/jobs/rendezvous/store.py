@@ -102,12 +102,18 @@ class Store(ABC):
 
     @abstractmethod
     def give(
-        self, key: str, rank: int, size: int, value: object
-    ) -> MissingRanks:
-        """Contribute to a list; return the ranks that have yet to contribute.
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        value: object,
+        hold_s: float = 0,
+        awaited: str = "",
+    ) -> tuple[MissingRanks, Any]:
+        """Contribute to a list, and wait for it, or for another value.
 
-        When all have, the value of the key is the list of contributions, so
-        that no rank reads a key of each other one.
+        When all have contributed, the value of the key is the list of
+        contributions, so that no rank reads a key of each other one.
 
         Args:
             key: the key of the list.
@@ -116,6 +122,12 @@ class Store(ABC):
             value: the part; given again, it replaces the one before. None
                 is left out of the list: what all ranks read is then as short
                 for many ranks as for few.
+            hold_s: how long to wait.
+            awaited: the key of what to wait for; empty: the list.
+
+        Returns:
+            The ranks that have yet to contribute; and what was awaited, or
+            None if it is not there in time.
         """
 
     @abstractmethod
@@ -252,9 +264,18 @@ class StoreClient(Store):
         return self._call("setdefault", key, value)
 
     def give(
-        self, key: str, rank: int, size: int, value: object
-    ) -> MissingRanks:
-        return MissingRanks(*self._call("give", key, rank, size, value))
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        value: object,
+        hold_s: float = 0,
+        awaited: str = "",
+    ) -> tuple[MissingRanks, Any]:
+        missing, found = self._call(
+            "give", key, rank, size, value, hold_s, awaited, hold_s=hold_s
+        )
+        return MissingRanks(*missing), found
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         self._call("add", key, rank, [*items])
@@ -273,10 +294,10 @@ class StoreClient(Store):
         )
         return others
 
-    def _call(self, method: str, *arguments: object) -> Any:
+    def _call(self, method: str, *arguments: object, hold_s: float = 0) -> Any:
         """Call a method of the store that the server serves."""
-        body = json.dumps(arguments).encode()
-        return json.loads(self._ask("POST", f"/{SCOPE}/{method}", body) or "")
+        path, body = f"/{SCOPE}/{method}", json.dumps(arguments).encode()
+        return json.loads(self._ask("POST", path, body, hold_s) or "")
 
     def _ask(
         self, method: str, path: str, body: bytes = b"", hold_s: float = 0

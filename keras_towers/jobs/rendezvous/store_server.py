@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.notices import logger
@@ -245,32 +246,64 @@ class _Connection(asyncio.Protocol):
             # Horovod's clients would poll for ranks that have yet to arrive.
             polls = scope.startswith(_RENDEZVOUS_SCOPES)
             wait_s = settings.HOLD_S if polls else float(hold_s or 0)
-            return self._answer_value(head, scope, key, wait_s)
+            read = functools.partial(server.read, scope, key)
+            return self._answer_later(head, scope, key, wait_s, read)
         if head.method == "PUT":
             self._put(scope, key, body)
             return self._answer(head, b"")
         if head.method == "POST" and scope == SCOPE and key in _SERVED_METHODS:
-            result = getattr(server, key)(*json.loads(body))
-            return self._answer(head, json.dumps(result).encode())
+            return self._call(head, getattr(server, key), *json.loads(body))
         if head.method == "DELETE":
             server.delete(scope, key)
             return self._answer(head, b"")
         self._refuse()
 
-    def _answer_value(
-        self, head: _Head, scope: str, key: str, hold_s: float
+    def _call(
+        self, head: _Head, method: Callable[..., object], *arguments: Any
     ) -> None:
-        """Answer with a value when it is there, or when the time is over."""
+        """Answer with what a method of the store returns."""
+
+        def call() -> bytes:
+            return json.dumps(method(*arguments)).encode()
+
+        if method != self._server.give:
+            return self._answer(head, call())
+        # It is called when it need not wait.
+        *part, hold_s, awaited = arguments
+        arguments = *part, 0, awaited
+        call()
+        self._answer_later(head, SCOPE, awaited or part[0], hold_s, call)
+
+    def _answer_later(
+        self,
+        head: _Head,
+        scope: str,
+        key: str,
+        hold_s: float,
+        read: Callable[[], bytes | None],
+    ) -> None:
+        """Answer when a value is there, or when the time is over.
+
+        Args:
+            head: the head of the request.
+            scope: the scope of the value.
+            key: its key.
+            hold_s: the time.
+            read: returns the answer.
+        """
         server, place = self._server, (scope, key)
 
         def end() -> None:
             # The value may be written just as the time is over.
             if not self._transport.is_closing():
-                self._answer(head, server.read(*place))
+                self._answer(head, read())
 
         if not hold_s or server.read(*place) is not None:
             return end()
-        wake = functools.partial(server.loop.call_soon_threadsafe, end)
+
+        def wake() -> None:
+            server.loop.call_soon_threadsafe(end)
+
         self._limit(hold_s, end)
         self._stop_waiting = functools.partial(server.forget, *place, wake)
         server.await_key(*place, wake)

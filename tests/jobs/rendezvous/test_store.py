@@ -226,17 +226,23 @@ os.wait()
 def test_the_list_of_what_all_ranks_give_is_there_when_all_have(server):
     client, size = server.client, 12
     for rank in reversed(range(1, size)):
-        missing = client.give("list", rank, size, {"rank": rank})
+        missing, found = client.give("list", rank, size, {"rank": rank})
         assert missing.number == rank and missing.some == [*range(min(8, rank))]
-        assert client.get("list") is None
+        assert found is None and client.get("list") is None
     assert missing.named(missing.some) == "0"
-    # It may be given again, as by a rank that has been restarted.
-    assert client.give("list", 1, size, "again").some == [0]
-    assert client.give("list", 0, size, None).number == 0
-    others = [{"rank": rank} for rank in range(2, size)]
-    assert client.get("list") == ["again", *others]
+    # It may be given again, as by a rank that has been restarted; and awaited.
+    again = "list", 1, size, "again"
+    assert client.give(*again, 0.1) == (([0], 1), None)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(client.give, *again, 60)
+        others = [{"rank": rank} for rank in range(2, size)]
+        whole = ["again", *others]
+        assert client.give("list", 0, size, None) == (([], 0), whole)
+        assert waits.result(60) == (([], 0), whole)
+    assert client.give(*again) == (([], 0), whole)
     # Nothing is as short for many ranks.
-    assert [client.give("all", r, 2, None).number for r in range(2)] == [1, 0]
+    client.give("all", 0, 2, None)
+    assert client.give("all", 1, 2, None, 0.1, "other") == (([], 0), None)
     assert client.get("all") == []
 
 
