@@ -298,10 +298,7 @@ class JointCalls:
 
     def _failure(self, hold_s: float = 0) -> Failure | None:
         """Return the first failure in this round, if any is known."""
-        store, failure = store_lib.store_of_job(), None
-        if store is not None:
-            with contextlib.suppress(OSError):
-                failure = store.get(f"{_FAILED}{self.round}", hold_s)
+        failure = store_lib.ask_job(f"{_FAILED}{self.round}", hold_s)
         return None if failure is None else Failure(**failure)
 
     def _connect_again(

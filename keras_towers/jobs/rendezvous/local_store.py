@@ -25,19 +25,6 @@ RENDEZVOUS_SCOPE = "global"
 _KEPT = (store.FACTS, store.COMMITTED)
 
 
-class _Gathering:
-    """A list to which ranks contribute.
-
-    Attributes:
-        parts: those that have been given, by rank.
-        missing: the ranks that have not given theirs, in order.
-    """
-
-    def __init__(self, size: int):
-        self.parts: dict[int, object] = {}
-        self.missing = dict.fromkeys(range(size))
-
-
 class LocalStore(Store):
     """The values of a job, and the requests that wait for some; thread-safe.
 
@@ -50,7 +37,9 @@ class LocalStore(Store):
         self.gone: dict[int, tuple[str, str]] = {}
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self._reports = Reports()
-        self._gatherings: dict[str, _Gathering] = {}
+        # Of lists to which some ranks have yet to contribute: the parts of
+        # each rank, by the key of the list.
+        self._parts: dict[str, dict[int, object]] = {}
         # The functions to call when a key is written.
         self._awaited: collections.defaultdict[
             tuple[str, str], set[Callable[[], None]]
@@ -67,7 +56,7 @@ class LocalStore(Store):
             self.values.clear()
             self.values[SCOPE].update(kept)
             self._reports = Reports()
-            self._gatherings.clear()
+            self._parts.clear()
             self.gone.clear()
             self._given_up.clear()
             self._scope_size = {}
@@ -122,27 +111,20 @@ class LocalStore(Store):
         hold_s: float = 0,
         awaited: str = "",
     ) -> tuple[MissingRanks, Any]:
-        self._take_part(key, rank, size, value)
+        with self._lock:
+            if key not in self.values[SCOPE]:
+                given = self._parts.setdefault(key, {})
+                given[rank] = value
+                if len(given) == size:
+                    del self._parts[key]
+                    parts = (given[r] for r in range(size))
+                    self.put(key, [part for part in parts if part is not None])
         found = self.get(awaited or key, hold_s)
         with self._lock:
-            gathering = self._gatherings.get(key)
-            missing = gathering.missing if gathering else ()
+            given_by = self._parts.get(key, range(size))
+            missing = (r for r in range(size) if r not in given_by)
             some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
-            return MissingRanks(list(some), len(missing)), found
-
-    def _take_part(self, key: str, rank: int, size: int, value: object) -> None:
-        with self._lock:
-            if key in self.values[SCOPE]:
-                return
-            if key not in self._gatherings:
-                self._gatherings[key] = _Gathering(size)
-            gathering = self._gatherings[key]
-            gathering.parts[rank] = value
-            gathering.missing.pop(rank, None)
-            if not gathering.missing:
-                del self._gatherings[key]
-                parts = (gathering.parts[r] for r in range(size))
-                self.put(key, [part for part in parts if part is not None])
+            return MissingRanks([*some], size - len(given_by)), found
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         with self._lock:

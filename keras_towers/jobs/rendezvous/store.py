@@ -355,12 +355,26 @@ def store_of_job() -> StoreClient | None:
     return StoreClient(Endpoint(host, int(port), secret))
 
 
-def report_connected(rank: int) -> None:
-    """Report to the launcher, if any, that a rank has connected."""
+def tell_job(key: str, value: object) -> None:
+    """Write a value in the job's store, if there is one and it answers."""
     store = store_of_job()
     if store is not None:
         with contextlib.suppress(OSError):
-            store.put(f"{CONNECTED}{rank}", True)
+            store.put(key, value)
+
+
+def ask_job(key: str, hold_s: float = 0) -> Any:
+    """Read a value of the job's store; None if there is none, or no store."""
+    store = store_of_job()
+    if store is not None:
+        with contextlib.suppress(OSError):
+            return store.get(key, hold_s)
+    return None
+
+
+def report_connected(rank: int) -> None:
+    """Report to the launcher, if any, that a rank has connected."""
+    tell_job(f"{CONNECTED}{rank}", True)
 
 
 def wait_for(

@@ -14,7 +14,6 @@ not even know over Gloo which ranks are late.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import math
 import os
@@ -357,11 +356,9 @@ def tell_error(rank: int | None) -> None:
     error = cause = getattr(sys, "last_value", None)
     while cause is not None and not isinstance(cause, errors.OtherRankError):
         cause = cause.__cause__ or cause.__context__
-    store = store_lib.store_of_job()
-    if error is not None and store is not None:
+    if error is not None:
         told = shorten(error), cause is not None
-        with contextlib.suppress(OSError):
-            store.put(f"{store_lib.ERROR}{rank}", told)
+        store_lib.tell_job(f"{store_lib.ERROR}{rank}", told)
 
 
 def stop_watch() -> None:
