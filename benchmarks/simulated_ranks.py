@@ -20,9 +20,6 @@ from keras_towers.jobs.rendezvous.network import LOOPBACK
 from keras_towers.jobs.rendezvous.signatures import (
     SIGNATURE,
     Endpoint,
-    path_prefix,
-    sign_answer,
-    sign_request,
 )
 from keras_towers.jobs.rendezvous.store import Progress
 
@@ -64,8 +61,8 @@ class _Link:
             place.address, place.port
         )
         lines = (
-            f"{method} /{path_prefix(place)}{path} HTTP/1.1",
-            f"{SIGNATURE}: {sign_request(place.secret, method, path, body)}",
+            f"{method} /{place.prefix}{path} HTTP/1.1",
+            f"{SIGNATURE}: {place.sign_request(method, path, body)}",
             f"Content-Length: {len(body)}",
         )
         writer.write("\r\n".join((*lines, "", "")).encode() + body)
@@ -80,7 +77,7 @@ class _Link:
         if first.split()[1] == _NOT_FOUND:
             return None
         headers = dict(line.split(": ") for line in rest)
-        expected = sign_answer(place.secret, method, path, content)
+        expected = place.sign_answer(method, path, content)
         if headers.get(SIGNATURE) != expected:
             raise ValueError("the answer's signature is wrong")
         return content

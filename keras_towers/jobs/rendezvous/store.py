@@ -26,10 +26,7 @@ from keras_towers.jobs.rendezvous.signatures import (
     SIGNATURE,
     Endpoint,
     is_equal,
-    path_prefix,
     path_token,
-    sign_answer,
-    sign_request,
 )
 
 _Value = TypeVar("_Value")
@@ -307,22 +304,16 @@ class StoreClient(Store):
         Raises:
             OSError: the store does not answer, or it is not the store.
         """
-        secret = self._endpoint.secret
+        store = self._endpoint
+        # A long answer takes longer, but its parts do not.
+        limit_s = settings.STORE_ANSWER_S + hold_s
         link = http.client.HTTPConnection(
-            self._endpoint.address,
-            self._endpoint.port,
-            # A long answer takes longer, but its parts do not.
-            timeout=settings.STORE_ANSWER_S + hold_s,
+            store.address, store.port, timeout=limit_s
         )
-        signature = sign_request(secret, method, path, body)
+        headers = {SIGNATURE: store.sign_request(method, path, body)}
         with contextlib.closing(link):
             try:
-                link.request(
-                    method,
-                    f"/{path_prefix(self._endpoint)}{path}",
-                    body,
-                    {SIGNATURE: signature},
-                )
+                link.request(method, f"/{store.prefix}{path}", body, headers)
                 answer = link.getresponse()
                 content = answer.read(MAX_BYTES)
             except ConnectionError:
@@ -335,7 +326,7 @@ class StoreClient(Store):
             return None
         if answer.status != HTTPStatus.OK:
             raise OSError(f"the store answers {answer.status}")
-        expected = sign_answer(secret, method, path, content)
+        expected = store.sign_answer(method, path, content)
         if not is_equal(answer.getheader(SIGNATURE, ""), expected):
             raise OSError("the answer's signature is wrong")
         return content

@@ -34,9 +34,6 @@ from keras_towers.jobs.rendezvous.signatures import (
     SIGNATURE,
     Endpoint,
     is_equal,
-    path_prefix,
-    sign_answer,
-    sign_request,
 )
 from keras_towers.jobs.rendezvous.store import SCOPE
 
@@ -81,7 +78,7 @@ class StoreServer(LocalStore):
             int(self._listener.getsockname()[1]),
             secret or secrets.token_hex(32),
         )
-        self.prefix: str = path_prefix(self.endpoint)
+        self.prefix: str = self.endpoint.prefix
         self.on_connected: Callable[[int], None] = lambda rank: None
         self.connections: set[_Connection] = set()
         self.loop = asyncio.new_event_loop()
@@ -237,7 +234,7 @@ class _Connection(asyncio.Protocol):
         scope, *keys = path[1:].split("/")
         is_signed = scope != SCOPE or is_equal(
             head.signature,
-            sign_request(server.endpoint.secret, head.method, head.path, body),
+            server.endpoint.sign_request(head.method, head.path, body),
         )
         if not head.is_ours or not is_signed or len(keys) != 1:
             return self._refuse()
@@ -325,8 +322,8 @@ class _Connection(asyncio.Protocol):
         """Answer with a value; None: there is none."""
         if body is None:
             return self._send(HTTPStatus.NOT_FOUND)
-        secret = self._server.endpoint.secret
-        signature = sign_answer(secret, head.method, head.path, body)
+        endpoint = self._server.endpoint
+        signature = endpoint.sign_answer(head.method, head.path, body)
         self._send(HTTPStatus.OK, body, f"{SIGNATURE}: {signature}")
 
     def _send(
