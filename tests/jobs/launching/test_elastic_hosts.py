@@ -1,8 +1,5 @@
 """The hosts of an elastic job."""
 
-import threading
-
-import psutil
 import pytest
 
 from keras_towers.foundation.errors import TowerError
@@ -10,10 +7,8 @@ from keras_towers.jobs.launching import elastic_hosts
 from keras_towers.jobs.launching.elastic_hosts import (
     ElasticHosts,
     ElasticOptions,
-    JobOver,
     discover_by_script,
 )
-from tests.kit.processes import wait_until
 from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.core
@@ -39,21 +34,6 @@ def test_discovered_hosts(tmp_path):
     fails = write_executable(path, "echo no cluster >&2; exit 3")
     with pytest.raises(TowerError, match="exit code 3: no cluster"):
         discover_by_script(fails)
-
-
-def test_a_script_that_hangs_ends_with_the_job(tmp_path, monkeypatch):
-    over, started = threading.Event(), tmp_path / "started"
-    path = tmp_path / "discover.sh"
-    script = write_executable(path, f"echo $$ > {started}; sleep 600")
-
-    def end():
-        wait_until(lambda: started.exists() and started.read_text())
-        over.set()
-
-    threading.Thread(target=end).start()
-    with pytest.raises(JobOver):
-        discover_by_script(script, over)
-    assert not psutil.pid_exists(int(started.read_text()))
 
 
 def test_a_host_cannot_have_any_number_of_slots(tmp_path):

@@ -8,23 +8,16 @@ from keras_towers.foundation import settings
 from keras_towers.foundation.errors import TowerError
 from keras_towers.jobs.rendezvous import commits, store
 from keras_towers.jobs.rendezvous.hosts import place_ranks
-from keras_towers.jobs.rendezvous.store_server import StoreServer
 
 pytestmark = pytest.mark.core
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(job_store, monkeypatch):
     """The store of a job, of which this process is rank 0."""
-    server = StoreServer("127.0.0.1")
-    at = f"{server.endpoint.address}:{server.endpoint.port}"
-    monkeypatch.setenv(settings.ENV_STORE, at)
-    monkeypatch.setenv(settings.ENV_SECRET, server.endpoint.secret)
-    monkeypatch.delenv(store.HOROVODS_ADDRESS, raising=False)
     for name, value in place_ranks(["a", "b"])[0].environment.items():
         monkeypatch.setenv(name, value)
-    yield server
-    server.stop()
+    return job_store
 
 
 def test_a_rank_that_does_not_find_the_last_backup_says_so(server, tmp_path):
