@@ -110,9 +110,9 @@ def test_hosts_that_are_avoided_for_a_while(monkeypatch):
 def test_a_host_where_processes_are_killed_is_avoided_the_second_time():
     found, said = {"a": 1, "b": 1}, []
     hosts = ElasticHosts(dict, found, (5, 30), said.append, check=reachable)
-    hosts.record_kill("a")
+    hosts.avoid("a", was_killed=True)
     assert [*hosts.available()] == ["a", "b"] and said == []
-    hosts.record_kill("a")
+    hosts.avoid("a", was_killed=True)
     assert [*hosts.available()] == ["b"]
     assert said[0].startswith("no rank starts on a for 5 s")
 

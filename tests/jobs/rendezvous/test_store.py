@@ -82,6 +82,9 @@ def test_requests_without_the_token_are_refused(server):
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"here") == 200
     assert server.values["worker_addresses"] == {"h:0": b"here"}
+    # Only values are served.
+    assert ask(server, "HEAD", path) == 403
+    assert ask(server, "GET", f"{server.path}/worker_addresses") == 403
 
 
 def test_values_that_are_too_large_are_refused(server, monkeypatch):
@@ -252,16 +255,6 @@ def test_what_ranks_add_says_whether_another_one_has_added_it(server):
         client.add("waiting", rank, ["a", f"b {rank}"])
     of_one = {f"b {rank}": [rank] for rank in (3, 1, 2)}
     assert client.get("waiting") == {"a": [3, 1], **of_one}
-
-
-def test_only_values_are_served(server, tmp_path, monkeypatch):
-    """And no files."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "key").write_text("")
-    assert ask(server, "HEAD", f"{server.path}/private/key") == 403
-    assert ask(server, "GET", f"{server.path}/private/key") == 404
-    assert ask(server, "GET", f"{server.path}/private") == 403
 
 
 def test_a_scope_that_all_ranks_delete_is_empty(server):
