@@ -111,20 +111,26 @@ class LocalStore(Store):
         hold_s: float = 0,
         awaited: str = "",
     ) -> tuple[MissingRanks, Any]:
-        with self._lock:
-            if key not in self.values[SCOPE]:
-                given = self._parts.setdefault(key, {})
-                given[rank] = value
-                if len(given) == size:
-                    del self._parts[key]
-                    parts = (given[r] for r in range(size))
-                    self.put(key, [part for part in parts if part is not None])
+        self.contribute(key, rank, size, value)
         found = self.get(awaited or key, hold_s)
+        return self.contribute(key, rank, size, value), found
+
+    def contribute(
+        self, key: str, rank: int, size: int, value: object
+    ) -> MissingRanks:
+        """Contribute to a list, as ``give`` does, without waiting."""
         with self._lock:
-            given_by = self._parts.get(key, range(size))
-            missing = (r for r in range(size) if r not in given_by)
+            if key in self.values[SCOPE]:
+                return MissingRanks([], 0)
+            given = self._parts.setdefault(key, {})
+            given[rank] = value
+            if len(given) == size:
+                del self._parts[key]
+                parts = (given[r] for r in range(size))
+                self.put(key, [part for part in parts if part is not None])
+            missing = (r for r in range(size) if r not in given)
             some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
-            return MissingRanks([*some], size - len(given_by)), found
+            return MissingRanks([*some], size - len(given))
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         with self._lock:

@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.notices import logger
@@ -40,7 +39,7 @@ from keras_towers.jobs.rendezvous.store import SCOPE
 # How the scopes begin in which ranks of Horovod write their addresses: for all
 # ranks, for the ranks of a host, and for all ranks with one local rank.
 _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
-_SERVED_METHODS = ("setdefault", "give", "add", "report")
+_SERVED_METHODS = ("setdefault", "add", "report")
 # All ranks may connect at once, and a client that the kernel turns away retries
 # only after seconds. The kernel may allow fewer.
 _WAITING_CONNECTIONS = 4096
@@ -248,28 +247,38 @@ class _Connection(asyncio.Protocol):
         if head.method == "PUT":
             self._put(scope, key, body)
             return self._answer(head, b"")
-        if head.method == "POST" and scope == SCOPE and key in _SERVED_METHODS:
-            return self._call(head, getattr(server, key), *json.loads(body))
+        is_call = head.method == "POST" and scope == SCOPE
+        if is_call and key == "give":
+            return self._give(head, *json.loads(body))
+        if is_call and key in _SERVED_METHODS:
+            result = getattr(server, key)(*json.loads(body))
+            return self._answer(head, json.dumps(result).encode())
         if head.method == "DELETE":
             server.delete(scope, key)
             return self._answer(head, b"")
         self._refuse()
 
-    def _call(
-        self, head: _Head, method: Callable[..., object], *arguments: Any
+    def _give(
+        self,
+        head: _Head,
+        key: str,
+        rank: int,
+        size: int,
+        value: object,
+        hold_s: float,
+        awaited: str,
     ) -> None:
-        """Answer with what a method of the store returns."""
+        """Take a rank's part of a list, and answer when a value is there."""
+        server, awaited = self._server, awaited or key
 
-        def call() -> bytes:
-            return json.dumps(method(*arguments)).encode()
+        def answer() -> bytes:
+            missing = server.contribute(key, rank, size, value)
+            # As it is stored: a list of all ranks' parts may be long.
+            found = server.read(SCOPE, awaited) or b"null"
+            return b"[%b, %b]" % (json.dumps(missing).encode(), found)
 
-        if method != self._server.give:
-            return self._answer(head, call())
-        # It is called when it need not wait.
-        *part, hold_s, awaited = arguments
-        arguments = *part, 0, awaited
-        call()
-        self._answer_later(head, SCOPE, awaited or part[0], hold_s, call)
+        server.contribute(key, rank, size, value)
+        self._answer_later(head, SCOPE, awaited, hold_s, answer)
 
     def _answer_later(
         self,
