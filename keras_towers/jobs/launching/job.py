@@ -42,6 +42,7 @@ from keras_towers.jobs.launching.outcome import (
 )
 from keras_towers.jobs.launching.output import Console
 from keras_towers.jobs.launching.rank_process import (
+    ProcessContext,
     RankProcess,
     RankStart,
     check_reachable,
@@ -119,19 +120,11 @@ class Job:
         )
 
 
-class RunningJob:
-    """The console, the store and the processes of a job.
-
-    Attributes:
-        address: where its processes meet.
-        events: what has happened; among it, each process that has ended.
-        processes: those of this round.
-        logins: limits how many log in to a host at the same time.
-        console: shows their output.
-    """
+class RunningJob(ProcessContext):
+    """The console, the store and the processes of a job."""
 
     def __init__(self, job: Job, hosts: Iterable[str]):
-        self.job = job
+        self.job, self.command = job, job.command
         remote = [host for host in hosts if not is_local(host)]
         check_reachable(remote)
         self.address, self._interface = store_address(job.interface, remote)
@@ -141,9 +134,9 @@ class RunningJob:
         self._left_out: set[str] = set()
         # RankProcess: it has ended. Connected: a rank has. HostsChanged: others
         # are there. int: a signal. OSError: output cannot be written.
-        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.processes: list[RankProcess] = []
-        self.logins: dict[str, threading.Semaphore] = collections.defaultdict(
+        self.events = queue.SimpleQueue()
+        self.processes = []
+        self.logins = collections.defaultdict(
             lambda: threading.Semaphore(settings.LOGINS)
         )
         self.round: int = 0

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import queue
 import re
 import select
 import shlex
@@ -19,16 +20,13 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, Any
 
 from keras_towers.foundation import commands, settings, system
 from keras_towers.foundation.errors import TowerError
 from keras_towers.jobs import agent
 from keras_towers.jobs.launching.output import Console, Sink, Tagger, tag
 from keras_towers.jobs.rendezvous.network import LOOPBACK, is_local
-
-if TYPE_CHECKING:
-    from keras_towers.jobs.launching.job import RunningJob
 
 _READ_BYTES = 1 << 16
 # These variables belong to a machine or a session, not to the job.
@@ -37,6 +35,26 @@ _NOT_EXPORTED = re.compile(
     r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
 )
 _AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
+
+
+class ProcessContext:
+    """The command, place and console that the processes of a job share.
+
+    Attributes:
+        command: what they run.
+        address: where they meet.
+        console: shows their output.
+        events: gets each process that has ended.
+        processes: those of this round.
+        logins: limits how many log in to a host at the same time.
+    """
+
+    command: list[str]
+    address: str
+    console: Console
+    events: queue.SimpleQueue[Any]
+    processes: list[RankProcess]
+    logins: dict[str, threading.Semaphore]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +95,7 @@ class RankProcess:
 
     follows = False
 
-    def __init__(self, run: RunningJob, start: RankStart):
+    def __init__(self, run: ProcessContext, start: RankStart):
         self.name, self.index = start.name, start.index
         self.hostname: str = start.host
         self.host: str | None = None if is_local(start.host) else start.host
@@ -105,7 +123,7 @@ class RankProcess:
                 self._login.callback(logins.release)
         order = {
             "read_from": self._start_agent(launch, direct),
-            "command": start.command or run.job.command,
+            "command": start.command or run.command,
             "folder": str(system.working_folder()),
             "environment": environment,
             "local_size": start.local_size,
